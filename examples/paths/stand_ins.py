@@ -1,7 +1,7 @@
-"""Makes the files that stand for yours in the paths of this folder, small in size and whole in function.
+"""Creates small sample files in place of your own, for trying out the scripts in this folder.
 
 python examples/paths/stand_ins.py, in an empty folder: my.py, my.pt, points.npz, new.npz; pets/, new-pets/,
-pets.pt; bert/, train.txt, new.txt where transformers is installed.
+pets.pt; and bert/, train.txt, new.txt if transformers is installed.
 """
 
 import importlib.util

@@ -185,7 +185,7 @@ def test_a_comparison_that_fails_half_way_is_recorded(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         sipp.compare(classifier(), points(100, 1), holdout=x, ledger=ledger, **options)
     assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 1
-    with pytest.raises(OptionError, match="looks at a holdout"):
+    with pytest.raises(OptionError, match="uses of a holdout"):
         sipp.compare(classifier(), points(100, 1), ledger=ledger, **options)
 
 

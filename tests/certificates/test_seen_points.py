@@ -14,7 +14,7 @@ from sipp.records.options import Method
 from sipp.records.pruned_to import Given
 from sipp.verbs.certify import certify_accuracy
 
-WORD = "was not told which points the pruning used"
+WORD = "was not told which inputs were used for pruning"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 

@@ -111,7 +111,7 @@ def _written(files: Path, text: str) -> Path:
         ({"--model": "no.such.module:net"}, "package.module:callable"),
         ({"--dense": "absent.pt"}, "absent.pt"),
         ({"--holdout": "absent.npz"}, "absent.npz"),
-        ({"--holdout": "dense.safetensors"}, "points along dimension 0"),
+        ({"--holdout": "dense.safetensors"}, "inputs along dimension 0"),
         ({"--holdout": "random:100x1x8x8"}, "noise"),
         ({"--calibration": "holdout.npz"}, "also calibration points"),
         ({"--dense": "holdout.npz"}, "could not be read as weights"),

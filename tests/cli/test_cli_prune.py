@@ -158,7 +158,7 @@ def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_built_in_network_without_data_is_shown_on_honest_noise(tmp_path: Path) -> None:
     done = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--dry-run")
-    assert done.returncode == 0 and "random noise (no data)" in done.stdout and "not about yours" in done.stdout
+    assert done.returncode == 0 and "random inputs (noise, no data)" in done.stdout and "not about yours" in done.stdout
     refused = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--out", tmp_path / "out")
     assert refused.returncode == 2 and "random:16x1x8x8" in three_lines(refused.stderr)[2]
     assert not files_in(tmp_path)
@@ -330,12 +330,12 @@ def test_how_many_points_would_certify_the_next_level_is_said(
     words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz"]
     done = run(*words, goal, value, "--dry-run")
     found = re.search(
-        r"failed with (\d+) of (\d+) points .* about ([\d,]+) holdout points would certify it", done.stdout
+        r"failed with (\d+) of (\d+) inputs .* about ([\d,]+) holdout inputs would certify it", done.stdout
     )
     assert done.returncode == 0 and found is not None, done.stdout
     count, n, needed = (int(text.replace(",", "")) for text in found.groups())
     assert upper_limit(count, n, beta) > limit >= upper_limit(round(count * needed / n), needed, beta)
-    assert "more points" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
+    assert "larger holdout" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
 
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     moved = max(one.largest_change for one in contents.tensors)
     assert found["values"]["largest_change"] == moved and (moved > 0) == (values != "lossless")
     told = prune(folder, "--out", out, "--values", values, "--force").stdout
-    assert ("about the stored values" in told) == (f"{values} moved weights in 2 of 4 tensors" in told) == bool(moved)
+    assert ("about the stored values" in told) == (f"{values} changed weights in 2 of 4 tensors" in told) == bool(moved)
 
 
 def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
     bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 1, "--batch", 1]
     timed = run(*bench)
-    assert timed.returncode == 0 and "x smaller as a file of sipp.save" in " ".join(timed.stdout.split())
+    assert timed.returncode == 0 and "x smaller as a file from sipp.save" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and "shown unchecked" in found["marked"][0]["what"]
     digits = sipp.save_folder(sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt"), tmp_path / "digits")
@@ -148,7 +148,7 @@ def test_inspect_shows_what_is_in_a_file(folder: Path) -> None:
     assert found["bound_bytes"] == pytest.approx(contents.bound_bytes) and found["certificate"] is None
     own = json.loads(run("inspect", folder / "net.sipp.safetensors", "--json").stdout)
     assert own["network"] is None and own["certificate"]["verdict"] == "certified"
-    refused(run("inspect", folder / "w.safetensors"), "FILE", "is not a file of sipp.save")
+    refused(run("inspect", folder / "w.safetensors"), "FILE", "is not a file from sipp.save")
     refused(run("inspect", folder / "absent"), "FILE", "is not a file")
 
 
@@ -196,7 +196,7 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
 
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
-    refused(run(*words, "pt2"), "FILE", "needs points to run on")
+    refused(run(*words, "pt2"), "FILE", "needs inputs to run on")
     refused(run(*words, "pt", "--data", folder / "data.npy"), "--data", "needs no example")
     refused(run(*words, "hf"), "FILE", "has no save_pretrained")
     refused(run(*words, "pt", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
@@ -235,7 +235,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     contents = sipp.inspect(folder / "net.sipp.safetensors")
     assert contents.certificate is not None
     assert found.line.startswith(f"{contents.dense_bytes / contents.n_bytes:.2f} x smaller (")
-    assert f"{found.runs[-1].ratio:.2f} x faster (20 points, 1 thread), certified: outputs within " in found.line
+    assert f"{found.runs[-1].ratio:.2f} x faster (20 inputs, 1 thread), certified: outputs within " in found.line
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
@@ -260,8 +260,8 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]), version="")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
-    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file of sipp.save" in page
-    assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
+    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file from sipp.save" in page
+    assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])
     assert "is about another network" in result.marks[0]

@@ -80,7 +80,7 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
     assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
     assert (
-        "held-back points that chose it" in " ".join(str(pruned).split())
+        "held-back inputs used to choose it" in " ".join(str(pruned).split())
         and sipp.prune(net(), [points()], keep=0.5, method="wt").choice is None
     )
 
@@ -89,7 +89,7 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
 def test_points_that_are_few_or_come_once_are_enough() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
     assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_aside
-    assert "held-back" not in str(few) and "2 points that were also scored" in " ".join(str(few).split())
+    assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
     assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_aside

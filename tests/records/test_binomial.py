@@ -210,11 +210,11 @@ def test_sentences_say_the_numbers_and_never_more():
     assert again.marked and "used 2 times before" in again.sentence and "no longer a first look" in again.sentence
     copies = certificate(n_duplicates=3).sentence
     assert (
-        "3 of the points are copies" in copies and "38 of 1,003 holdout points, 1,000 of them different, were" in copies
+        "3 of the inputs are copies" in copies and "38 of 1,003 holdout inputs, 1,000 of them distinct, were" in copies
     )
     few = certificate(n=20, n_duplicates=1980, violations=0, epsilon=math.inf).sentence
-    assert few.startswith("No claim: 2,000 holdout points, 20 of them different, are too few")
-    assert "at least 59 different are needed" in few
+    assert few.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
+    assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
     assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet

@@ -33,7 +33,7 @@ def points(seed: int, n: int = 300) -> Tensor:
         ({"amount": 0.3}, "amount=0.3 is keep=0.7"),
         ({"pruning_ratio": 0.25}, "pruning_ratio=0.25 is keep=0.75"),
         ({"density": 0.2}, "density=0.2 is keep=0.2"),
-        ({"amount": 20}, "give keep=, the share that stays, not the one that goes"),
+        ({"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
         ({"keep": 0.5, "loss": len}, r"write scoring=sipp.Scoring\(loss=...\)"),
         ({"keep": 0.5, "c_constant": 2.0}, r"write constants=sipp.Constants\(c_constant=...\)"),
         ({"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
@@ -81,7 +81,7 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail_well(app, [*words, "--dry-run"]) == 2
     assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
     assert fail_well(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
-    assert "do:    give --keep, the share that stays" in capsys.readouterr().err
+    assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
 
 
 def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:

@@ -130,9 +130,9 @@ def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)  # nobody holds the masks
     pruned.model(X).square().sum().backward()
     optimizer.step()
-    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
         sipp.save_folder(pruned, tmp_path / "net")
-    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
         sipp.page(pruned, path=tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 

@@ -353,7 +353,7 @@ def test_in_the_end_all_points_are_fitted() -> None:
     order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).judging)])
     assert len(order) == len(x)
     check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w_FK, 1.0))
-    assert "with the 180 other points fitted alone" in made.sentence and "180" not in judged.sentence.split(";")[1]
+    assert "(fitted to 180 other inputs)" in made.sentence and "180" not in judged.sentence.split(";")[1]
 
 
 def test_ridges_are_chosen_layer_by_layer() -> None:

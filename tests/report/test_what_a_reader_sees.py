@@ -41,7 +41,7 @@ def repaired(after: float) -> dict[str, Any]:
         {"name": "1.weight", "error_before": None, "error_after": None, "left_alone": "its input is not seen"},
     ]
     counts = {"n_points": 90, "n_aside": 10, "n_judged": 10, "output_before": 0.8, "output_after": after}
-    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 weights refitted on 90 points"}
+    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 layers refitted on 90 inputs"}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit],
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
     found = ["In short", "Accuracy", "Outputs", "Layers", "Repair", "Statements", "Origin"]
     assert seen["one", WIDTHS[0]].seen["sections"] == found
-    assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 weights refitted" in pages["one"]
+    assert "took the output&#39;s error from 80 % to 10 %" in pages["one"] and "1 of 2 layers refitted" in pages["one"]
     assert "Left alone: 1.weight (its input is not seen)." in pages["one"]
     assert seen["one", WIDTHS[0]].seen["names"]["part0-repair"] == ["0.weight", "1.weight"]
 

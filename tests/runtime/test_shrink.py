@@ -414,7 +414,7 @@ def test_a_network_that_tells_its_number_of_channels_is_not_given() -> None:
     net = Part(lambda x, f, g: (g(f(x)), f(x).shape[1]), nn.Linear(4, 8), nn.Linear(8, 2))
     assert sipp.shrink(net, torch.randn(2, 4)).n_parameters == 58
     net.modules_held[0].weight.data[4:] = 0
-    with pytest.raises(ModelError, match="other numbers beside them, on the example, so it is not given"):
+    with pytest.raises(ModelError, match="other plain numbers, on the example, so it is not returned"):
         sipp.shrink(net, torch.randn(2, 4))
 
 

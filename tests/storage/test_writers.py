@@ -113,7 +113,7 @@ def test_what_is_said_where_the_folder_cannot_be_waited_for(tmp_path: Path, monk
 
     write_atomic(path, b"old")
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(DataError, match="was written, whole, but a power cut may undo that"):
+    with pytest.raises(DataError, match="was written completely, but a power cut may undo that"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     code = errno.EINVAL  # file systems that have no such thing

@@ -108,7 +108,7 @@ def test_a_sequence_counts_with_the_share_of_its_positions() -> None:
     assert cert.n_differ == math.ceil(float((ids[:, 0] % LENGTH).double().sum() / LENGTH)) < N
     limit = share_limit(cert.n_differ, N, 0.05 / math.e)
     assert math.isclose(cert.drop_upper, limit) and limit > 1.01 * share_limit(cert.n_differ, N, 0.05)
-    assert "changes the chosen next token at no more than" in cert.sentence
+    assert "changes the predicted next token at no more than" in cert.sentence
 
 
 def test_kl_is_the_mean_of_a_sequence_and_padding_is_none_of_it() -> None:

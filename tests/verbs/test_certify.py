@@ -100,8 +100,8 @@ def test_a_certificate_of_no_use_says_so(epsilon):
     """A network that gives zeros is within 100 %: a limit from there on is no news, however sure it is."""
     useless = certify(Stretch(), Stretch(-1.0), points(100), epsilon=epsilon)
     assert useless.verdict == "certified" and useless.epsilon >= 1 and useless.is_useless
-    assert useless.sentence.startswith("True, but of no use: with 95 % confidence")
-    assert str(useless).splitlines()[0] == "certified, but of no use"
+    assert useless.sentence.startswith("True but useless: with 95 % confidence")
+    assert str(useless).splitlines()[0] == "certified, but useless"
     assert from_json(to_json(useless)) == useless
     useful = certify(Stretch(), Stretch(0.5), points(100))
     assert useful.sentence.startswith("With 95 % confidence") and str(useful).startswith("certified\n")
@@ -387,7 +387,7 @@ def test_duplicates_are_counted_and_said():
     dense, pruned = networks()
     holdout = points(100)
     cert = certify(dense, pruned, torch.cat([holdout, holdout[:7], holdout[:2]]))
-    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the points are copies" in cert.sentence
+    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the inputs are copies" in cert.sentence
     assert certify(dense, pruned, holdout).n_duplicates == 0
 
 
@@ -521,7 +521,7 @@ def test_accuracy_counts_equal_a_loop_over_points():
     assert (cert.mode, cert.n_lost, cert.n_gained, cert.n_differ, cert.n) == ("labels", b, c, differ, 300)
     expected = oracle.upper(b, 300, 0.025) - oracle.lower(c, 300, 0.025)
     assert cert.drop_upper == pytest.approx(expected, abs=1e-9)
-    assert "300 labelled points" in cert.sentence
+    assert "300 labelled inputs" in cert.sentence
     free = certify_accuracy(dense, pruned, x)
     assert (free.mode, free.n_differ, free.n_lost) == ("label-free", differ, 0)
     assert free.drop_upper == pytest.approx(oracle.upper(differ, 300, 0.05), abs=1e-9)

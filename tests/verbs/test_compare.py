@@ -86,14 +86,14 @@ def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
     usable = [keep for keep in found.keeps if found.best(keep).error <= 0.5]
     assert usable and len(usable) < 4
     assert found.sentence.startswith(
-        f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back points"
+        f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back inputs"
     )
     assert found.sentence.endswith("certify it on others.") and "accuracy" not in found.sentence
 
 
 def test_where_nothing_is_of_use_the_sentence_says_so() -> None:
     found = sipp.compare(net(), points(), keeps=(0.02,), methods=("wt",))
-    assert found.sentence.startswith("Use none of them") and "repair" in found.sentence
+    assert found.sentence.startswith("None of these is usable") and "repair" in found.sentence
     fixed = replace(found, rows=tuple(replace(row, is_repaired=True) for row in found.rows))
     assert ", repair or" not in fixed.sentence
 
@@ -109,7 +109,7 @@ def test_methods_that_points_cannot_tell_apart_are_named() -> None:
     x = points()
     twice = sipp.compare(net(), x, keeps=(0.9,), methods=("wt", "random"))
     twin = replace(twice.rows[0], method="lamp")
-    assert "cannot tell it from lamp." in replace(twice, rows=(twice.rows[0], twin)).sentence
+    assert "On these inputs, lamp cannot be told apart from it." in replace(twice, rows=(twice.rows[0], twin)).sentence
     assert "do not tell" not in twice.sentence
     assert is_level((1.0,), (9.0,)) and is_level((1.0, 1.0, 1.0), (0.0, 3.0, 1.5))
     assert not is_level((1.0, 1.0, 1.0), (2.0, 2.1, 1.9)) and not is_level((1.0, 1.0), (float("inf"), 1.0))
@@ -185,7 +185,7 @@ def test_wrong_options_are_refused(options: dict[str, object]) -> None:
 
 
 def test_too_few_points_to_keep_some_aside() -> None:
-    with pytest.raises(DataError, match="too few points"):
+    with pytest.raises(DataError, match="too few inputs"):
         sipp.compare(net(), points(3), keeps=(0.5,), methods=("wt",))
 
 

@@ -148,7 +148,7 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
     with pytest.raises(OptionError, match="'2' is not a module of the network"):
         sipp.prune(model, points(60), blocks="2", **said)
-    with pytest.raises(OptionError, match="a repair walks, and none is asked for"):
+    with pytest.raises(OptionError, match="for a repair, but repair= is not set"):
         sipp.prune(model, points(60), keep=0.4, blocks="1")
     with pytest.raises(OptionError, match="not a name of a list"):
         sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]

@@ -117,11 +117,11 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     certified = certified_words(contents)
     smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
     n_threads = torch.get_num_threads()
-    as_file = " as a file of sipp.save" if contents.path.is_dir() else ""
+    as_file = " as a file from sipp.save" if contents.path.is_dir() else ""
     line = (
         f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes), "
         f"{best.ratio:.2f} x faster "
-        f"({best.n_points} points, {n_threads} thread{'' if n_threads == 1 else 's'}), "
+        f"({best.n_points} inputs, {n_threads} thread{'' if n_threads == 1 else 's'}), "
         + (f"certified: {certified}" if certified else "not certified")
     )
     return BenchRecord(

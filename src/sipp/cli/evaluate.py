@@ -51,29 +51,31 @@ class Evaluation:
     why_no_accuracy: str  # where there are labels that name no classes; "": there is one, or no labels
 
     def __str__(self) -> str:
-        lines = [f"points:          {self.n_points:,}"]
+        lines = [f"inputs:          {self.n_points:,}"]
         if self.dense_accuracy is not None and self.pruned_accuracy is not None:
             change = 100 * (self.pruned_accuracy - self.dense_accuracy)
             lines.append(
                 f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
-                f"({change:+.2f} points)"
+                f"({change:+.2f} percentage points)"
             )
         if self.n_outside:
-            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are none of the output's classes")
+            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are outside the output's classes")
         if self.why_no_accuracy:
             lines.append(f"accuracy:        not measured: {self.why_no_accuracy}")
         if self.dense_loss is not None and self.pruned_loss is not None:
             lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
         if self.same_class is not None:
-            lines.append(f"same class:      {self.same_class:.2%} of points")
+            lines.append(f"same class:      {self.same_class:.2%} of inputs")
         if self.error_mean is None:
-            lines.append(f"epsilon:         not finite on {self.n_not_finite:,} points")
+            lines.append(
+                f"epsilon:         not finite on {self.n_not_finite:,} input{'' if self.n_not_finite == 1 else 's'}"
+            )
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
                 "largest (how far the output moved, divided by its length)"
             )
-        lines.append("                 measured on these points only; sipp certify bounds the error on others")
+        lines.append("                 measured on these inputs only; sipp certify bounds the error on new ones")
         return "\n".join(lines)
 
 
@@ -154,7 +156,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
             check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
         if is_noise:
             raise CommandError(
-                "what networks do on noise is no record of how good they are",
+                "results on noise do not show how good a network is",
                 where=f"--out {request.out}",
                 fix="leave it out, or give --data of your own",
             )
@@ -183,7 +185,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
         str(found),
     ]
     if is_noise:
-        lines.append("noise:           this is what the networks do on random inputs, not on yours")
+        lines.append("noise:           this shows what the networks do on random inputs, not on yours")
     return lines + _written(request, record), record
 
 
@@ -230,6 +232,6 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
         str(found),
-        "                 measured on this text only; sipp certify bounds the error on others",
+        "                 measured on this text only; sipp certify bounds the error on new text",
     ]
     return lines + _written(request, record), record

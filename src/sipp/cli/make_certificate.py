@@ -51,12 +51,12 @@ def answer(request: CertifyRequest) -> Answer:
 def _check(request: CertifyRequest) -> None:
     """Refuses what cannot be meant, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
-        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
+        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
     if request.accuracy and request.measure != "output":
         raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
-            "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
+            "--out, --accuracy and --epsilon are for a new certificate, but --verify checks an old one",
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
@@ -109,7 +109,7 @@ def _certified(
     if request.accuracy:
         found = evaluate(*networks, fresh.batches, output)
         if found.dense_accuracy is not None and found.pruned_accuracy is not None:
-            text = f"\naccuracy on these points: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
+            text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
     return Answer(ok, f"{cert}{text}", json.loads(to_json(cert)))
 
 

@@ -32,7 +32,7 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     counts = (f"{pruned.kept:,}", f"{pruned.n_weights - pruned.kept:,}", f"{pruned.keep:.2%}")
     last = ("all prunable weights", f"{n_rows:,}", "", *counts, *sums, str(dead or ""), *([""] * len(BOUND_COLUMNS)))
     strategies = tuple(f"{SHOWN_AS.get(name, name)} rows" for name in names)
-    columns = ("weight", "rows", "fan-in", "kept", "goes", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
+    columns = ("weight", "rows", "fan-in", "kept", "removed", "keep", *strategies, "dead rows", *BOUND_COLUMNS)
     left_out = {"rows", "fan-in", *BOUND_COLUMNS[:-1]} if compact else set()
     left_out |= set() if dead else {"dead rows"}
     known = [bounds_of(layer) for layer in pruned.layers] if has_telling_layers(pruned) else []
@@ -65,5 +65,7 @@ def statements(pruned: Pruned, certified: str = "") -> list[str]:
         headline(pruned),
         *summary_lines(pruned, certified),
         labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
-        labelled("in full", f"--json prints every bound and statement; a folder as --out holds them in {RECORD_NAME}"),
+        labelled(
+            "in full", f"--json prints every bound and statement; with a folder as --out, they are in {RECORD_NAME}"
+        ),
     ]

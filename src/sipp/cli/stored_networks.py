@@ -51,7 +51,7 @@ def read_contents(path: Path) -> Contents:
         raise CommandError(
             f"{path} is a folder; a file is needed",
             where=f"FILE {path}",
-            fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
+            fix="give a file from sipp.save; `sipp report` and `sipp bench` take folders",
         )
     with naming_option(f"FILE {path}", GIVE_FILE):
         return sipp.inspect(path)

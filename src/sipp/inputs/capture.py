@@ -170,12 +170,12 @@ def few_of(n_points: int) -> Tensor:
 
 def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
     """Says of which weights the patches stay together, unless the form's earlier probe has said so."""
-    padding = "" if batch.real_BT is None else ", and padding is not taken out of them"
+    padding = "" if batch.real_BT is None else ", and padding is not left out"
     said = set() if earlier is None else {key for key, found in earlier.orders.items() if found.order == "together"}
     told = (key for key, found in probe.orders.items() if found.order == "together" and key not in said)
     for name in dict.fromkeys(name for name, _ in told) if batch.n_points > 1 else ():
         _log.warning(
-            "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
+            "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
             "unknown for it%s",
             batch.where,
             name,

@@ -147,13 +147,11 @@ def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
     if info.is_scored:
         return ""
     if data is None:
-        return f"{info.name} looks at no data: give some, and there is a statement (T17)"
+        return f"{info.name} was given no data; with data there would be bounds"
     if not statements:
-        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
+        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives bounds for its masks"
     if info.needs_data and not data.can_be_read_again:
-        return (
-            f"{info.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
-        )
+        return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
 
 

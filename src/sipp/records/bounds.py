@@ -25,7 +25,7 @@ class Coverage:
     q: int  # maxima that are used together
 
     def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} points)"
+        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} inputs)"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -100,17 +100,17 @@ class Measured:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
         two = f"{sure(self.joint_confidence)} (two checks)"
-        few = f"Few points: give {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
+        few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
-            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} points kept apart. Of new inputs drawn like "
-            f"the calibration points, all but {percent_up(self.share)} keep every row within its measured eps, "
-            f"{sure(self.confidence)}; all but {percent_up(self.layers_share)} keep a layer within its measured bound, "
-            f"{two}"
+            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
+            f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
+            f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
+            f"bound, {two}"
         )
         if self.epsilon is None:
-            return f"{text}. No statement about the network: {self.network_reason}."
+            return f"{text}. There is no bound for the network: {self.network_reason}."
         share = percent_up(self.network_share)
-        return f"{text}; all but {share} move the output by at most {self.epsilon:.4g} times its size, {two}."
+        return f"{text}; for all but {share}, the output moves by at most {self.epsilon:.4g} times its size, {two}."
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -141,8 +141,8 @@ class NetworkBound:
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
         if self.guarantee is None:
-            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes independent points only"
-        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on T4: {self.guarantee}"
+            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes only independent inputs"
+        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on an assumption: {self.guarantee}"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

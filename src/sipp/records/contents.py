@@ -125,8 +125,8 @@ class Contents:
         largest = percent_up(max(one.largest_change for one in rounded))
         together = percent_up(max(one.norm_change for one in rounded))
         return (
-            f"{self.precision} moved weights in {len(rounded)} of {len(self.tensors)} tensors: one by at most "
-            f"{largest} of itself, those of a tensor together by at most {together} of their length"
+            f"{self.precision} changed weights in {len(rounded)} of {len(self.tensors)} tensors: a single weight by at "
+            f"most {largest}, and a whole tensor by at most {together} of its length"
         )
 
     def __str__(self) -> str:
@@ -155,13 +155,13 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
 COLUMNS = {  # and their words, where they do not speak for themselves
     "weights": "",
     "kept": "",
-    "positions": "how the places of kept values are stored",
-    "values": "the format they are stored in",
-    "largest change": "of a weight by rounding, in parts of itself",
-    "norm change": "of all weights of a tensor together, in parts of their length",
+    "positions": "how the positions of kept values are stored",
+    "values": "their format",
+    "largest change": "of a single weight by rounding, as a share of it",
+    "norm change": "of the whole tensor, as a share of its length",
     "bytes": "",
-    "bytes by entropy": "of the values, and of their places at least, on average",
-    "bytes dense": "of all values, zeros too",
+    "bytes by entropy": "the values, and the least that their positions need on average",
+    "bytes dense": "all values, zeros included",
 }
 
 
@@ -241,7 +241,7 @@ def _words(contents: Contents) -> list[tuple[str, str]]:
         wrong = contents.breaking_pattern
         if wrong is not None:
             broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
-            checked = f"is what the file says, and {broken}" if wrong else "along every row, checked"
+            checked = f"is what the file says, but {broken}" if wrong else "along every row, checked"
             lines.append(("pattern", f"{said.pattern} {checked}"))
         lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
         lines += [("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)]

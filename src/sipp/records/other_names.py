@@ -62,7 +62,7 @@ def _here(name: str, value: Any, known: Any) -> str:
     """How it is written here; empty where that is not known."""
     keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
     if keep and name in SHARES:
-        what = "the share of the weights that stays" if name in KEPT else "the share that stays, not the one that goes"
+        what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")
         is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
         if not is_share:
             return f"give {keep}=, {what}"
@@ -72,5 +72,5 @@ def _here(name: str, value: Any, known: Any) -> str:
     if record in known:
         return f"write {record}=sipp.{kind}({name}=...)"
     if name in TOLERANCES and "method" in known:
-        return f"sipp.prune_to(model, data, holdout, {name}=...) finds the keep for a tolerance"
+        return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
     return ""

@@ -48,7 +48,7 @@ class PrunedTo:
 
     def _table(self) -> Table:
         """One line a level that was tested."""
-        table = plain_table("keep", "weights", "bad points", "proved limit", "test")
+        table = plain_table("keep", "weights", "bad inputs", "proved limit", "test")
         for level in self.path:
             limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
@@ -100,7 +100,7 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
     if not isinstance(given, PrunedTo):
         return given
     if given.pruned is None:
-        raise OptionError("prune_to pruned nothing, no level passed", fix="ask for less, or give more holdout points")
+        raise OptionError("prune_to pruned nothing: no level passed", fix="ask for less, or give a larger holdout")
     return given.pruned
 
 

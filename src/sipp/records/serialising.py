@@ -36,17 +36,17 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
     It is the network as it is now; what it was pruned from is known by the certificate alone.
     """
     if not isinstance(pruned, Pruned):
-        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="give what sipp.prune gave")
+        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
     check_certificate(certificate)
     if name := not_zero(pruned.model, pruned.masks):
         raise ModelError(
-            "a weight outside of its mask is not zero: the record would count weights of another network",
+            "a weight outside its mask is not zero: the record would count the weights of another network",
             where=name,
-            fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
+            fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
         )
     pruned_hash = model_hash(pruned.model)
     if certificate is not None and certificate.pruned_hash != pruned_hash:
-        raise OptionError("certificate is about another network than this one", fix="certify pruned.model")
+        raise OptionError("the certificate is about another network", fix="certify pruned.model")
     return {
         "kind": PRUNED_KIND,
         "format": PRUNED_FORMAT,

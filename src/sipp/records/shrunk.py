@@ -75,12 +75,12 @@ class Shrunk:
         lines = [
             ("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
             ("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
-            ("outputs", f"the same on this example, to rounding ({self.off_by:.0e} of the largest)"),
+            ("outputs", f"the same on this example, up to rounding ({self.off_by:.0e} of the largest)"),
         ]
         if self.left_alone:
-            lines.append(("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
+            lines.append(("left alone", f"these keep all channels that they read: {listed(self.left_alone)}"))
         if self.certificate is not None and self.is_as_made:
-            words = f"of the network before, which computes the same. {self.certificate.sentence}"
+            words = f"made for the network before, which computes the same. {self.certificate.sentence}"
             lines.append(("certificate", words))
         return lines
 

@@ -111,16 +111,16 @@ class Joint:
     def sentence(self) -> str:
         """The outcome in one sentence."""
         n_new = sum(layer.support == "joint" for layer in self.layers)
-        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} points"
+        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} inputs"
         if self.way == "joint":
             text += f", a = {self.a:g}, budgets {self.budgets}"
         if self.output_after is not None:
-            text += f"; output error on {self.n_judged} held-back points: {number(self.output_before)} before, "
+            text += f"; output error on {self.n_judged} held-back inputs: {number(self.output_before)} before, "
             text += f"{number(self.output_after)} after"
             if self.n_points > self.n_judged_fit:
-                text += f" with the {self.n_judged_fit} other points fitted alone"
+                text += f" (fitted to {self.n_judged_fit} other inputs)"
         elif self.n_judged == 0:
-            text += "; too few different points to hold some back: its error on others is not known"
+            text += "; too few distinct inputs to hold any back, so the error on new ones is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text
 
 

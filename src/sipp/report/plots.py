@@ -26,7 +26,7 @@ CERTIFICATE_ROWS = {  # {key of its record: what it is called}
     "epsilon": "epsilon",
     "delta": "delta",
     "confidence": "confidence",
-    "n": "points",
+    "n": "inputs",
     "violations": "further off",
     "k_allowed": "allowed",
     "drop_upper": "largest drop",
@@ -151,7 +151,7 @@ def _method_choice(run: Run) -> dict[str, Any]:
 
 
 def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
-    options = [f"{number(keep, 'share')} keep (level {level})" for level, keep in series.levels_of(run).items()]
+    options = [f"keep {number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
     return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
 
 
@@ -174,7 +174,7 @@ def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
     contradicted = record.bound is not None and record.bound.contradicted
     cards = statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
     if record.choice is not None:
-        cards.append({"title": "Blend that was taken", "text": f"{record.choice.words}.", "rows": []})
+        cards.append({"title": "Chosen blend", "text": f"{record.choice.words}.", "rows": []})
     return cards
 
 
@@ -201,7 +201,7 @@ def statement_cards(
     text = f"The conditions are met: {bound.words}." if bound.words else "The conditions of the theorem are met."
     if not bound.holds:
         word = "Contradicted by the data" if contradicted else "Not met"
-        text = f"{word}, so this epsilon is a number and not a promise: {bound.reason}."
+        text = f"{word}, so this epsilon is a number, not a guarantee: {bound.reason}."
     rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", number(bound.delta)])

@@ -29,15 +29,15 @@ def lead(pruned: PrunedModel) -> Finding:
     heading = f"{number(record.keep, 'share')} of the weights are left"
     if measured is not None and measured.accuracies is not None:
         before, after = measured.accuracies
-        heading += f", accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
+        heading += f", and the accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
     elif (moved := output_moved(pruned)) is not None:
-        heading += f", the output moves by {number(moved[0], 'share')}"
+        heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
-    rows = "every row keeps a weight" if not dead else f"{counted(dead, 'row')} lost all weights"
-    repaired = ", with repair" if record.repair else ""
+    rows = "every row keeps at least one weight" if not dead else f"{counted(dead, 'row')} lost all weights"
+    repaired = " and repaired" if record.repair else ""
     return Finding(
         heading,
-        f"Pruned by {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights in "
+        f"Pruned with {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights kept in "
         f"{counted(len(record.layers), 'layer')}; {rows}.",
     )
 
@@ -47,7 +47,7 @@ def output_moved(pruned: PrunedModel) -> tuple[float, str] | None:
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
-    return None if pruned.moved is None else (pruned.moved, "on a few calibration points")
+    return None if pruned.moved is None else (pruned.moved, "on a few calibration inputs")
 
 
 def tiles_of(pruned: PrunedModel) -> list[Tile]:
@@ -61,11 +61,11 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
     speed = Tile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
-        size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file of sipp.save, {dense} before")
+        size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file from sipp.save, {dense} before")
         run = bench.runs[-1]
         faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
-        place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = Tile("speed", faster, f"by sipp.sparse, {place}")
+        place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        speed = Tile("speed", faster, f"with sipp.sparse, {place}")
     found = output_moved(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
@@ -85,7 +85,7 @@ def _guarantee(pruned: PrunedModel) -> Tile:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
-        return Tile("guarantee", "in theory", "The theory's bound is met, for all but a share of inputs")
+        return Tile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
     return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
@@ -96,7 +96,8 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        return f"On new inputs accuracy falls by at most {percent_up(found.drop_upper)} {sure}"
+        drop = percent_up(found.drop_upper).removesuffix(" %")
+        return f"On new inputs, the accuracy falls by at most {drop} percentage points {sure}"
     if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
         return ""
     limit = percent_up(certificate.limit)
@@ -127,7 +128,7 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
             steps.append(Step("Bring back most of what was lost, without training:", command))
         else:
             command = "sipp.hold(model, masks, optimizer=optimizer)"
-            steps.append(Step("Too much lost? Keep more weights, or retrain with the zeros held:", command))
+            steps.append(Step("Too much lost? Keep more weights, or retrain while the zeros are held:", command))
     if pruned.bench is None and in_shell:
         steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
     if len(steps) < 2:
@@ -145,14 +146,14 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
             number(one, "share") for one in (measured.error_mean, measured.error_median, measured.error_max)
         )
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
-        rows.append(["half of the points", f"at most {median}"])
-        rows.append(["the worst point", largest])
+        rows.append(["half of the inputs", f"at most {median}"])
+        rows.append(["the worst input", largest])
     if pruned.moved is not None:
         at_top = "" if rows else "; the number at the top of the page"
         rows.append(
             [
-                "on calibration points",
-                f"{number(pruned.moved, 'share')}: over all of them together, so large outputs count more{at_top}",
+                "on calibration inputs",
+                f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
             ]
         )
     rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]

@@ -225,13 +225,13 @@ def _copied(value: Any) -> Any:
 
 @torch.inference_mode(False)
 def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
-    """The model as a callable that skips its zeros, on the CPU or a CUDA GPU: same call, same outputs to rounding.
+    """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
-    It runs where the model is: float32 on the CPU, to 1e-4 of an output's size; float32, fp16 and bf16 on a GPU.
-    `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
-    arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
-    Masks that `hold` or torch.nn.utils.prune keep on it are zeros here. For padded tokens of an nn.TransformerEncoder
-    torch has two answers; these are the ones it gives where gradients are recorded: no nested tensors, so not 0.
+    It runs where the model is: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16 on a
+    GPU. `model` is a network, or what `prune` or `prune_to` returned. `example` is an input like those you will use: a
+    tensor, a tuple of arguments, or a dict of keyword arguments. The model is left as it was; later changes to its
+    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. For padded tokens of an
+    nn.TransformerEncoder torch has two answers; here they are as with gradients: no nested tensors, so not 0.
 
     Example:
         >>> import torch, sipp

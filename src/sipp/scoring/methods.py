@@ -67,9 +67,9 @@ class MethodInfo:
 
 
 METHODS: tuple[MethodInfo, ...] = (
-    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back points",
+    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back inputs",
                BLEND, POINTS, floor=0.1),
-    MethodInfo("sipp-hybrid", "per row the better of keeping the most sensitive weights and sampling",
+    MethodInfo("sipp-hybrid", "for each row, the better of keeping the most sensitive weights and sampling",
                SENSITIVITY, POINTS, "hybrid"),
     MethodInfo("sipp-det", "keeps the most sensitive weights",
                SENSITIVITY, POINTS),
@@ -83,11 +83,11 @@ METHODS: tuple[MethodInfo, ...] = (
                "baselines:snip", LABELS),
     MethodInfo("random", "keeps weights at random",
                "baselines:random"),
-    MethodInfo("lamp", "magnitudes, each relative to the larger ones of its layer",
+    MethodInfo("lamp", "keeps the largest magnitudes relative to the larger ones in their layer",
                "lamp:lamp"),
-    MethodInfo("wanda", "magnitude times the length of its input, compared within each row",
+    MethodInfo("wanda", "keeps the largest magnitude times length of the input, within each row",
                "wanda:wanda", POINTS, "row"),
-    MethodInfo("synflow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+    MethodInfo("synflow", "keeps the paths with the largest products of magnitudes, in 100 steps",
                "synflow:synflow", POINTS),
     MethodInfo("grasp", "keeps the weights that carry most of the gradient's norm",
                "grasp:grasp", LABELS),
@@ -110,10 +110,10 @@ OWN_METHODS = "for a score of your own see sipp.register_method"
 def register_method(
     name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
 ) -> None:
-    """Adds a score of your own to the methods: `prune`, `compare`, recipes and the page then know it by its name.
+    """Adds your own score to the methods: `prune`, `compare`, recipes and the page then know it by its name.
 
-    `score` is given a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
-    `task.parameters()` are the weights to score, `task.model` the network in eval mode, `task.batches()` its data:
+    `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
+    `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
     `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
     `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.
@@ -127,7 +127,7 @@ def register_method(
         16
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use small letters, digits, - and _")
+        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use lower-case letters, digits, - and _")
     if name in NAMES or name == "given":
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):

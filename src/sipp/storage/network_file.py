@@ -38,7 +38,7 @@ MOST_INDEX_BYTES = 16 * 2**20  # enough for 50,000 tensors
 MOST_AXES = 64
 SCALE_BYTES = 4
 FOREIGN = (
-    "is not a file of sipp.save, or its beginning was changed; for a plain safetensors file use "
+    "is not a file from sipp.save, or its beginning was changed; for a plain safetensors file use "
     "safetensors.torch.load_file"
 )
 _OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-(?:file|part)/[0-9]{1,4})"')

@@ -165,7 +165,7 @@ def _where(
         if kept_K is not None:
             if _has_nonzero(is_stored_K & ~kept_K, flat_K):
                 raise ModelError(
-                    "a weight outside of its mask is not zero", where=name, fix="set it to zero, or give its own mask"
+                    "a weight outside its mask is not zero", where=name, fix="set it to zero, or give its own mask"
                 )
             is_stored_K |= kept_K
         kind, code = encode_positions(is_stored_K)
@@ -194,7 +194,7 @@ def _decode(entry: Entry, data: memoryview, what: str) -> tuple[Tensor, Tensor |
     if isinstance(entry.mask, Positions):
         is_stored_K = decode_positions(entry.mask.kind, mask_code, entry.n_weights, entry.mask.kept, what)
         if _has_nonzero(~is_stored_K, flat_K):
-            raise DataError(f"{what}: a weight outside of its mask is not zero; it was not written by sipp.save")
+            raise DataError(f"{what}: a weight outside its mask is not zero; it was not written by sipp.save")
     mask = None if entry.mask is None else torch.from_numpy(is_stored_K).reshape(entry.shape)
     return flat_K.reshape(entry.shape), mask
 

@@ -99,7 +99,7 @@ def refuse_inputs(path: Path, inputs: Inputs) -> None:
         if is_same or real in theirs.parents:
             what = "is" if is_same else "holds"
             raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force",
+                f"{path} {what} what {option} reads ({read}), which is never overwritten, even with --force",
                 fix="give another place",
             )
 

@@ -69,12 +69,12 @@ def compare(
     seed: int = 0,
     progress: bool = True,
 ) -> Comparison:
-    """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
+    """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
-    Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
-    `repair` adds every network as `prune` with that option leaves it. Without `methods` it is a usual set, with labels
-    `snip` too. The points choose among methods: what is then certified needs others, and a look at a holdout belongs
-    in its `ledger`. All points are held in memory.
+    Methods are judged on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
+    data in random order. `repair` adds every network as `prune` with that option leaves it. Without `methods`, a usual
+    set is compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on
+    others, and record the use of a holdout in its `ledger`. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -198,10 +198,10 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
     if holdout is None:
         task, aside = set_points_aside(task, PruneOptions())
         if aside.is_empty:
-            raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
+            raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
         judging = _not_among(task.points, aside)
         if judging.is_empty:
-            raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
+            raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return _Points(task.points, judging)
     task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
     held = data_of(holdout, device=device_of(task.model), role="holdout")
@@ -221,7 +221,7 @@ def _not_among(chosen: Data, aside: Data) -> Data:
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
     """Refuses a ledger that cannot be read, and one for points that are no holdout."""
     if ledger is not None and holdout is None:
-        raise OptionError("ledger records looks at a holdout, and there is none", fix="give a holdout", option="ledger")
+        raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
         ledger_lines(ledger)
 

@@ -13,7 +13,7 @@ from sipp.storage.network_tensors import read_network
 
 @torch.inference_mode(False)
 def inspect(path: str | PathLike[str]) -> Contents:
-    """What is inside a file of `save`, after the same checks as `load`: `print` it.
+    """Returns what is in a file written by `save`, after the same checks as `load`. `print` it.
 
     Example:
         >>> import sipp, tempfile, torch

@@ -30,11 +30,11 @@ from sipp.records.text_scores import TextScores
 def perplexity(
     model: Given, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
 ) -> TextScores:
-    """How well a causal language model predicts windows of token numbers; with `dense`, how far it is from that one.
+    """Measures how well a causal language model predicts windows of token numbers, and how far it is from `dense`.
 
-    `data` are windows as `sipp.text(..., apart=False)` gives them (n x tokens), or batches of these; positions that an
-    `attention_mask` calls padding are not counted. `output` picks the logits (n x tokens x vocabulary) where the model
-    gives several tensors. Windows are run one by one, whatever their batches: logits are large.
+    `data` holds windows from `sipp.text(..., apart=False)` (n x tokens), or batches of these; positions that an
+    `attention_mask` marks as padding are not counted. `output` picks the logits (n x tokens x vocabulary) if the model
+    returns several tensors. Windows are run one at a time, whatever the batches, because logits are large.
 
     Example:
         >>> import sipp, torch

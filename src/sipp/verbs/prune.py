@@ -72,16 +72,18 @@ def prune(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+    """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
-    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
-    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
-    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
-    scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
-    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut.
-    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask. It walks
-    a network block by block where it finds blocks, or by the list of modules that `blocks` names ("model.layers").
+    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
+    and the weights together, starting from the method's mask (T21); `"refit"` keeps that mask. A repair goes through
+    the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
+    With a `floor`, every row keeps at least one weight, and every layer that share of an even cut.
+
+    `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
+    measured on inputs holds for all but a share of new inputs, with the given `confidence` (T18); for the network, that
+    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
+    quarter of `data` is held back and not scored. `looks_at_assumption` reports what data and holdout say about the
+    theory's assumption (T4). `statements=False` skips the sensitivities of methods that do not need them (T17).
 
     Example:
         >>> import sipp, torch
@@ -185,12 +187,10 @@ def _checked_holdout(
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:
         raise OptionError(
-            "a holdout serves statements, and statements=False asks for none", fix="leave out one or the other"
+            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
     if options.blocks is not None and not ways:
-        raise OptionError(
-            "blocks= is the list that a repair walks, and none is asked for", fix="give repair, or leave it"
-        )
+        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
     if ways and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
@@ -200,7 +200,7 @@ def _checked_holdout(
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if held is not None and data is None:
-        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
+        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
     if options.looks_at_assumption and held is not None and not held.can_be_read_again:
         raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
     return held

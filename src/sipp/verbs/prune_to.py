@@ -111,10 +111,10 @@ def prune_to(
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:
-    """The sparsest network of the grid whose claim is certified on the holdout (T15), or the dense one if none is.
+    """Returns the sparsest network that can be certified on the holdout (T15), or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both at the given confidence. With `repair` the repaired networks are what is certified.
+    `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -389,7 +389,9 @@ def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not data_of(holdout).can_be_read_again:
-        raise DataError("the holdout is an iterator, and read for every level", fix="give a list, a loader or a tensor")
+        raise DataError(
+            "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
+        )
     check_model("dense", model)
     if ledger is not None:
         ledger_lines(ledger)

@@ -41,16 +41,17 @@ def repair(
     chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> Pruned:
-    """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
+    """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask` they are only where a search begins that finds as many weights and their values together (T21).
+    With `moves_mask`, a search starts from these masks and finds as many weights and their values together (T21).
 
-    Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
-    dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
-    of the whole network nearer to the dense ones. One point in twenty of `data` chooses: a layer that is not better
-    there is left alone, and the polish stops where it no longer gains. One in twenty does nothing but judge the result,
-    if there are 80 points or more: with fewer the record has no estimate. `repair` of the record says what was done.
-    All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
+    Layer by layer in the order of execution, each row's kept weights and its intercept are fitted to the dense layer's
+    outputs by least squares, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
+    outputs of the whole network closer to the dense ones (the polish). One input in twenty is used to choose: a layer
+    that does not improve on these is left alone, and the polish stops once it no longer helps. With 80 inputs or more,
+    another one in twenty is used only to judge the result; with fewer, the record has no estimate. The record's
+    `repair` says what was done. All inputs are used unless `n_points` says how many, and all are held in memory.
+    Neither model is changed.
 
     Example:
         >>> import sipp, torch

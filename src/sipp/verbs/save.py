@@ -43,13 +43,13 @@ def save(
     certificate: AnyCertificate | None = None,
     shard: str | int | None = None,
 ) -> Contents:
-    """Writes a network to one small file, and gives what is in it: bytes, encodings, how far values moved. `print` it.
+    """Writes a network to one small file, and returns what is in it: bytes, encodings, changed values. `print` it.
 
-    `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
-    "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
-    may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
-    about what the file will give back; that of `prune_to` is stored with its network. `shard` ("5GB", or bytes) is the
-    size of the largest file: the numbers lie in parts beside it then, which belong to it.
+    `values`: "fp32" and "lossless" keep every bit ("lossless" compresses the bytes of all numbers, which takes longer);
+    "fp16", "bf16" and "int8" (one scale per row) round parameters with two or more axes, and nothing else. For a plain
+    module you can pass `masks`; otherwise its zeros count as pruned. A `certificate` must be about this network, or
+    about the network as it will be read from the file; the one from `prune_to` is stored automatically. `shard` ("5GB",
+    or bytes) is the size of the largest file: the numbers are then in several parts next to it.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -86,7 +86,7 @@ def save(
     stored, _ = decode_network(index, map(memoryview, pieces), "the network")
     if index.is_moved and (apart := cannot_share(groups, stored)):
         raise ModelError(
-            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} rounds them apart",
+            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
             fix="save with values='fp32' or 'lossless', or untie them",
         )
     content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
@@ -96,7 +96,7 @@ def save(
     )
     is_about_stored = found.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
-        raise OptionError("certificate is about another network than the one to save; certify this one")
+        raise OptionError("the certificate is about another network than the one to save; certify this one")
     return replace(found, n_bytes=write_network(target, content, parts))
 
 
@@ -108,7 +108,7 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
     if not isinstance(pruned, nn.Module):
         raise OptionError(
             f"a {type(pruned).__name__} cannot be saved",
-            fix="give what sipp.prune or sipp.prune_to gave, or an nn.Module",
+            fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
     if masks is not None and not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")

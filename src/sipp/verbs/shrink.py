@@ -33,11 +33,11 @@ UNITS = 64  # in others: so many of theirs
 
 @torch.inference_mode(False)
 def shrink(model: Given, example: Any = None) -> Shrunk:
-    """The network without its dead rows and channels, and without inputs that nobody reads: plain smaller layers.
+    """Removes dead rows and channels, and inputs that no layer reads: the result has smaller plain layers.
 
-    `model` may be what `prune` or `prune_to` gave, too; it is left as it was. `example` is an input as `sparse` takes
-    it; without, one of noise is made for the first layer. What cannot be removed with certainty stays, and the record
-    names it. Outputs on the example are compared before anything is given back.
+    `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. `example` is an input as for
+    `sparse`; without one, noise in the shape of the first layer is used. Channels that cannot be removed safely stay,
+    and the record names them. Outputs on the example are compared before anything is returned.
 
     Example:
         >>> import sipp, torch
@@ -135,13 +135,13 @@ def _allowed(expected: list[Any]) -> float:
 
 def _differs(moved: float) -> ModelError:
     how = (
-        "does not run, or gives outputs of other shapes or other numbers beside them,"
+        "does not run, or returns other shapes or other plain numbers,"
         if moved == torch.inf
         else f"differs by {moved:.1e}"
     )
     return ModelError(
-        f"the smaller network {how} on the example, so it is not given",
-        fix="see that the forward pass computes with no number of channels, draws nothing and gives finite numbers",
+        f"the smaller network {how} on the example, so it is not returned",
+        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
     )
 
 

@@ -176,6 +176,6 @@ class SparseOnGpu:
             ("weights", memory),
             (
                 "compiled in",
-                f"{self.seconds:.1f} s; times of steps are those of their kernels, of the network of a call",
+                f"{self.seconds:.1f} s; steps were timed kernel by kernel, the network as a whole call",
             ),
         )
