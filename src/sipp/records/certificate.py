@@ -26,6 +26,7 @@ from sipp.records.html import folded, table_html, text_html, view
 SCHEMA = "sipp-certificate/1"
 WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
 OF_TOKENS = "sipp-certificate/3"  # about the tokens of sequences (T22): it says what it measures
+WRITTEN_AS = (SCHEMA, WITH_COPIES, OF_TOKENS)
 USUAL = ("output", "class")  # what the others measure
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
@@ -225,7 +226,8 @@ def _claim_in_words(cert: Certificate) -> str:
         return text
     counts = f"{cert.violations:,} of {_points(cert, 'holdout')} were further off, {cert.k_allowed:,} were allowed"
     if cert.verdict == "certified" and cert.measure != "output":
-        return f"With {confidence} confidence, for all but at most {delta} of sequences {_of_tokens(cert)} ({counts})."
+        claim = claim_about_tokens(cert)
+        return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         start = "True, but of no use: with" if cert.is_useless else "With"
@@ -249,7 +251,7 @@ def _limit(cert: Certificate) -> str:
     return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
-def _of_tokens(cert: Certificate) -> str:
+def claim_about_tokens(cert: Certificate) -> str:
     """What a certificate says of the tokens of a sequence (T22)."""
     if cert.measure == "next-token":
         limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
@@ -397,7 +399,7 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
     content = dict(values)
     schema = content.get("schema")
-    if schema not in (SCHEMA, WITH_COPIES, OF_TOKENS) or content.get("kind") not in (*KINDS,):
+    if schema not in WRITTEN_AS or content.get("kind") not in (*KINDS,):
         raise DataError(
             f"schema must be {SCHEMA!r}, {WITH_COPIES!r} or {OF_TOKENS!r}, kind one of {[*KINDS]}; got {schema!r}"
         )

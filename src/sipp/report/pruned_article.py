@@ -16,7 +16,7 @@ from sipp.records.schemas import (
 )
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, rows_of
-from sipp.report.numbers import Unit, counted, is_useless, number
+from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
@@ -252,8 +252,8 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
         ]
         title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
         cards.append({"title": title, "text": "", "rows": rows})
-    limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
-    useless = bool(bench.certified) and limit is not None and is_useless(limit)
+    certificate = pruned.record.certificate
+    useless = bool(bench.certified) and certificate is not None and certificate.is_useless
     title = "Useless certificate" if useless else "Certified"
     text = bench.certified or "No certificate about the stored values."
     return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

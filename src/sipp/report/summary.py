@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, Certificate, from_values
+from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, Step, Tile
-from sipp.report.numbers import counted, is_useless, number
+from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
@@ -77,10 +77,11 @@ def _guarantee(pruned: PrunedModel) -> Tile:
     """The first certificate that promises something, that of `sipp prune` before those of `certify`."""
     for certificate in pruned.all_certificates:
         if words := promise(certificate):
-            limit = certificate.drop_upper if certificate.drop_upper is not None else certificate.limit
-            unit = "drop at most " if certificate.drop_upper is not None else "within "
-            useless = certificate.drop_upper is None and limit is not None and is_useless(limit)
-            return Tile("guarantee", "useless" if useless else f"{unit}{percent_up(limit or 0.0)}", words)
+            limit, drop = certificate.limit, certificate.drop_upper
+            within = f"drop at most {percent_up(drop or 0.0)}"
+            if limit is not None:
+                within = f"within {certified_limit(limit, certificate.measure)}"
+            return Tile("guarantee", "useless" if certificate.is_useless else within, words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
@@ -97,10 +98,12 @@ def promise(certificate: CertificateRecord) -> str:
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
         return f"On new inputs accuracy falls by at most {percent_up(found.drop_upper)} {sure}"
-    if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
+    if certificate.limit is None:
         return ""
+    if found.measure != "output":
+        return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
     limit = percent_up(certificate.limit)
-    if is_useless(certificate.limit):
+    if found.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's length"
     return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
 
