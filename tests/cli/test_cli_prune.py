@@ -198,7 +198,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr("sipp.cli.prune_network.collect", spy)
+    monkeypatch.setattr("sipp.cli.prune_work.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs

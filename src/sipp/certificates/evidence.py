@@ -23,7 +23,7 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
+from sipp.records.pruned_to import NetworkLike, network_of, points_seen, pruned_or_module
 from sipp.records.shrunk import Shrunk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
@@ -80,7 +80,7 @@ class MeasuredOutputs:
 
 def measure_outputs(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     measure: Callable[[Tensor, Tensor, Batch], Tensor],
     output: Output,
@@ -100,8 +100,8 @@ def measure_outputs(
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
     checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
     """
-    chose, record = points_seen(pruned), without_walk(pruned)
-    stated = next((one.stated for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
+    chose, record = points_seen(pruned), pruned_or_module(pruned)
+    stated = next((one.described_hash for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
     is_known = bool(chose) and tensors_hash(network_of(pruned)) == stated
     pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):

@@ -41,7 +41,7 @@ Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
 Flag = Annotated[bool, Field(strict=True)]
 Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
 Measure = Literal["output", "kl", "next-token"]
-Choice = Annotated[int, Field(strict=True)] | Text | None
+OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Certificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
-    output: Choice  # which part of the models' output was compared
+    output: OutputSelector  # which part of the models' output was compared
     calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
@@ -141,7 +141,7 @@ class AccuracyCertificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text
-    output: Choice
+    output: OutputSelector
     calibration_checked: Flag
     ledger_kept: Flag
     prior_uses: Count

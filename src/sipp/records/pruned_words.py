@@ -230,7 +230,7 @@ def moved_warning(pruned: Pruned) -> str:
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do now: with a network that is of little use, or with a good one."""
-    if not pruned.stated:
+    if not pruned.described_hash:
         return "the weights changed: certify them, sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
         if is_certified:
@@ -257,7 +257,7 @@ def _points_of(moved: OutputChange) -> str:
 def cost_of(pruned: Pruned) -> str:
     """The best of the statements about the network, in plain words, or what was seen on calibration points."""
     is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may be of other values
-    if is_dense and pruned.stated and pruned.repair is None:
+    if is_dense and pruned.described_hash and pruned.repair is None:
         return "nothing was removed, the output is the same."
     found = []
     if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:

@@ -30,7 +30,7 @@ def lead(pruned: PrunedModel) -> Finding:
     if measured is not None and measured.accuracies is not None:
         before, after = measured.accuracies
         heading += f", accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
-    elif (moved := output_moved(pruned)) is not None:
+    elif (moved := shown_output_change(pruned)) is not None:
         heading += f", the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
     rows = "every row keeps a weight" if not dead else f"{counted(dead, 'row')} lost all weights"
@@ -42,7 +42,7 @@ def lead(pruned: PrunedModel) -> Finding:
     )
 
 
-def output_moved(pruned: PrunedModel) -> tuple[float, str] | None:
+def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """The one number for how far outputs move, and on which points: on new points where they were measured."""
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
@@ -66,7 +66,7 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
         faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
         place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
         speed = Tile("speed", faster, f"by sipp.sparse, {place}")
-    found = output_moved(pruned)
+    found = shown_output_change(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
         moved = Tile("output moves by", number(found[0], "share"), f"of its length, {found[1]}")
@@ -123,7 +123,7 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(Step("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
-    moved = output_moved(pruned)
+    moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
         if not record.repair:
             command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"
