@@ -15,7 +15,7 @@ from sipp.records.weights import Weight
 
 
 @dataclass(frozen=True)
-class Blend:
+class BlendInputs:
     """What the choice is made from, whatever the budget."""
 
     sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
@@ -45,7 +45,7 @@ class Ranking:
     floor: float | None = None  # under rows and layers; None: they may die
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
-    blend: Blend | None = None  # what a blend is chosen from; None for other methods
+    blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
 
     @property
     def method_name(self) -> str:

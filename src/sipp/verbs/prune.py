@@ -15,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_moved, put_back, spared_by_name
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_change, put_back, spared_by_name
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
 from sipp.records.options import (
@@ -121,7 +121,7 @@ def prune_with(
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
-        moved = output_moved(ranking, found, task)
+        moved = output_change(ranking, found, task)
     for way in ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
         found, repaired = repaired_cut(
             ranking,

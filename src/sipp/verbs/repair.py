@@ -15,7 +15,7 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes
 from sipp.records.pattern import pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, unstated
+from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.weights import to_rows
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
@@ -78,13 +78,13 @@ def repair(
         found = search_network(dense, pruned.masks, data, floor=0.0 if alive else None, pattern=pattern, **chosen)
     else:
         found = repair_network(dense, given, pruned.masks, data, **chosen)
-    about = unstated(pruned, UNSTATED)  # what was promised spoke of the old values
+    about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
         about,
         model=found.model,
         masks=found.masks,
         layers=_recounted(about.layers, dense, found.masks) if moves_mask else about.layers,
-        stated=tensors_hash(found.model),
+        described_hash=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
         seen=pruned.seen | found.keys,
