@@ -81,19 +81,17 @@ def choose(
         return masks, BlendChoice(only, (only,), n_points, blend.is_aside)
     tried: list[BlendTrial] = []
     found: list[list[Tensor]] = []
-    for p, reduce in _candidates(blend):
-        found.append(cut(blended(blend, dense, p, reduce), False))
-        tried.append(BlendTrial(p, reduce, moved_by(found[-1])))
-    if blend.lengths is not None:
-        found.append(cut(blend.lengths, True))
-        tried.append(BlendTrial(0.0, "mean", moved_by(found[-1]), by_rows=True))
+    for p, reduce, by_rows in _candidates(blend):
+        scores = blend.lengths if by_rows and blend.lengths is not None else blended(blend, dense, p, reduce)
+        found.append(cut(scores, by_rows))
+        tried.append(BlendTrial(p, reduce, moved_by(found[-1]), by_rows=by_rows))
     taken = tried.index(best_of(tried))
     return found[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_aside)
 
 
 def n_candidates(blend: BlendInputs) -> int:
     """How many cuts are tried."""
-    return 1 if blend.norm_stats == "batch" else len(_candidates(blend)) + (blend.lengths is not None)
+    return 1 if blend.norm_stats == "batch" else len(_candidates(blend))
 
 
 def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
@@ -110,5 +108,10 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
     return next(one for one in candidates if is_as_good(one))
 
 
-def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce]]:
-    return [(0.0, "max"), *((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities)]
+def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
+    """Power, reduction and whether weights are compared within rows, of each that is tried."""
+    if blend.taken is not None:
+        return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
+    found: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
+    found += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
+    return found if blend.lengths is None else [*found, (0.0, "mean", True)]

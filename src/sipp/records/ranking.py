@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
+from sipp.records.choice import BlendTrial
 from sipp.records.options import Constants, Draws, Method, NormStats, Reduce, method_name
 from sipp.records.pattern import Pattern
 from sipp.records.scores import Scores
@@ -23,6 +24,7 @@ class BlendInputs:
     is_aside: bool  # those were not scored
     norm_stats: NormStats
     lengths: tuple[Tensor, ...] | None = None  # F x K a layer: |w| times the length of its input, where that is finite
+    taken: BlendTrial | None = None  # chosen at another budget: no other is tried
 
 
 @dataclass(frozen=True)

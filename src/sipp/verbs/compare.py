@@ -41,6 +41,7 @@ from sipp.records.options import (
     check_repair,
 )
 from sipp.records.other_names import in_our_words
+from sipp.repairing.parts import parts_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut, ways_of
@@ -100,6 +101,8 @@ def compare(
     baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy and baseline.same is not None:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
+    fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
+    parts = parts_of(task.model, points.chosen, seed=seed) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
@@ -108,10 +111,11 @@ def compare(
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
                 for way in own_way:
-                    found, _ = repaired_cut(ranking, found, points.chosen, way, chunk_bytes=scoring.chunk_bytes)
+                    assert parts is not None
+                    found, _ = repaired_cut(ranking, found, parts, way, chunk_bytes=scoring.chunk_bytes)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
-                if repair:
-                    fixed, _ = repaired_cut(ranking, found, points.chosen, repair, chunk_bytes=scoring.chunk_bytes)
+                if repair and parts is not None:
+                    fixed, _ = repaired_cut(ranking, found, parts, repair, chunk_bytes=scoring.chunk_bytes)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

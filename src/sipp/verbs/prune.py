@@ -40,6 +40,7 @@ from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired, repair_network
+from sipp.repairing.parts import Parts, parts_of
 from sipp.repairing.with_new_masks import search_network
 from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
@@ -126,7 +127,7 @@ def prune_with(
         found, repaired = repaired_cut(
             ranking,
             found,
-            task.points,
+            parts_of(ranking.model, task.points, seed=options.seed),
             way,
             blocks=options.blocks,
             chunk_bytes=options.scoring.chunk_bytes,
@@ -151,29 +152,31 @@ def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
 def repaired_cut(
     ranking: Ranking,
     found: Cut,
-    data: AnyData,
+    parts: Parts,
     way: Repairing | Fitting,
     *,
     blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     like: Repair | None = None,
+    fits_all: bool = True,
     progress: bool = False,
 ) -> tuple[Cut, Repaired]:
     """The same number of weights with values fitted to the dense network, and what the repair did.
 
     By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
-    repair where one is given in `like`; or as others find them.
+    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted.
     """
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = repair_network(dense, found.model, found.masks, data, **run)
+        fixed = repair_network(dense, found.model, found.masks, parts, **run)
     else:
         known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
         known |= {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_network(dense, masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        fixed = search_network(dense, masks, parts, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
