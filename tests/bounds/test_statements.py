@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_layer import eps_det, sparsify
+from one_layer import draws_for, eps_det, expected_kept, sparsify
 from oracles import bounds as oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.row_bounds import draws_for, eps_given, eps_rand, expected_kept
+from sipp.allocation.row_bounds import eps_given, eps_rand
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last
@@ -88,7 +88,7 @@ def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -
 def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
     assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).scores is None
     scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).scores
-    assert scores.n_apart is None and scores.layers[0].first_FK is None
+    assert scores.n_apart is None and scores.layers[0].sensitivity_s1_FK is None
 
 
 def test_assess_gives_what_prune_gives_for_the_same_weights() -> None:
@@ -163,16 +163,16 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     x = torch.ones(400, 30) * torch.linspace(1, 2, 400)[:, None]
     pruned = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1)
     found = pruned.guarantee
-    assert (found.verdict, found.n_refuting, found.n_weights) == ("contradicted by the data", 30, 30)
+    assert (found.verdict, found.n_never_above, found.n_weights) == ("contradicted by the data", 30, 30)
     assert not found.met and not pruned.bound.met and found.n >= found.n_needed
     assert "more than 1/C = 0.333 of its row's sum, but 30 of 30 never did in 400 points" in found.reason
     enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=31.0))
-    assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_refuting == 0
+    assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_never_above == 0
     few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)
     assert few.guarantee.verdict == "not met"  # exp(-20/3) is not small enough to refute anything
     # one weight in a thousand may stay below 1/C by chance as long as so many would be expected to
-    assert not replace(found, n_weights=1000, n_refuting=1, n=30).contradicted
-    assert replace(found, n_weights=1000, n_refuting=1, n=45).contradicted
+    assert not replace(found, n_weights=1000, n_never_above=1, n=30).contradicted
+    assert replace(found, n_weights=1000, n_never_above=1, n=45).contradicted
 
 
 def test_one_point_repeated_is_one_point() -> None:
@@ -375,7 +375,7 @@ def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
     assert found.network_share == pytest.approx(rows + network)
     assert found.joint_confidence == pytest.approx(0.94)
     scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
-    quotients = [(one.apart_FK.double() / floored(one)).max() for one in scores.layers]
+    quotients = [(one.sensitivity_s2_FK.double() / floored(one)).max() for one in scores.layers]
     assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
     assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side
 

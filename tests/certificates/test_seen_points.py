@@ -11,7 +11,7 @@ from sipp.errors import DataError
 from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.options import Method
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 from sipp.verbs.certify import certify_accuracy
 
 WORD = "was not told which inputs were used for pruning"
@@ -27,7 +27,7 @@ def points(seed: int, n: int = 120) -> Tensor:
     return torch.rand(n, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def shares(pruned: Given, x: Tensor, seed: int = 9) -> bool:
+def shares(pruned: NetworkLike, x: Tensor, seed: int = 9) -> bool:
     """Whether a holdout with one of these points among new ones is refused."""
     try:
         sipp.certify(net(), pruned, torch.cat([points(seed).to(x), x]))

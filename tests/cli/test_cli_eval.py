@@ -15,7 +15,7 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 from sipp.cli.errors import fail_well
-from sipp.cli.evaluate import evaluate
+from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.report.numbers import number
 

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import demo, model_option, prune_network, stored_networks
+from sipp.cli import demo, model_option, prune_work, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 from sipp.scoring import methods
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
-    for module in (prune_network, model_option, stored_networks):  # certify and eval load by the second
+    for module in (prune_work, model_option, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 

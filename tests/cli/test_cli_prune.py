@@ -131,7 +131,7 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Pat
     record = prune("cli_zoo:mlp", positive, *words)
     for layer in record["layers"]:  # type: ignore[attr-defined]
         cells = table[layer["name"]]
-        assert cells[3:5] == [str(layer["kept"]), str(layer["n_weights"] - layer["kept"])]
+        assert cells[3:5] == [str(layer["kept"]), f"{layer['keep']:.2%}"]
         assert f"{layer['eps']:.3g}" in cells
     assert "nothing was written" in done.stdout and record["written"] == {}
     assert "float64 read as float32" in done.stdout
@@ -141,7 +141,8 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Pat
 
 def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = sipp.prune(build("resnet20"), None, keep=0.5, method="wt")
-    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", kept=12_345_678)
+    large = {"kept": 12_345_678, "n_rows": 123_456, "fan_in": 123_456, "strategies": {"det": 9, "rand": 9, "whole": 9}}
+    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", **large)
     text = StringIO()
     monkeypatch.setattr("sys.stdout", text)
     monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
@@ -197,7 +198,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr("sipp.cli.prune_network.collect", spy)
+    monkeypatch.setattr("sipp.cli.prune_work.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs

@@ -598,7 +598,8 @@ def test_json_goes_out_and_comes_back():
 
 
 FORGERIES = {
-    "schema": ["sipp-certificate/2", None, []],
+    "schema": ["sipp-certificate/5", None, []],
+    "measure": ["class", None, 1],
     "kind": ["other", None, ["output"], "accuracy"],
     "fixed": ["beta", None, 1],
     "epsilon": [-0.1, "nan", "-inf", None, True, "inf", "0.1"],

@@ -170,6 +170,13 @@ def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
     assert row.error == float("inf") and row.same == 0
 
 
+def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
+    x = points()
+    with pytest.warns(UserWarning, match="accuracy is not compared: labels are none of the output's classes"):
+        found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("wt",), progress=False)
+    assert found.dense_accuracy is None and found.rows[0].accuracy is None
+
+
 def test_labels_that_are_no_classes_give_no_accuracy() -> None:
     found = sipp.compare(net(), [(points(), torch.rand(200))], keeps=(0.5,))
     assert {row.method for row in found.rows} == set(USUAL) and found.dense_accuracy is None

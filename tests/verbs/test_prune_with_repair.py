@@ -1,5 +1,6 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
+from sipp.pruning import cutting
 from sipp.records.pattern import pattern_of
-from sipp.repairing import stages
+from sipp.repairing import joint, stages
 from sipp.verbs import prune as prune_verb
+
+walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
 
 def net() -> nn.Module:
@@ -85,6 +89,51 @@ def test_a_walk_certifies_searched_networks_and_chooses_once() -> None:
     assert searched.pruned is not None and searched.pruned.repair is not None
     assert searched.keep < plain.keep and searched.pruned.repair.way == "joint"
     assert searched.certificate is not None and searched.certificate.verdict == "certified"
+
+
+class Counted(nn.Module):
+    """A network that counts the points it is given, together with all its copies."""
+
+    n_points = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.n_points += len(x)
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work is counted, so that it cannot grow unseen."""
+    fits, budgets, blends = list[int](), list[int](), list[int]()
+    fitted, repaired, choose = joint._fitted, walking.repaired_cut, cutting.choose
+
+    def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in parts.fitted))
+        return fitted(task, start, parts, *more, **options)
+
+    def counted_level(ranking: Any, found: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(found.budget)
+        return repaired(ranking, found, *more, **options)
+
+    def counted_blends(*given: Any) -> Any:
+        masks, choice = choose(*given)
+        blends.append(len(choice.tried))
+        return masks, choice
+
+    monkeypatch.setattr(joint, "_fitted", counted_fit)
+    monkeypatch.setattr(walking, "repaired_cut", counted_level)
+    monkeypatch.setattr(cutting, "choose", counted_blends)
+    monkeypatch.setattr(Counted, "n_points", 0)
+    best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
+    assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= walking.START_MARGIN + 4
+    assert len(set(budgets)) == len(budgets) <= 6 + len(best.path)  # bisection of 59 levels, and the walk
+    n_tried = len(fits) - len(budgets)
+    assert n_tried == fits.count(270) <= 6 and fits.count(540) == len(budgets)  # trials with half of the points
+    assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}
+    assert Counted.n_points <= 60_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
 
 
 def test_compare_shows_what_prune_gives() -> None:

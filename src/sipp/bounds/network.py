@@ -65,7 +65,7 @@ def row_guarantee(
         k_constant=k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
-        n_refuting=0
+        n_never_above=0
         if scores.reduce != "max"
         else sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
         layers=coverage(scores.n_distinct, 1, confidence),
@@ -79,7 +79,7 @@ def row_guarantee(
         causes.insert(
             0,
             f"the theory assumes that every weight sometimes gives more than 1/C = {1 / c_constant:.3g} of its row's "
-            f"sum, but {found.n_refuting:,} of {found.n_weights:,} never did in {found.n} {unit}",
+            f"sum, but {found.n_never_above:,} of {found.n_weights:,} never did in {found.n} {unit}",
         )
     if found.n < needed:
         repeated = "" if scores.n_points == found.n or scores.batch_dependent else ", equal ones counted once"
@@ -171,7 +171,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
     if holdout is not None:
-        return coverage(len(holdout.keys - scores.known), 1, confidence)
+        return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 
@@ -180,9 +180,10 @@ def floored(layer: LayerScores) -> Tensor:
 
     A row that no point of S1 reached has no largest; its ratios are at most 1, and that stands for it.
     """
-    first_FK = (layer.sensitivity_FK if layer.first_FK is None else layer.first_FK).to(BOUND_DTYPE)
-    most_F1 = first_FK.amax(1, keepdim=True)
-    return torch.maximum(first_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+    given_FK = layer.sensitivity_FK if layer.sensitivity_s1_FK is None else layer.sensitivity_s1_FK
+    s1_FK = given_FK.to(BOUND_DTYPE)
+    most_F1 = s1_FK.amax(1, keepdim=True)
+    return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
 
 
 def measure(scores: Scores, confidence: float) -> Measured:
@@ -208,8 +209,8 @@ def measure(scores: Scores, confidence: float) -> Measured:
     share = coverage(n, 1, confidence).share
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
-    seen = [one for one in scores.layers if one.apart_FK is not None]
-    quotients = [float((one.apart_FK.to(BOUND_DTYPE) / floored(one)).max()) for one in seen if one.apart_FK is not None]
+    seen = [(one, one.sensitivity_s2_FK) for one in scores.layers if one.sensitivity_s2_FK is not None]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(one)).max()) for one, s2_FK in seen]
     if any(math.isnan(one) for one in quotients):
         return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))

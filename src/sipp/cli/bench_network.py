@@ -23,9 +23,9 @@ from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate
-from sipp.records.contents import Contents
 from sipp.records.display import percent, percent_up, sure
 from sipp.records.network_hash import model_hash
+from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.runtime.examples import call_of, off_by
 from sipp.runtime.sparse_network import Sparse
@@ -145,7 +145,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     )  # fmt: skip
 
 
-def certified_words(contents: Contents) -> str | None:
+def certified_words(contents: SavedFile) -> str | None:
     """What is certified of the stored values, in a few words; None where nothing is, or of other values."""
     certificate = contents.certificate
     if certificate is None or contents.certificate_about != "stored values":

@@ -20,8 +20,8 @@ from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, certificate_values, from_json
-from sipp.records.contents import Contents
 from sipp.records.network_hash import class_name
+from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import PrunedRecord, given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
@@ -42,10 +42,10 @@ class StoredNetwork:
 
     name: str  # what --model would say
     model: nn.Module
-    contents: Contents
+    contents: SavedFile
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path) -> SavedFile:
     """What is in a file of `sipp.save`."""
     if path.is_dir():
         raise CommandError(
@@ -57,7 +57,7 @@ def read_contents(path: Path) -> Contents:
         return sipp.inspect(path)
 
 
-def contents_record(contents: Contents, name: str | None) -> dict[str, Any]:
+def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
     """The contents of a file, of the built-in network `name`, in JSON's types."""
     said = contents.statements
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
@@ -93,7 +93,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     return StoredNetwork(name, network.eval(), contents)
 
 
-def built_in(contents: Contents) -> str | None:
+def built_in(contents: SavedFile) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
     return _known(contents.model, {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names})
 

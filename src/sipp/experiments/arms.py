@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from sipp.errors import OptionError
 from sipp.records.options import Reduce
-from sipp.scoring.methods import method_of
+from sipp.scoring.methods import method_of, refuse_fitted
 
 BETWEEN = " "
 
@@ -39,7 +39,9 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
         return Arm(label)
     words = label.split() if isinstance(label, str) else []
     if len(words) < 2:
-        return Arm(method_of(words[0] if words else label).name)
+        found = method_of(words[0] if words else label)
+        refuse_fitted(found.name, "a run trains them")
+        return Arm(found.name)
     row = method_of(words[0])
     if len(words) > 2 or words[1] not in get_args(Reduce):
         raise OptionError(

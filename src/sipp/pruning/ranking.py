@@ -23,7 +23,7 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.options import PruneOptions, Reduce
 from sipp.records.pattern import pattern_of
-from sipp.records.ranking import Blend, Ranking
+from sipp.records.ranking import BlendInputs, Ranking
 from sipp.records.scores import Scores
 from sipp.records.weights import to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
@@ -65,7 +65,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
             scores, first = _scored(task, info, options.reduce or info.reduce, statements, advance)
-            scores = _chosen_on(scores, aside, data if options.repair else None)
+            scores = _chosen_on(scores, aside, data if options.repair or info.fitting else None)
     if by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
     else:
@@ -110,20 +110,20 @@ def least_share(options: PruneOptions) -> float | None:
     return None if isinstance(options.floor, str) else float(options.floor)
 
 
-def points_seen(ranking: Ranking) -> frozenset[bytes]:
+def ranking_seen_keys(ranking: Ranking) -> frozenset[bytes]:
     """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
     if ranking.method == "given" or not method_of(ranking.method).needs_data:  # points served statements only
         return frozenset()
-    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.known
+    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.all_seen_keys
 
 
 def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
     used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
-    return replace(scores, chose=scores.chose.union(*(data.keys() for data in used)))
+    return replace(scores, selection_keys=scores.selection_keys.union(*(data.keys() for data in used)))
 
 
-def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
+def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> BlendInputs:
     """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
     sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
     sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
@@ -139,7 +139,7 @@ def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     has_aside = aside is not None and not aside.is_empty
     chosen = aside if has_aside else task.data
     assert chosen is not None
-    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
+    return BlendInputs(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
 def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:

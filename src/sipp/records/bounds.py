@@ -43,7 +43,7 @@ class Guarantee:
     k_constant: float
     reason: str  # why it is not met; empty when it is
     n_weights: int  # that are not zero
-    n_refuting: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
+    n_never_above: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
     layers: Coverage  # of Delta_l, for each layer by itself (T18)
 
     @property
@@ -53,10 +53,10 @@ class Guarantee:
     @property
     def contradicted(self) -> bool:
         """Whether the data refutes the assumption: were it true, such a weight had a chance of exp(-n/K) at most."""
-        if self.n_refuting == 0:
+        if self.n_never_above == 0:
             return False
         # of n_weights so many would be expected at most, and by Markov's inequality as many as there are is as unlikely
-        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_refuting
+        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_never_above
 
     @property
     def verdict(self) -> str:

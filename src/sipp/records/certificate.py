@@ -23,10 +23,9 @@ from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up
 from sipp.records.html import folded, table_html, text_html, view
 
-SCHEMA = "sipp-certificate/1"
-WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
-OF_TOKENS = "sipp-certificate/3"  # about the tokens of sequences (T22): it says what it measures
-USUAL = ("output", "class")  # what the others measure
+SCHEMA = "sipp-certificate/4"
+OF_POINTS = "sipp-certificate/1"  # as earlier versions wrote them: this one counted copies as independent points,
+OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3")  # and only the last says what it measures
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
@@ -42,7 +41,7 @@ Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
 Flag = Annotated[bool, Field(strict=True)]
 Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
 Measure = Literal["output", "kl", "next-token"]
-Choice = Annotated[int, Field(strict=True)] | Text | None
+OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Certificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
-    output: Choice  # which part of the models' output was compared
+    output: OutputSelector  # which part of the models' output was compared
     calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
@@ -142,7 +141,7 @@ class AccuracyCertificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text
-    output: Choice
+    output: OutputSelector
     calibration_checked: Flag
     ledger_kept: Flag
     prior_uses: Count
@@ -228,7 +227,8 @@ def _claim_in_words(cert: Certificate) -> str:
     given = _counted(cert, "holdout inputs")
     counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
     if cert.verdict == "certified" and cert.measure != "output":
-        return f"With {confidence} confidence, for all but at most {delta} of sequences {_of_tokens(cert)} ({counts})."
+        claim = claim_about_tokens(cert)
+        return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         start = "True but useless: with" if cert.is_useless else "With"
@@ -252,7 +252,7 @@ def _limit(cert: Certificate) -> str:
     return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
-def _of_tokens(cert: Certificate) -> str:
+def claim_about_tokens(cert: Certificate) -> str:
     """What a certificate says of the tokens of a sequence (T22)."""
     if cert.measure == "next-token":
         limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
@@ -300,7 +300,7 @@ FIELD_WORDS = {
     "k_allowed": "violations that the claim allows",
     "delta_hat": "proved limit on the share further off",
     "drop_upper": "proved limit on the drop in accuracy",
-    "measure": "what is limited in each sequence",
+    "measure": "what is limited",
 }
 LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
 SHEET_DIGITS = 4
@@ -308,16 +308,11 @@ SHEET_DIGITS = 4
 
 def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
     """Headline, sentence and one aligned line per field and derived number with its meaning, for a terminal."""
-    names = (*_names(cert), *derived)
+    names = (*(field.name for field in fields(cert)), *derived)
     rows = [(name, _shown(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
     widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
     return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
-
-
-def _names(cert: AnyCertificate) -> list[str]:
-    """Its fields; what it measures only where that is not the usual."""
-    return [field.name for field in fields(cert) if field.name != "measure" or cert.measure not in USUAL]
 
 
 def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
@@ -358,8 +353,8 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
     if cert is None:
         return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
-    content: dict[str, Any] = {"schema": _schema_of(cert), "kind": kind, "sentence": cert.sentence}
-    for name in (*_names(cert), *DERIVED[kind]):
+    content: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "sentence": cert.sentence}
+    for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
     return content
@@ -368,12 +363,6 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
 def to_json(cert: AnyCertificate) -> str:
     """The certificate as JSON text."""
     return json.dumps(certificate_values(cert), indent=2, allow_nan=False)
-
-
-def _schema_of(cert: AnyCertificate) -> str:
-    if cert.measure not in USUAL:
-        return OF_TOKENS
-    return WITH_COPIES if cert.n_duplicates else SCHEMA
 
 
 def from_json(text: str) -> AnyCertificate:
@@ -399,13 +388,12 @@ def from_json(text: str) -> AnyCertificate:
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
     content = dict(values)
-    schema = content.get("schema")
-    if schema not in (SCHEMA, WITH_COPIES, OF_TOKENS) or content.get("kind") not in (*KINDS,):
-        raise DataError(
-            f"schema must be {SCHEMA!r}, {WITH_COPIES!r} or {OF_TOKENS!r}, kind one of {[*KINDS]}; got {schema!r}"
-        )
-    kind = content["kind"]
-    names = [field.name for field in fields(KINDS[kind]) if field.name != "measure" or schema == OF_TOKENS]
+    schema, kind = content.get("schema"), content.get("kind")
+    if schema not in (SCHEMA, *OLDER) or kind not in (*KINDS,):
+        raise DataError(f"schema must be {SCHEMA!r} or an older one, kind one of {[*KINDS]}; got {schema!r}")
+    if schema != SCHEMA:
+        content = {"measure": KINDS[kind].measure, **content}
+    names = [field.name for field in fields(KINDS[kind])]
     expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
     if set(content) != expected:
         raise DataError(
@@ -415,12 +403,8 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         cert = SCHEMAS[kind].validate_python({name: content[name] for name in names})
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
-    if schema != _schema_of(cert):
-        what = "the schema of one with copies among its points, and has none"
-        if cert.measure in USUAL and schema == OF_TOKENS:
-            what = "the schema of one about tokens, and is about others"
-        if cert.n_duplicates:
-            what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
+    if schema == OF_POINTS and cert.n_duplicates:
+        what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
         raise DataError(f"the certificate has {what}", fix="certify again")
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert

@@ -11,7 +11,7 @@ from sipp.records.options import Reduce
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BlendTrial:
     """One blend, and how far the network's output moves with its mask."""
 
     p: float
@@ -31,11 +31,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BlendChoice:
     """The blend that was taken, and the whole curve it was chosen from."""
 
-    taken: Candidate
-    tried: tuple[Candidate, ...]
+    taken: BlendTrial
+    tried: tuple[BlendTrial, ...]
     n_points: int
     is_aside: bool = True  # those were not scored; False: too few to keep any aside
 

@@ -26,6 +26,7 @@ from sipp.records.pattern import pattern_of
 
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
+Fitting = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
 Repairing = bool | Literal["joint", "refit"]  # True is "joint": masks may move (T21); "refit": they stay
 Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
 Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own

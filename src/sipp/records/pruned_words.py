@@ -48,7 +48,7 @@ def pruned_table(pruned: Pruned) -> str:
             headline(pruned),
             *summary_lines(pruned),
             labelled("next", next_step(pruned)),
-            text_of(_layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
+            text_of(layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
             *column_words([], bounds),
             f"print(pruned.details) shows every statement in full{hidden}",
         ]
@@ -62,7 +62,7 @@ def pruned_details(pruned: Pruned) -> str:
     return "\n".join(
         [
             headline(pruned),
-            text_of(_layers_table(pruned, strategies=names, bounds=True)),
+            text_of(layers_table(pruned, strategies=names, bounds=True)),
             *column_words(names, has_bounds),
             *summary_lines(pruned, in_full=True),
             labelled("next", next_step(pruned)),
@@ -78,7 +78,7 @@ def headline(pruned: Pruned) -> str:
     )
 
 
-def _layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
+def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
     """One line a layer, without columns that are empty; with `ends` only so many of the first and of the last."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = ["weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in strategies)]
@@ -119,7 +119,7 @@ def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
 def pruned_html(pruned: Pruned) -> str:
     """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = _layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
+    table = layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
     return view(
         headline(pruned),
         labels_html([*_summary(pruned), ("next", next_step(pruned))]),
@@ -234,7 +234,7 @@ def moved_warning(pruned: Pruned) -> str:
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do now: with a network that is of little use, or with a good one."""
-    if not pruned.stated:
+    if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
         if is_certified:
@@ -261,7 +261,7 @@ def _inputs_of(moved: OutputChange) -> str:
 def cost_of(pruned: Pruned) -> str:
     """The best of the statements about the network, in plain words, or what was seen on calibration points."""
     is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may be of other values
-    if is_dense and pruned.stated and pruned.repair is None:
+    if is_dense and pruned.described_hash and pruned.repair is None:
         return "nothing was removed, so the output is the same."
     found = []
     if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
+from sipp.records.options import Fitting
 from sipp.records.plots import layer_bars
 
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
@@ -55,7 +56,7 @@ class Repair:
     output_chosen: float | None  # at the end, on the points that chose: no estimate for others
     polish: Polish | None
     undone: str  # why all weights are as they were; empty where they are not
-    way: Literal["refit", "joint"] = "refit"  # "joint": masks and weights were found together (T21)
+    way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
     a: float | None = None  # of a joint search: how much of what earlier layers lost each layer makes up for
     budgets: str = ""  # of a joint search: whose share of weights the layers keep
     n_judged_fit: int | None = (
@@ -97,17 +98,19 @@ class Repair:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
         text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_points} inputs"
-        if self.way == "joint":
+        if self.way != "refit":
+            by = "together" if self.way == "joint" else f"by {self.way}"
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
-                f"mask and weights found together on {self.n_points:,} inputs ({n_moved:,} weights differ from the "
+                f"mask and weights found {by} on {self.n_points:,} inputs ({n_moved:,} weights differ from the "
                 "first mask)"
             )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
         if self.output_before is not None:
+            before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (
-                f"; output error on {self.n_judged:,} held-back inputs: {number(self.output_before)} before repair, "
+                f"; output error on {self.n_judged:,} held-back inputs: {number(self.output_before)} {before}, "
                 f"{number(self.output_after)} after"
             )
             if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:

@@ -12,10 +12,10 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.bounds import NetworkBound
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
-from sipp.records.choice import Choice
+from sipp.records.choice import BlendChoice
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.pruned import Pruned, as_it_is, not_zero
+from sipp.records.pruned import Pruned, not_zero, refreshed
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 
 Values = dict[str, Any]
@@ -26,7 +26,7 @@ LAYER_KEYS = (
 )  # fmt: skip
 GUARANTEE_KEYS = (
     "met", "verdict", "contradicted", "delta", "n", "n_needed", "unit", "c_constant", "k_constant", "reason",
-    "n_weights", "n_refuting",
+    "n_weights",
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "buffers_hash": buffers_hash(pruned.model),
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
-        **pruning_values(as_it_is(pruned)),
+        **pruning_values(refreshed(pruned)),
     }
 
 
@@ -77,7 +77,12 @@ def pruning_values(pruned: Pruned) -> Values:
         "layers": [{**_named(layer, LAYER_KEYS), "dead_rows": len(layer.dead_rows)} for layer in pruned.layers],
         "bound": _bound_values(pruned.bound),
         "guarantee": None if guarantee is None else str(guarantee),
-        "conditions": guarantee and {**_named(guarantee, GUARANTEE_KEYS), "layers": asdict(guarantee.layers)},
+        "conditions": guarantee
+        and {
+            **_named(guarantee, GUARANTEE_KEYS),
+            "n_refuting": guarantee.n_never_above,
+            "layers": asdict(guarantee.layers),
+        },
         "measured": measured
         and {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)},
         "moved": pruned.moved and asdict(pruned.moved),
@@ -88,7 +93,7 @@ def pruning_values(pruned: Pruned) -> Values:
     return {key: json_value(value) for key, value in found.items()}
 
 
-def _choice_values(choice: Choice) -> Values:
+def _choice_values(choice: BlendChoice) -> Values:
     """Which blend was taken, and how far each that was tried moves the output (T20)."""
     tried = [{**asdict(one), "name": one.name, "is_taken": one == choice.taken} for one in choice.tried]
     return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}

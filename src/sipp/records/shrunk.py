@@ -52,14 +52,14 @@ class Shrunk:
     off_by: float  # the largest difference of an output on the example, relative to the largest number of that output
     left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
     hash_before: str  # of the network before, as certificates name it
-    stated: str  # the hash of `model` as it was made: of other weights nothing here is said
+    described_hash: str  # the hash of `model` as it was made: of other weights nothing here is said
     certificate: AnyCertificate | None = None  # about the network before, which computes the same
     seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
 
     @property
     def is_as_made(self) -> bool:
         """Whether the network still has the weights that it was given: it computes what the one before did."""
-        return tensors_hash(self.model) == self.stated
+        return tensors_hash(self.model) == self.described_hash
 
     def _table(self) -> Table:
         """One line a weight."""

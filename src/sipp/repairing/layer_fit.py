@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.options import Fitting
 from sipp.records.pattern import Pattern
 from sipp.records.repair import Intercept
 from sipp.records.weights import Weight, from_rows, to_rows
@@ -29,8 +30,8 @@ from sipp.repairing.sparsegpt import sparsegpt
 RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the same
 N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
 
-Way = Literal["joint", "given", "alps", "sparsegpt"]
-PEERS: tuple[Way, ...] = ("alps", "sparsegpt")
+Way = Literal["joint", "given"] | Fitting
+PEERS: tuple[Fitting, ...] = get_args(Fitting)
 Support = Literal["joint", "given", "none"]  # whose mask was taken; none: the weights are the dense ones under the mask
 
 

@@ -54,9 +54,15 @@ def _factor(rows: Rows) -> Tensor:
     return cholesky_or_nan(inverse_GKK).mT
 
 
+def _is_dead(rows: Rows) -> Tensor:
+    """Inputs that are always 0 (G x K): their weights go, but for those that keep a row alive."""
+    return rows.xx_GKK.diagonal(dim1=1, dim2=2) == 0
+
+
 def _limits(rows: Rows, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: Tensor) -> Tensor:
     """What is added to the scores: -inf where a weight may not be kept, inf for the best of each row that lives."""
     score_GRK = rows.dense_GRK.square() / factor_GKK.diagonal(dim1=1, dim2=2).square()[:, None]
+    score_GRK = torch.where(_is_dead(rows)[:, None], 0.0, score_GRK)
     best_GR1 = torch.where(may_GRK, score_GRK, -1.0).argmax(2, keepdim=True)
     limit_GRK = torch.where(may_GRK, 0.0, -torch.inf).to(score_GRK)
     lifted_GR1 = torch.where(lives_GR[..., None], torch.inf, limit_GRK.gather(2, best_GR1))
@@ -80,8 +86,7 @@ def _pruned(
     rows: Rows, factor_GKK: Tensor, limit_GRK: Tensor, count_GB: Tensor | None, step: int, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """One block of rows: its mask and values (G x R x K)."""
-    is_dead_GK = rows.xx_GKK.diagonal(dim1=1, dim2=2) == 0
-    left_GRK = torch.where(is_dead_GK[:, None], 0.0, rows.dense_GRK)
+    left_GRK = torch.where(_is_dead(rows)[:, None] & (limit_GRK < torch.inf), 0.0, rows.dense_GRK)
     mask_GRK = torch.zeros(left_GRK.shape, dtype=torch.bool, device=left_GRK.device)
     values_GRK = torch.zeros_like(left_GRK)
     diagonal_GK = factor_GKK.diagonal(dim1=1, dim2=2)

@@ -10,7 +10,7 @@ from math import fsum
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
 from sipp.report.contents import Article, Cell, Finding, Section, Table
-from sipp.report.numbers import is_useless, number
+from sipp.report.numbers import certified_limit, is_useless, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
@@ -77,8 +77,9 @@ def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
 
 
 def certified(model: PrunedModel) -> float | None:
-    """The certified error; of several certificates the largest, because the best of several is no claim."""
-    return max((one.limit for one in model.all_certificates if one.limit is not None), default=None)
+    """The certified error of the output; of several certificates the largest: the best of several is no claim."""
+    known = [one.output_limit for one in model.all_certificates]
+    return max((limit for limit in known if limit is not None), default=None)
 
 
 def certified_drop(model: PrunedModel) -> float | None:
@@ -202,7 +203,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
             cells |= _accuracy_cells(accuracies_on(model, points))
         cells["dead rows"] = Cell(f"{model.record.dead_rows:,}")
         cells["output moved"] = Cell("unknown" if model.moved is None else number(model.moved, "share"))
-        cells["certified within"] = certified_cell(certified(model))
+        cells["certified within"] = certified_cell(model)
         if has_drops:
             drop = certified_drop(model)
             cells["certified drop"] = Cell("none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points")
@@ -222,10 +223,12 @@ def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, Cell]:
     return {"accuracy": cell, "accuracy, dense": Cell(number(dense, "share"))}
 
 
-def certified_cell(limit: float | None) -> Cell:
-    """A certified error, marked where it says nothing."""
+def certified_cell(model: PrunedModel) -> Cell:
+    """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
+    limit = certified(model)
     if limit is None:
-        return Cell("none")
+        others = [one for one in model.all_certificates if one.limit is not None]
+        return Cell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
     if is_useless(limit):
         return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return Cell(percent_up(limit))

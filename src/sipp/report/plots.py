@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
-from sipp.report.numbers import USELESS, Unit, is_useless, number, up
+from sipp.report.numbers import Unit, certified_limit, number, up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
@@ -217,11 +218,11 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
     for key, name in CERTIFICATE_ROWS.items():
         value = values.get(key)
         if isinstance(value, float):
-            rows.append([name, percent_up(value) if key in ("epsilon", "drop_upper") else number(value)])
+            limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": percent_up(value)}
+            rows.append([name, limits.get(key, number(value))])
         elif value is not None:
             rows.append([name, f"{value:,}" if type(value) is int else str(value)])
-    limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
-    useless = limit is not None and is_useless(limit)
+    useless = certificate.is_useless
     title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
     return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
 

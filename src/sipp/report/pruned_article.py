@@ -16,11 +16,11 @@ from sipp.records.schemas import (
 )
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, rows_of
-from sipp.report.numbers import Unit, counted, is_useless, number
+from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import best_evaluation, lead, next_steps, output_moved, outputs_rows, tiles_of
+from sipp.report.summary import best_evaluation, lead, next_steps, outputs_rows, shown_output_change, tiles_of
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
@@ -62,7 +62,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
         return None
     text = "Distance from the dense network's output, divided by its length."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
-    found = output_moved(pruned)
+    found = shown_output_change(pruned)
     heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
     finding = Finding(heading, "Other numbers on this page answer other questions:")
     return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
@@ -253,8 +253,8 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
         ]
         title = "One input per call" if run.n_points == 1 else f"{run.n_points:,} inputs per call"
         cards.append({"title": title, "text": "", "rows": rows})
-    limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
-    useless = bool(bench.certified) and limit is not None and is_useless(limit)
+    certificate = pruned.record.certificate
+    useless = bool(bench.certified) and certificate is not None and certificate.is_useless
     title = "Useless certificate" if useless else "Certified"
     text = bench.certified or "No certificate for the stored values."
     return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

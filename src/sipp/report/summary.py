@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, Certificate, from_values
+from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, Step, Tile
-from sipp.report.numbers import counted, is_useless, number
+from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
@@ -30,7 +30,7 @@ def lead(pruned: PrunedModel) -> Finding:
     if measured is not None and measured.accuracies is not None:
         before, after = measured.accuracies
         heading += f", and the accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
-    elif (moved := output_moved(pruned)) is not None:
+    elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
     rows = "every row keeps at least one weight" if not dead else f"{counted(dead, 'row')} lost all weights"
@@ -42,7 +42,7 @@ def lead(pruned: PrunedModel) -> Finding:
     )
 
 
-def output_moved(pruned: PrunedModel) -> tuple[float, str] | None:
+def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """The one number for how far outputs move, and on which points: on new points where they were measured."""
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
@@ -66,7 +66,7 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
         faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         speed = Tile("speed", faster, f"with sipp.sparse, {place}")
-    found = output_moved(pruned)
+    found = shown_output_change(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
         moved = Tile("output moves by", number(found[0], "share"), f"of its length, {found[1]}")
@@ -77,10 +77,11 @@ def _guarantee(pruned: PrunedModel) -> Tile:
     """The first certificate that promises something, that of `sipp prune` before those of `certify`."""
     for certificate in pruned.all_certificates:
         if words := promise(certificate):
-            limit = certificate.drop_upper if certificate.drop_upper is not None else certificate.limit
-            unit = "drop at most " if certificate.drop_upper is not None else "within "
-            useless = certificate.drop_upper is None and limit is not None and is_useless(limit)
-            return Tile("guarantee", "useless" if useless else f"{unit}{percent_up(limit or 0.0)}", words)
+            limit, drop = certificate.limit, certificate.drop_upper
+            within = f"drop at most {percent_up(drop or 0.0)}"
+            if limit is not None:
+                within = f"within {certified_limit(limit, certificate.measure)}"
+            return Tile("guarantee", "useless" if certificate.is_useless else within, words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
@@ -98,10 +99,12 @@ def promise(certificate: CertificateRecord) -> str:
     if isinstance(found, AccuracyCertificate):
         drop = percent_up(found.drop_upper).removesuffix(" %")
         return f"On new inputs, the accuracy falls by at most {drop} percentage points {sure}"
-    if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
+    if certificate.verdict != "certified" or certificate.limit is None:
         return ""
+    if found.measure != "output":
+        return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
     limit = percent_up(certificate.limit)
-    if is_useless(certificate.limit):
+    if found.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's length"
     return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
 
@@ -121,7 +124,7 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(Step("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
-    moved = output_moved(pruned)
+    moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
         if not record.repair:
             command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"

@@ -25,7 +25,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice, check_path
 from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
@@ -75,7 +75,7 @@ class Exported:
 
 @torch.inference_mode(False)
 def export(
-    model: Given,
+    model: NetworkLike,
     path: str | PathLike[str],
     *,
     to: Target,

@@ -17,7 +17,7 @@ from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
@@ -224,7 +224,7 @@ def _copied(value: Any) -> Any:
 
 
 @torch.inference_mode(False)
-def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
+def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
     """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
     It runs where the model is: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16 on a

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice
-from sipp.records.options import Reduce, Score, method_name
+from sipp.records.options import Fitting, Reduce, Score, method_name
 from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
@@ -41,6 +41,7 @@ class MethodInfo:
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
     floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
+    fitting: Fitting | None = None  # after the cut, mask and values are found anew by this search
 
     @property
     def is_own(self) -> bool:
@@ -94,6 +95,10 @@ METHODS: tuple[MethodInfo, ...] = (
                "erk:erk"),
     MethodInfo("obs", "keeps the weights whose removal the rest of the row can least compensate",
                "obs:obs", POINTS, "layer"),
+    MethodInfo("sparsegpt", "column by column, the weights to the right make up for those that go",
+               "baselines:wt", POINTS, "layer", fitting="sparsegpt"),
+    MethodInfo("alps", "mask and weights of each layer together, by alternating directions",
+               "baselines:wt", POINTS, "layer", fitting="alps"),
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)
@@ -151,6 +156,17 @@ def method_of(method: Any) -> MethodInfo:
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
+
+
+def refuse_fitted(method: Any, what: str) -> None:
+    """An OptionError where a method finds values as well, and `what` asks for masks alone."""
+    row = method_of(method)
+    if row.fitting is not None:
+        raise OptionError(
+            f"method={row.name!r} finds new values with its mask, and {what}",
+            fix="use it with sipp.prune or sipp.compare",
+            option="method",
+        )
 
 
 def own_methods() -> dict[str, MethodInfo]:

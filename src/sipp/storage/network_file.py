@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sipp.errors import DataError
-from sipp.records.contents import MOST_WEIGHTS, Count, Line, Statements, StrictRecord
 from sipp.records.options import Precision
+from sipp.records.saved_file import MOST_WEIGHTS, Count, Line, StoredStatements, StrictRecord
 from sipp.storage.coding import DTYPES, FLOATS, MOST_SYMBOLS_PER_BYTE, PositionKind, bitmask_bytes, least_gap_bytes
 from sipp.storage.files import read_file, sha256_of
 from sipp.storage.rounding import FORMATS, Rounding
@@ -170,7 +170,7 @@ class Index(StrictRecord):
     sipp: Line
     torch: Line
     precision: Precision  # as asked for
-    statements: Statements | None
+    statements: StoredStatements | None
     certificate: str | None  # as `to_json` writes it
     buffers_hash: str | None = None  # of buffers that the state_dict leaves out; None: there are none
     parts: tuple[Part, ...] = ()  # in the order of the tensors; (): the data lie in the same file

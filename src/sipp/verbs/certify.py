@@ -28,13 +28,13 @@ from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 
 
 @torch.inference_mode(False)
 def certify(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     delta: float = HOLDOUT_DELTA,
@@ -101,7 +101,7 @@ def certify(
 @torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     confidence: float = CONFIDENCE,

@@ -44,6 +44,7 @@ from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Sc
 from sipp.records.other_names import in_our_words
 from sipp.records.plots import curves
 from sipp.records.ranking import Ranking
+from sipp.scoring.methods import refuse_fitted
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
@@ -146,6 +147,7 @@ def gradual(
     n_steps, n_cuts = _checked_course(train_step, data, steps, cuts, progress)
     options = PruneOptions(method=method, floor=floor, seed=seed)
     checked_method(options)
+    refuse_fitted(options.method, "training finds the values here")
     n_weights, last = _checked_model(model, keep, include, exclude, scoring)
     checked_optimizers(model, optimizer)  # before any training
     averages = checked_averages(model, average)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.records.checking import check_path
-from sipp.records.contents import Contents
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash
+from sipp.records.saved_file import SavedFile
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
@@ -61,7 +61,7 @@ def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Modu
     return into
 
 
-def _check_fits(contents: Contents, model: nn.Module) -> None:
+def _check_fits(contents: SavedFile, model: nn.Module) -> None:
     """Raises ModelError with the names where the model has other names, shapes or dtypes than the file."""
     own, path = model.state_dict(), contents.path
     stored = {name: (one.dtype, one.shape) for one in contents.tensors for name in one.names}

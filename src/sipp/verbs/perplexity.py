@@ -22,13 +22,13 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.numerics import device_of
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.records.text_scores import TextScores
 
 
 @torch.inference_mode(False)
 def perplexity(
-    model: Given, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
+    model: NetworkLike, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
 ) -> TextScores:
     """Measures how well a causal language model predicts windows of token numbers, and how far it is from `dense`.
 

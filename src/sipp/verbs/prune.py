@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_moved, put_back, spared_by_name
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_change, put_back, spared_by_name
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
 from sipp.records.options import (
@@ -24,6 +25,7 @@ from sipp.records.options import (
     ChunkBytes,
     Constants,
     Draws,
+    Fitting,
     Floor,
     Method,
     Mode,
@@ -38,7 +40,9 @@ from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired, repair_network
+from sipp.repairing.parts import Parts, parts_of
 from sipp.repairing.with_new_masks import search_network
+from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
@@ -111,20 +115,20 @@ def prune_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    held = _checked_holdout(task, options, holdout)
+    held = _checked_holdout(task, options, holdout, ways_of(info, options.repair))
     n_kept, new_points = budget_for(options, task.weights), held
     if options.bound == "sound" and data is not None and held is None:
         task, new_points = set_points_aside(task, options)
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
-        moved = output_moved(ranking, found, task)
-    if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
+        moved = output_change(ranking, found, task)
+    for way in ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
         found, repaired = repaired_cut(
             ranking,
             found,
-            task.data,
-            options.repair,
+            parts_of(ranking.model, task.points, seed=options.seed),
+            way,
             blocks=options.blocks,
             chunk_bytes=options.scoring.chunk_bytes,
             progress=progress,
@@ -139,37 +143,48 @@ def prune_with(
     return pruned
 
 
+def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
+    """What finds new values after the cut: the method itself, then the repair."""
+    found: tuple[Repairing | Fitting | None, ...] = (info.fitting, repair)
+    return [way for way in found if way]
+
+
 def repaired_cut(
     ranking: Ranking,
     found: Cut,
-    data: AnyData,
-    way: Repairing,
+    parts: Parts,
+    way: Repairing | Fitting,
     *,
     blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     like: Repair | None = None,
+    fits_all: bool = True,
     progress: bool = False,
 ) -> tuple[Cut, Repaired]:
     """The same number of weights with values fitted to the dense network, and what the repair did.
 
     By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
-    repair where one is given in `like`.
+    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted.
     """
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = repair_network(dense, found.model, found.masks, data, **run)
+        fixed = repair_network(dense, found.model, found.masks, parts, **run)
     else:
-        known: dict[str, Any] = {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
+        known |= {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_network(dense, masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        fixed = search_network(dense, masks, parts, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
 
 
-def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData | None) -> Data | None:
+def _checked_holdout(
+    task: ScoringTask, options: PruneOptions, holdout: AnyData | None, ways: Sequence[Repairing | Fitting]
+) -> Data | None:
     """The holdout; refuses what cannot be read as often as it must be, and what would serve nothing."""
     data = task.data
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
@@ -177,10 +192,11 @@ def _checked_holdout(task: ScoringTask, options: PruneOptions, holdout: AnyData 
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
-    if options.blocks is not None and not options.repair:
+    if options.blocks is not None and not ways:
         raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
-    if options.repair and (data is None or not data.can_be_read_again):
-        raise OptionError("repair reads the data again, after it was scored", fix="give a list, a loader or a tensor")
+    if ways and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
+        what = "repair" if options.repair else f"method={options.method!r}"
+        raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
     reads_twice = options.bound == "sound" or options.looks_at_assumption
     if reads_twice and data is not None and not data.can_be_read_again:
         raise OptionError(

@@ -37,6 +37,7 @@ from sipp.records.pattern import pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.joint import joint_block
 from sipp.repairing.parts import Parts, divided
+from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
 from sipp.storage.renamed_weights import renamed_weights
@@ -105,6 +106,7 @@ def prune_on_disk(
     )
     if (keep is None) == (pattern is None):
         raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
+    refuse_fitted(options.method, "prune_on_disk fits by repair=True alone")
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())

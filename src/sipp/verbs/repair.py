@@ -15,10 +15,11 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes
 from sipp.records.pattern import pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, unstated
+from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.weights import to_rows
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
+from sipp.repairing.parts import parts_of
 from sipp.repairing.with_new_masks import search_network
 
 MOST_STEPS = 10_000_000
@@ -70,21 +71,22 @@ def repair(
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     check_same_tensors(dense, given, pruned.masks)
-    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "n_points": n_points, "seed": seed}
+    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "seed": seed}
     chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
+    parts = parts_of(dense, data, n_points=n_points, seed=seed)
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        found = search_network(dense, pruned.masks, data, floor=0.0 if alive else None, pattern=pattern, **chosen)
+        found = search_network(dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen)
     else:
-        found = repair_network(dense, given, pruned.masks, data, **chosen)
-    about = unstated(pruned, UNSTATED)  # what was promised spoke of the old values
+        found = repair_network(dense, given, pruned.masks, parts, **chosen)
+    about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
         about,
         model=found.model,
         masks=found.masks,
         layers=_recounted(about.layers, dense, found.masks) if moves_mask else about.layers,
-        stated=tensors_hash(found.model),
+        described_hash=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
         seen=pruned.seen | found.keys,

@@ -14,12 +14,12 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
 from sipp.records.checking import check_choice, check_path, check_size
-from sipp.records.contents import Contents, Statements
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
-from sipp.records.pruned import Pruned, as_it_is
-from sipp.records.pruned_to import Given, certificate_of, without_walk
+from sipp.records.pruned import Pruned, refreshed
+from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
+from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
 from sipp.storage.network_file import MARK, MARK_OF_PARTS, Index, pack, write_index
 from sipp.storage.network_parts import planned_parts, write_network
@@ -35,14 +35,14 @@ from sipp.storage.network_tensors import (
 
 @torch.inference_mode(False)
 def save(
-    pruned: Given,
+    pruned: NetworkLike,
     path: str | PathLike[str],
     *,
     values: Precision = "fp32",
     masks: Mapping[str, Tensor] | None = None,
     certificate: AnyCertificate | None = None,
     shard: str | int | None = None,
-) -> Contents:
+) -> SavedFile:
     """Writes a network to one small file, and returns what is in it: bytes, encodings, changed values. `print` it.
 
     `values`: "fp32" and "lossless" keep every bit ("lossless" compresses the bytes of all numbers, which takes longer);
@@ -63,7 +63,7 @@ def save(
         True
     """
     certificate = certificate_of(pruned, certificate)
-    pruned = without_walk(pruned)
+    pruned = pruned_or_module(pruned)
     model, masks = _network(pruned, masks)
     target = check_path("path", path, "net.sipp.safetensors")
     check_choice("values", values, get_args(Precision))
@@ -133,10 +133,10 @@ def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def _statements(pruned: Pruned) -> Statements:
-    said = pruning_values(as_it_is(pruned))
+def _statements(pruned: Pruned) -> StoredStatements:
+    said = pruning_values(refreshed(pruned))
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
-    return Statements(
+    return StoredStatements(
         **{key: said[key] for key in keys},
         network=said["bound"]["words"],
         rows_and_layers=said["guarantee"],

@@ -14,7 +14,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
-from sipp.records.pruned_to import Given, PrunedTo, network_of, points_seen
+from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
 from sipp.runtime.examples import call_of, guessed_call, off_by, own_tensors
 from sipp.runtime.graph import program_of
@@ -32,7 +32,7 @@ UNITS = 64  # in others: so many of theirs
 
 
 @torch.inference_mode(False)
-def shrink(model: Given, example: Any = None) -> Shrunk:
+def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     """Removes dead rows and channels, and inputs that no layer reads: the result has smaller plain layers.
 
     `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. `example` is an input as for
@@ -92,7 +92,7 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         off_by=moved,
         left_alone=tuple(channels.left_alone),
         hash_before=before,
-        stated=tensors_hash(made),
+        described_hash=tensors_hash(made),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=points_seen(model),
     )

@@ -18,7 +18,7 @@ from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
 from sipp.records.html import text_html, view
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
 from sipp.verbs.certify import certify_accuracy
 
@@ -49,7 +49,7 @@ class Verification:
 def verify(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     output: Output = None,
@@ -110,7 +110,7 @@ def verify(
 def _look_again(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     output: Output,
     calibration: Any,

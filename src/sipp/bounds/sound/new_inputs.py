@@ -57,7 +57,7 @@ def sound_network_bound(
         epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
         worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
         keys |= set(draw_keys_of(batch))
-    covered = coverage(len(keys - scores.known), 1, confidence)
+    covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
     if covered.share > MOST_SHARE:
         causes.append(

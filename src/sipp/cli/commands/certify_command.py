@@ -61,7 +61,7 @@ def certify(request: CertifyRequest, as_json: Json = False) -> None:
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.make_certificate import answer
+    from sipp.cli.certify_work import answer
 
     with only_json(as_json):
         found = answer(request)

@@ -113,7 +113,7 @@ def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) 
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
-    from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
+    from sipp.cli.prune_work import check, json_record, not_certified, tell, work, write
 
     if request.recipe is not None:
         from sipp.cli.prune_recipe import with_recipe
@@ -125,7 +125,7 @@ def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) 
     with only_json(as_json):
         check(request)
         outcome = work(request)
-        record = record_of(request, outcome)
+        record = json_record(request, outcome)
         written = write(request, outcome, record)
         if not as_json:
             tell(request, outcome, written)

@@ -58,11 +58,11 @@ def prune_on_disk(request: OnDiskRequest, as_json: Json = False) -> None:
     For example: sipp prune-on-disk --model hf:llama --data train.jsonl --keep 0.5 --repair --out sparse. Only one
     block and one batch are in memory. A stopped run resumes after its last finished block.
     """
-    from sipp.cli.prune_files import record_of, work
+    from sipp.cli.prune_on_disk_work import json_record, work
 
     with only_json(as_json):
         done = work(request)
     if as_json:
-        print_json(record_of(done))
+        print_json(json_record(done))
     else:
         show(str(done))

@@ -12,7 +12,7 @@ import sipp
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.evaluate import evaluate
+from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.errors import DataError

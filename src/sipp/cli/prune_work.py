@@ -34,12 +34,12 @@ from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_share, check_size
-from sipp.records.contents import Contents
 from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
+from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
@@ -313,7 +313,7 @@ def _prune_to(
     return walk.pruned, walk, walk.certificate
 
 
-def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
+def json_record(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
     """What report.json and --json hold."""
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
@@ -359,7 +359,7 @@ class Written:
     """The files that were written, and what is in the one small file, where it is one."""
 
     files: dict[str, int]  # {path: bytes}
-    contents: Contents | None = None
+    contents: SavedFile | None = None
 
     @property
     def record(self) -> dict[str, Any]:

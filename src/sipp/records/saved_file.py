@@ -42,7 +42,7 @@ class StrictRecord(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Statements(StrictRecord):
+class StoredStatements(StrictRecord):
     """How the network was pruned, and what was said about it then, in words."""
 
     method: Line
@@ -82,7 +82,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SavedFile:
     """What a file holds. `print` it."""
 
     path: Path
@@ -93,7 +93,7 @@ class Contents:
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
     masks: dict[str, Tensor]  # {parameter name: bool tensor}, True = kept
-    statements: Statements | None
+    statements: StoredStatements | None
     statements_about: About
     certificate: AnyCertificate | None
     certificate_about: About | None
@@ -102,7 +102,7 @@ class Contents:
 
     def __repr__(self) -> str:
         held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
-        return f"<Contents of {self.path.name}: {held}; print() shows them>"
+        return f"<SavedFile of {self.path.name}: {held}; print() shows them>"
 
     @property
     def dense_bytes(self) -> int:
@@ -165,7 +165,7 @@ COLUMNS = {  # and their words, where they do not speak for themselves
 }
 
 
-def _contents_table(contents: Contents, columns: list[str]) -> Table:
+def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = plain_table("tensor", *(column.replace("bytes ", "bytes\n") for column in columns), tight=True)
 
@@ -186,11 +186,11 @@ def _contents_table(contents: Contents, columns: list[str]) -> Table:
     return table
 
 
-def _columns(contents: Contents) -> list[str]:
+def _columns(contents: SavedFile) -> list[str]:
     return [one for one in COLUMNS if contents.moved or not one.endswith("change")]
 
 
-def _headline(contents: Contents) -> str:
+def _headline(contents: SavedFile) -> str:
     ratio = contents.dense_bytes / contents.n_bytes
     return (
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
@@ -198,7 +198,7 @@ def _headline(contents: Contents) -> str:
     )
 
 
-def contents_text(contents: Contents) -> str:
+def contents_text(contents: SavedFile) -> str:
     """All of it for a shell: the sizes, the table of tensors, how it was pruned and what was said of it."""
     columns = _columns(contents)
     words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
@@ -211,7 +211,7 @@ def contents_text(contents: Contents) -> str:
     return "\n".join(lines)
 
 
-def contents_html(contents: Contents) -> str:
+def contents_html(contents: SavedFile) -> str:
     """The same for a notebook."""
     table = _contents_table(contents, _columns(contents))
     return view(_headline(contents), table_html(table, bars=("bytes", "bytes dense")), labels_html(_words(contents)))
@@ -232,7 +232,7 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     }
 
 
-def _words(contents: Contents) -> list[tuple[str, str]]:
+def _words(contents: SavedFile) -> list[tuple[str, str]]:
     """Labels and texts: how it was pruned and what was said of it, marked where the stored values are others."""
     said = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
