@@ -172,7 +172,7 @@ def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
 
 def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
     x = points()
-    with pytest.warns(UserWarning, match="accuracy is not compared: labels are none of the output's classes"):
+    with pytest.warns(UserWarning, match="accuracy is not compared: labels are outside the output's classes"):
         found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("wt",), progress=False)
     assert found.dense_accuracy is None and found.rows[0].accuracy is None
 

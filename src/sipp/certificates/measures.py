@@ -56,7 +56,7 @@ def beside_dense(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
             truth_n = truth.classes_n.to(f.device)
             found[6] = (truth_n < 0) | (truth_n >= f.shape[1])
             if bool(found[6].any()):
-                why.add("labels are none of the output's classes")
+                why.add("labels are outside the output's classes")
             else:
                 found[5] = none_n + 1.0
                 found[7], found[8] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))

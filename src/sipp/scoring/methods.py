@@ -95,9 +95,9 @@ METHODS: tuple[MethodInfo, ...] = (
                "erk:erk"),
     MethodInfo("obs", "keeps the weights whose removal the rest of the row can least compensate",
                "obs:obs", POINTS, "layer"),
-    MethodInfo("sparsegpt", "column by column, the weights to the right make up for those that go",
+    MethodInfo("sparsegpt", "prunes column by column; the weights to the right make up for what was removed",
                "baselines:wt", POINTS, "layer", fitting="sparsegpt"),
-    MethodInfo("alps", "mask and weights of each layer together, by alternating directions",
+    MethodInfo("alps", "finds mask and weights of each layer together, by alternating directions",
                "baselines:wt", POINTS, "layer", fitting="alps"),
 )  # fmt: skip
 
@@ -163,7 +163,7 @@ def refuse_fitted(method: Any, what: str) -> None:
     row = method_of(method)
     if row.fitting is not None:
         raise OptionError(
-            f"method={row.name!r} finds new values with its mask, and {what}",
+            f"method={row.name!r} finds new values along with its mask, but {what}",
             fix="use it with sipp.prune or sipp.compare",
             option="method",
         )

@@ -106,7 +106,7 @@ def prune_on_disk(
     )
     if (keep is None) == (pattern is None):
         raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
-    refuse_fitted(options.method, "prune_on_disk fits by repair=True alone")
+    refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())

@@ -131,7 +131,7 @@ def prune_to(
         method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair, confidence=confidence
     )
     checked_method(options)
-    refuse_fitted(options.method, "a walk would fit every level anew")
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
