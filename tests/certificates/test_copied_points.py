@@ -129,7 +129,7 @@ def test_certificates_of_earlier_versions_are_read_but_not_one_that_counted_copi
     for cert in (sipp.certify(DENSE, PRUNED, x), certify_accuracy(DENSE, PRUNED, labelled(x, y))):
         values = json.loads(to_json(cert))
         old = {key: value for key, value in values.items() if key != "measure"}
-        assert from_json(json.dumps(old | {"schema": OLDER[1]})) == cert
+        assert from_json(json.dumps(old | {"schema": OLDER[1], "sentence": "in the words of that version"})) == cert
         with pytest.raises(DataError, match="missing keys \\['measure'\\]"):
             from_json(json.dumps(old))
         with pytest.raises(DataError, match=r"50 copies among its points.*counted as independent; certify again"):

@@ -377,7 +377,7 @@ def from_json(text: str) -> AnyCertificate:
     if len(content) != len(pairs):
         raise DataError("the certificate holds a key twice")
     cert = from_values(content)
-    if content["sentence"] != cert.sentence:
+    if content["schema"] == SCHEMA and content["sentence"] != cert.sentence:  # earlier versions had other words
         raise DataError(
             f"certificate key 'sentence' says {content['sentence']!r:.80}, its counts say {cert.sentence!r:.80}: it "
             "was changed, or written by another version"
