@@ -5,7 +5,7 @@ With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact wa
     kept side:     solve the kept rows and columns of A + ridge I;
     removed side:  c = r H - m H, where m lives on the removed weights and makes c zero there:  H_mm m = (r H)_m.
 The smaller side is taken, so that a row costs at most (K/2)^3 / 3 products, and one that keeps all next to none.
-Where that is more than steps of conjugate gradients cost, many rows at once, those are taken: on a GPU, and for large K.
+Where steps of conjugate gradients, many rows at once, cost less, those are taken: on a GPU, and for large K.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solv
 # Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
 # rows of a piece taken together; or after so many.
 STEPS_A_LOOK = 5
-SMALL_GAIN = 1e-4
+SMALL_GAIN = 3e-4
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
