@@ -117,6 +117,9 @@ def prune_with(
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         moved = output_moved(ranking, found, task)
+    ranking = replace(ranking, ranks=(), blend=None)  # as large as the network, and no longer needed
+    if options.repair in (True, "joint"):
+        found = replace(found, model=task.model, rows=(), dense=())  # a search starts from the masks alone
     if options.repair and task.data is not None:  # never on the new points: what chooses values cannot judge them
         found, repaired = repaired_cut(
             ranking,
