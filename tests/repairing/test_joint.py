@@ -16,9 +16,10 @@ import sipp
 from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
+from sipp.records import weights as weights_module
 from sipp.records.pattern import Pattern
 from sipp.repairing import joint as joint_module
-from sipp.repairing import layer_fit
+from sipp.repairing import layer_fit, searching
 from sipp.repairing.joint import BUDGETS, Joint, joint
 from sipp.repairing.layer_by_layer import Parts
 from sipp.repairing.parts import divided
@@ -76,6 +77,26 @@ def test_the_search_is_the_definition(kind: str, seed: int) -> None:
     assert not np.array_equal(wanted_FK, start_FK)
     if kind == "rows":
         assert bool(mask_FK.any(1).all()) and int(mask_FK.sum()) == 20
+
+
+@pytest.mark.parametrize("n_kept", [1, 40, 300, 599, 600])
+@pytest.mark.parametrize("kind", ["random", "ties", "in order", "one value", "not allowed"])
+def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch, kind: str, n_kept: int) -> None:
+    monkeypatch.setattr(searching, "FEWEST_SAMPLED", 1)
+    monkeypatch.setattr(searching, "SAMPLE_NOISE", 0.5)
+    generator = torch.Generator().manual_seed(n_kept)
+    size_N = torch.rand(600, generator=generator)
+    if kind == "ties":
+        size_N = (4 * size_N).round()
+    elif kind == "in order":
+        size_N = torch.cat([torch.zeros(570), torch.arange(30.0)])[torch.arange(600) * 31 % 601 % 600]
+    elif kind == "one value":
+        size_N = torch.ones(600)
+    elif kind == "not allowed":
+        size_N[torch.rand(600, generator=generator) < 0.5] = -torch.inf
+    mask_N = searching._largest(size_N, n_kept)
+    assert int(mask_N.sum()) == n_kept
+    assert mask_N.all() or float(size_N[mask_N].min()) >= float(size_N[~mask_N].max())
 
 
 def test_the_search_finds_what_magnitude_cannot_see() -> None:
@@ -396,6 +417,7 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     tried = []
     for small in (10**9, 1000):
         monkeypatch.setattr(joint_module, "SMALL", small)
+        monkeypatch.setattr(weights_module, "LARGE", small)
         made = joint(net, masks, parts_of(points), **options)
         tried.append((made.a, {one.budgets for one in made.trials}, {one.ridge for one in made.layers}))
     assert tried[0][1] == {"given", "between", "magnitude", "even"}

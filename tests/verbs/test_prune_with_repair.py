@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
-from sipp.pruning import cutting
+from sipp.inputs.scoring_task import task_of
+from sipp.pruning import cutting, ranking
+from sipp.records import weights
 from sipp.records.pattern import pattern_of
 from sipp.repairing import joint, stages
 from sipp.verbs import prune as prune_verb
@@ -201,3 +203,28 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
         sipp.prune(model, points(60), keep=0.4, blocks="1")
     with pytest.raises(OptionError, match="not a name of a list"):
         sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("statements", [False, True])
+def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.MonkeyPatch, statements: bool) -> None:
+    """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""
+    options: dict[str, Any] = {"keep": 0.4, "statements": statements, "progress": False}
+    small = sipp.prune(net(), points(), repair=True, **options)
+    monkeypatch.setattr(weights, "LARGE", 1000)
+    large = sipp.prune(net(), points(), repair=True, **options)
+    alone = sipp.prune(net(), points(), **options)
+    assert small.choice is not None and large.choice is not None and alone.choice is not None
+    assert [one.by_rows for one in large.choice.tried] == [True]
+    assert len(small.choice.tried) == len(alone.choice.tried) == 12
+    assert large.method == "sipp-blend" and large.kept == small.kept == alone.kept
+    assert (large.guarantee is not None) == statements and alone.guarantee is not None
+    assert large.repair is not None and large.repair.output_after is not None
+    assert large.repair.output_before is not None and large.repair.output_after < large.repair.output_before
+
+
+def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "LARGE", 1000)
+    endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
+    monkeypatch.setattr(ranking, "wanda", lambda task: endless)
+    large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
+    assert large.choice is not None and [one.name for one in large.choice.tried] == ["magnitude"]

@@ -7,7 +7,8 @@ A certificate's holdout is not touched by the choice.
 
 Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
 network that was never trained (its norms take the statistics of the batch) tells nothing of what training will make of
-it, only that every layer has to let something through: it is cut by LAMP's shares of one blend.
+it, only that every layer has to let something through: it is cut by LAMP's shares of one blend. Where a search of mask
+and weights follows in a language model, the one within rows is its start, and no other is tried.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.distance import error_of, outputs_of
+from sipp.inputs.distance import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
 from sipp.records.choice import BlendChoice, BlendTrial
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
 from sipp.records.ranking import BlendInputs
 from sipp.records.weights import Weight, from_rows
@@ -39,14 +40,11 @@ CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
     """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
-    scores = []
-    for weight_FK, sensitivity_FK in zip(dense, blend.sensitivities[reduce]):
-        magnitude_FK = weight_FK.to(SCORE_DTYPE).abs()
-        if p == 0:
-            scores.append(magnitude_FK)
-        else:
-            scores.append(sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p))
-    return scores
+    magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
+    if p == 0:
+        return magnitudes
+    pairs = zip(magnitudes, blend.sensitivities[reduce])
+    return [sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p) for magnitude_FK, sensitivity_FK in pairs]
 
 
 def choose(
@@ -64,6 +62,8 @@ def choose(
     """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
+    if blend.norm_stats != "batch":
+        batches = in_small_parts(batches, device_of(model))
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
     def moved_by(masks: Sequence[Tensor]) -> float:
@@ -112,6 +112,8 @@ def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
     """Power, reduction and whether weights are compared within rows, of each that is tried."""
     if blend.taken is not None:
         return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
+    if not blend.sensitivities and blend.lengths is not None:
+        return [(0.0, "mean", True)]
     found: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
     found += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
     return found if blend.lengths is None else [*found, (0.0, "mean", True)]

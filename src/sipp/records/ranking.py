@@ -19,7 +19,8 @@ from sipp.records.weights import Weight
 class BlendInputs:
     """What the choice is made from, whatever the budget."""
 
-    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart, none
+    # at all where a search of its own follows
     points: Any  # the calibration points that choose it, a Data
     is_aside: bool  # those were not scored
     norm_stats: NormStats

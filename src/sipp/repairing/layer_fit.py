@@ -244,7 +244,7 @@ def _ridge(
             at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=mask_FK.device).round().long()
             few = replace(one, wanted_GRK=one.wanted_GRK[:, at], dense_GRK=one.dense_GRK[:, at])
             mask_GRK = mask_FK[block.rows].view(one.dense_GRK.shape)[:, at]
-            change_GRK = solve_rows(*few.drawn(ridge), mask_GRK, 0.0) - few.dense_GRK
+            change_GRK = _refitted(few, mask_GRK, ridge) - few.dense_GRK
             fit = block.fit.rows(at)
             shift_GR = fit.intercept(change_GRK) if one.is_centred else torch.zeros_like(fit.d_GR)
             total += float(block.aside.rows(at).error(change_GRK, shift_GR).sum())
@@ -258,8 +258,15 @@ def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, den
     new_FK = torch.where(mask_FK, dense_FK, 0.0)
     for block, one in zip(blocks, rows):
         mask_GRK = mask_FK[block.rows].view(one.dense_GRK.shape)
-        new_FK[block.rows] = solve_rows(*one.drawn(ridge), mask_GRK, 0.0).flatten(0, 1)
+        new_FK[block.rows] = _refitted(one, mask_GRK, ridge).flatten(0, 1)
     return new_FK
+
+
+def _refitted(rows: Rows, mask_GRK: Tensor, ridge: float) -> Tensor:
+    """The least squares of some rows on their masks: a change of the dense weights there, which is small."""
+    xx_GKK, wanted_GRK = rows.drawn(ridge)
+    bare_GRK = torch.where(mask_GRK, rows.dense_GRK, 0.0)
+    return bare_GRK + solve_rows(xx_GKK, wanted_GRK - bare_GRK @ xx_GKK, mask_GRK, 0.0)
 
 
 def _rounded(
