@@ -63,8 +63,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 NAMES = (
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification",
-    "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual", "Sparse",
-    "Shrunk", "TextScores",
+    "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual",
+    "Sparse", "Shrunk", "TextScores",
 )  # fmt: skip
 WITH_BARS = {
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "SavedFile", "Repair",
