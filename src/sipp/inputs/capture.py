@@ -301,12 +301,20 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
             by_use = []
-            for weight, whole, use in _uses(layer, args, kwargs, now.batch, now.group):
-                if checks:
+            reported = layer.adapter.uses(module, args, kwargs, now.batch.n_points)
+            for weight, whole, use in _uses(layer, reported, now.batch, now.group):
+                if checks and not callable(layer.adapter.output):
                     by_use.append(products(layer, weight, whole))
                 now.on_use(weight, use, now.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
+
+    def behind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        assert layer.adapter.uses_after is not None
+        with now.apart():
+            reported = layer.adapter.uses_after(module, args, kwargs, output, now.batch.n_points)
+            for weight, _, use in _uses(layer, reported, now.batch, now.group):
+                now.on_use(weight, use, now.batch)
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
@@ -315,6 +323,8 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
                 refuse_other_map(layer, expected, output, now.batch)
                 now.met.add(layer.module_name)
 
+    if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
+        yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
     if checks:
         yield module.register_forward_hook(after)
     if now.watch is not None:  # reads by the user's own hooks of the module are the module's
@@ -324,10 +334,10 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
 
 
 def _uses(
-    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+    layer: PrunableLayer, reported: Iterable[WeightUse], batch: Batch, group: Group
 ) -> Iterator[tuple[Weight, WeightUse, WeightUse]]:
     """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
-    reported = iter(layer.adapter.uses(layer.module, args, kwargs, batch.n_points))
+    reported = iter(reported)
     while True:
         try:
             use = next(reported, None)

@@ -18,7 +18,14 @@ from sipp.inputs.layers.attention import attention_output, attention_uses, atten
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
-from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
+from sipp.inputs.layers.recurrent import (
+    cell_output,
+    cell_uses,
+    recurrent_output,
+    recurrent_uses,
+    recurrent_uses_after,
+    recurrent_weights,
+)
 from sipp.records.batches import WeightUse
 from sipp.records.options import Selector
 from sipp.records.weights import Weight
@@ -40,6 +47,8 @@ class Adapter:
     rows_last: bool = False  # the weight is stored K x F
     row_dims: int = 1  # of its dimensions, the first so many count rows
     output: Output = "products"
+    # uses that its output shows, asked for when the layer has run: (module, args, kwargs, output, points)
+    uses_after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any, int], Iterator[WeightUse]] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,14 +74,15 @@ def _cell_weights(module: nn.Module) -> tuple[str, ...]:
     return ("weight_ih", "weight_hh")
 
 
+_RECURRENT = Adapter(recurrent_weights, recurrent_uses, output=recurrent_output, uses_after=recurrent_uses_after)
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
     nn.Conv1d: Adapter(_one_weight, conv_uses),
     nn.Conv2d: Adapter(_one_weight, conv_uses),
     nn.Conv3d: Adapter(_one_weight, conv_uses),
-    nn.RNN: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
-    nn.LSTM: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
-    nn.GRU: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.RNN: _RECURRENT,
+    nn.LSTM: _RECURRENT,
+    nn.GRU: _RECURRENT,
     nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
