@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
+from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorder, orders_of, placements
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
@@ -45,7 +45,7 @@ class Probe:
 
     orders: Orders  # of the patches of each use
     n_uses: dict[str, int]  # of each weight in one pass
-    alone: Alone | None  # the outputs of the few points by themselves, the second time they were run
+    alone: Alone | None  # the outputs of the few points by themselves
     checked: set[str]  # modules whose output was compared with what was captured of it
     only_of: Batch | None  # the one batch that it speaks of, where other points may show something else
 
@@ -98,7 +98,7 @@ def runner(
 def probe(
     model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Forms
 ) -> Probe:
-    """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
+    """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
     They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
     is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
@@ -126,37 +126,48 @@ def goes_by_form(batch: Batch, known: Forms) -> bool:
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
-    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no fewer."""
-    chosen = few_of(batch.n_points)
-    if few or len(chosen) == batch.n_points:
+    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no others."""
+    for arranged in ARRANGED if few and batch.n_points > 1 else ():
         try:
-            found = _probe_points(model, layers, batch, chosen, norm_stats)
-            if found.only_of is None or len(chosen) == batch.n_points:
-                return found
+            found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
         except (DataError, ModelError):
-            if len(chosen) == batch.n_points:
-                raise
-    return _probe_points(model, layers, batch, integers(0, batch.n_points), norm_stats)
+            continue
+        if found.only_of is None:
+            return found
+        break
+    return _probe_all(model, layers, batch, norm_stats)
 
 
-def _probe_points(
-    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
+def _probe_few(
+    model: nn.Module,
+    layers: tuple[PrunableLayer, ...],
+    batch: Batch,
+    chosen: Tensor,
+    arranged: Arranged,
+    norm_stats: NormStats,
 ) -> Probe:
-    """The probe of these points of the batch."""
-    few, checked = points_at(batch, chosen), set[str]()
-    first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
+    """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
+    seen, checked, watch, routing = Recorder(), set[str](), Watch(layers, batch.where), Routing()
+    now = _Now(points_at(batch, chosen), _ignored, seen, checked, watch, routing)
+    output = _run_hooked(model, layers, now, norm_stats)
+    orders = orders_of(seen, seen, arranged.exchanged)
+    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    return Probe(orders, seen.n_uses, (chosen, output), checked, batch if is_of_these else None)
+
+
+def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
+    """The probe of all points of the batch, which are run twice, the second time at other places."""
+    n_points, checked, alone = batch.n_points, set[str](), None
+    first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
     watch, routing = Watch(layers, batch.where), Routing()
-    only_run = None if len(chosen) > 1 else routing  # else it looks at the second, in which little else is done
-    _run_hooked(model, layers, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
-    alone: Alone | None = None
-    for placed in placements(len(chosen)) if len(chosen) > 1 else ():
+    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, routing), norm_stats)
+    for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(few, placed), _ignored, moved, None, None, routing)
-            output = _run_hooked(model, layers, now, norm_stats)
+            now = _Now(points_at(batch, placed), _ignored, moved, None, None)
+            alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
-        alone = chosen[placed], output
         break
     orders = orders_of(first, moved, placed)
     is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
