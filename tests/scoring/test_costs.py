@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.inputs import content
-from sipp.inputs.layers import recurrent
+from sipp.inputs.layers import attention, recurrent
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
@@ -140,6 +140,57 @@ def test_the_last_recurrence_is_not_run_again(n_layers: int, monkeypatch: pytest
     torch.manual_seed(0)
     sipp.sensitivity(nn.LSTM(3, 4, n_layers, batch_first=True), list(torch.rand(N, 5, 3).split(BATCH)))
     assert replayed == ([FEW] if n_layers == 1 else [FEW, FEW, FEW, BATCH, BATCH, BATCH])
+
+
+class Attends(nn.Module):
+    """Attention of points to themselves."""
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+class ReadsTwice(nn.MultiheadAttention):
+    """Multiplies the output projection by something else as well."""
+
+    def forward(self, query: Tensor, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        nn.functional.linear(query.abs().flatten(0, 1), self.out_proj.weight)
+        return super().forward(query, *args, **options)
+
+
+@pytest.mark.parametrize("kind", [nn.MultiheadAttention, ReadsTwice])
+def test_attention_is_not_computed_again(kind: type[nn.MultiheadAttention], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But to check the output, with the few points; and where what the projection met is not clear."""
+    computed, real = [], attention._before_projection
+    monkeypatch.setattr(
+        attention, "_before_projection", lambda m, given: computed.append(len(given["query"])) or real(m, given)
+    )
+    torch.manual_seed(0)
+    model, points = Attends(kind(6, 2, batch_first=True)), torch.randn(N, 5, 6)
+    scores = sipp.sensitivity(model, list(points.split(BATCH)))
+    assert computed == ([FEW] if kind is nn.MultiheadAttention else [FEW, FEW, BATCH, BATCH, BATCH])
+    own = real(model.attention, {"query": points, "key": points, "value": points} | _NO_MASKS).detach()
+    alone = nn.Linear(6, 6)
+    alone.weight.data = model.attention.out_proj.weight.data
+    expected = sipp.sensitivity(alone, [own])["weight"]
+    torch.testing.assert_close(scores["attention.out_proj.weight"], expected, rtol=1e-5, atol=0)
+
+
+_NO_MASKS = {"key_padding_mask": None, "attn_mask": None, "is_causal": False}
+
+
+def test_a_hook_on_some_points_does_not_change_what_a_recurrence_met() -> None:
+    """Such a hook changes what the layers behind see; the hidden weights meet the states as they are."""
+    torch.manual_seed(0)
+    model, points = nn.LSTM(3, 4, 2, batch_first=True), torch.rand(8, 5, 3)
+    points[4] = 5.0
+    expected = sipp.sensitivity(model, [points])
+    model.register_forward_hook(lambda m, args, out: (torch.where(args[0][:, :1, :1] > 4, 9.0, out[0]), out[1]))
+    found = sipp.sensitivity(model, [points])
+    assert all(torch.equal(found[name], score) for name, score in expected.items())
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])

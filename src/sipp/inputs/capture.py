@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -22,7 +22,7 @@ from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
-from sipp.inputs.watching import Routing, Watch
+from sipp.inputs.watching import Products, Routing, Watch, paused
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -204,12 +204,13 @@ class _Now:
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
     routing: Routing | None = None
+    products: Products | None = None  # with weights whose operand no hook sees
     met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """A context for our own operations: watch and routing look at the model's."""
-        with torch._C.DisableTorchFunction(), nullcontext() if self.routing is None else self.routing.paused():
+        with torch._C.DisableTorchFunction(), paused(self.routing), paused(self.products):
             yield
 
 
@@ -274,7 +275,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
 
         return noted
 
-    now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
+    caught = [layer.module.get_parameter(name) for layer in layers for name in _caught(layer)]
+    noted = Products(caught) if caught else None
+    now = replace(now, on_use=noting(now.on_use), group=noting(now.group), products=noted)
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
         if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
@@ -282,8 +285,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
-        if now.routing is not None:
-            stack.enter_context(now.routing)
+        for mode in (now.products, now.routing):
+            if mode is not None:
+                stack.enter_context(mode)
         output = run_batch(model, fresh(now.batch), ours)
     if now.checked is not None:
         now.checked.update(now.met)
@@ -309,6 +313,13 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     checks = now.checked is not None and layer.module_name not in now.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
 
+    def operands() -> dict[str, list[Tensor]]:
+        """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
+        products = now.products
+        if products is None:
+            return {}
+        return {name: products.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
             by_use = []
@@ -319,11 +330,12 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
                 now.on_use(weight, use, now.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
+            operands()  # of what came before
 
     def behind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         assert layer.adapter.uses_after is not None
         with now.apart():
-            reported = layer.adapter.uses_after(module, args, kwargs, output, now.batch.n_points)
+            reported = layer.adapter.uses_after(module, args, kwargs, output, operands(), now.batch.n_points)
             for weight, _, use in _uses(layer, reported, now.batch, now.group):
                 now.on_use(weight, use, now.batch)
 
@@ -342,6 +354,11 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
         yield module.register_forward_pre_hook(partial(now.watch.enter, layer), prepend=True)
         yield module.register_forward_hook(partial(now.watch.leave, layer), always_call=True)
     yield module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _caught(layer: PrunableLayer) -> Iterator[str]:
+    """The chosen weights of a layer whose operands are noted while it runs."""
+    return (name for name in layer.adapter.caught if name in layer.weights)
 
 
 def _uses(

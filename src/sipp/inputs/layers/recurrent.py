@@ -57,7 +57,12 @@ def recurrent_uses(
 
 
 def recurrent_uses_after(
-    module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, n_points: int
+    module: nn.RNNBase,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    operands: dict[str, list[Tensor]],
+    n_points: int,
 ) -> Iterator[WeightUse]:
     """What weight_hh of the last layer meets: h_{t-1}, which the layer gives as its output, and h_0."""
     if not _shows_states(module):

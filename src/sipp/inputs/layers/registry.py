@@ -9,12 +9,17 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.layers.attention import attention_output, attention_uses, attention_weights
+from sipp.inputs.layers.attention import (
+    attention_output,
+    attention_uses,
+    attention_uses_after,
+    attention_weights,
+)
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
@@ -37,6 +42,9 @@ from sipp.records.weights import Weight
 #   "unknown":  it cannot be told; this is noted in the log of every scoring.
 Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
 
+# (module, args, kwargs, output, operands of the weights that are `caught`, number of points) -> uses
+UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -47,8 +55,9 @@ class Adapter:
     rows_last: bool = False  # the weight is stored K x F
     row_dims: int = 1  # of its dimensions, the first so many count rows
     output: Output = "products"
-    # uses that its output shows, asked for when the layer has run: (module, args, kwargs, output, points)
-    uses_after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any, int], Iterator[WeightUse]] | None = None
+    # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
+    uses_after: UsesAfter | None = None
+    caught: tuple[str, ...] = ()  # local names of weights whose operands `uses_after` is given
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,13 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
-    nn.MultiheadAttention: Adapter(attention_weights, attention_uses, output=attention_output),
+    nn.MultiheadAttention: Adapter(
+        attention_weights,
+        attention_uses,
+        output=attention_output,
+        uses_after=attention_uses_after,
+        caught=("out_proj.weight",),
+    ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
 
