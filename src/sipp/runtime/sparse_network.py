@@ -126,7 +126,7 @@ class Sparse:
         """Empties the weights that no plan holds, unless torch is to run the network."""
         if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._packed = pack_parameters(self._model, held)
+            self._packed |= pack_parameters(self._model, held)  # some may be packed still: memory may have ended
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
