@@ -63,9 +63,8 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
         size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file of sipp.save, {dense} before")
         run = bench.runs[-1]
-        faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
         place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = Tile("speed", faster, f"by sipp.sparse, {place}")
+        speed = Tile("speed", run.headline, f"{run.words}: by sipp.sparse, {place}")
     found = output_moved(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
