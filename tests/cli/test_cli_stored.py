@@ -101,7 +101,9 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
     bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 5, "--batch", 1]
     timed = run(*bench)
-    assert timed.returncode == 0 and "x smaller as a file of sipp.save" in " ".join(timed.stdout.split())
+    assert timed.returncode == 0 and "x smaller as a small file (sipp export --to small)" in " ".join(
+        timed.stdout.split()
+    )
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and "shown unchecked" in found["marked"][0]["what"]
     digits = sipp.save_folder(sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt"), tmp_path / "digits")
@@ -195,6 +197,24 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
     assert files_in(tmp_path) == before
 
 
+def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path: Path) -> None:
+    net, out = tmp_path / "net", tmp_path / "small.safetensors"
+    done = prune(folder, "--out", net)
+    assert f"sipp export {net} --to small makes a small file" in " ".join(done.stdout.split())
+    words = ["export", net, "--model", "cli_zoo:mlp", "--to", "small", "--out"]
+    done = run(*words, out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_bytes"] == out.stat().st_size and json.loads(done.stdout)["to"] == "small"
+    state, found = load_file(net / "model.safetensors"), sipp.load(out)
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+    assert sipp.inspect(out).certificate_about == "stored values"
+    assert run(*words, tmp_path / "bf16", "--values", "bf16").returncode == 0
+    assert sipp.inspect(tmp_path / "bf16").n_bytes < out.stat().st_size
+    assert sipp.inspect(tmp_path / "bf16").certificate_about != "stored values"
+    refused(run(*words, tmp_path / "x", "--shard", "5GB"), "--shard", "one file")
+    refused(run(*words, out), "--out", "exists")
+
+
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
     refused(run(*words, "pt2"), "FILE", "needs points to run on")
@@ -285,7 +305,10 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]), version="")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
-    assert "Size and speed" in page and f"{found.smaller:.2f} times smaller as a file of sipp.save" in page
+    assert (
+        "Size and speed" in page
+        and f"{found.smaller:.2f} times smaller as a small file (sipp export --to small)" in page
+    )
     assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])

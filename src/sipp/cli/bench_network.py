@@ -128,7 +128,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     certified = certified_words(contents)
     smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
     n_threads = torch.get_num_threads()
-    as_file = " as a file of sipp.save" if contents.path.is_dir() else ""
+    as_file = " as a small file (sipp export --to small)" if contents.path.is_dir() else ""
     line = (
         f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes); "
         + (f"certified: {certified}; " if certified else "not certified; ")

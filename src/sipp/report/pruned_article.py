@@ -215,7 +215,7 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
     """How much smaller and faster, how that was measured, and every step with weights."""
     best = bench.runs[-1]
     finding = Finding(
-        f"{bench.smaller:.2f} times smaller as a file of sipp.save; {best.words}",
+        f"{bench.smaller:.2f} times smaller as a small file (sipp export --to small); {best.words}",
         f"Against torch running the same pruned network in its better memory format, in turns, {best.n_points:,} "
         f"points a call, {counted(bench.n_threads, 'thread')} of {bench.machine}: the median, and where the middle "
         f"80 % of pairs of calls lie. Steps are timed on one thread, {bench.step_points:,} points at a time.",

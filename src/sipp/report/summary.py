@@ -61,7 +61,11 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
     speed = Tile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
-        size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file of sipp.save, {dense} before")
+        size = Tile(
+            "size",
+            f"{bench.smaller:.2f} x smaller",
+            f"{stored} as a small file (sipp export --to small), {dense} before",
+        )
         run = bench.runs[-1]
         place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
         speed = Tile("speed", run.headline, f"{run.words}: by sipp.sparse, {place}")

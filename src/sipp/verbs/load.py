@@ -24,11 +24,11 @@ OTHER_BUFFERS = (
 
 
 @overload
-def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: ...
+def load(path: str | PathLike[str], into: None = None) -> dict[str, Tensor]: ...
 @overload
-def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
+def load(path: str | PathLike[str], into: nn.Module) -> nn.Module: ...
 @torch.inference_mode(False)
-def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
+def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
     """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
 
     Names, shapes and dtypes must be those of `into`; it is left as it was where anything is wrong. The file's
