@@ -26,7 +26,7 @@ from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate
 from sipp.records.contents import Contents
-from sipp.records.display import percent, percent_up, sure
+from sipp.records.display import percent, percent_up, points_up, sure
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
@@ -162,7 +162,7 @@ def certified_words(contents: Contents) -> str | None:
     if certificate is None or contents.certificate_about != "stored values":
         return None
     if not isinstance(certificate, Certificate):
-        return f"accuracy falls by at most {percent_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
+        return f"accuracy falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return None
     outputs = f"outputs within {percent_up(certificate.epsilon)} of the dense ones"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sipp.records.display import percent_up
+from sipp.records.display import percent_up, points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
@@ -217,7 +217,8 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
     for key, name in CERTIFICATE_ROWS.items():
         value = values.get(key)
         if isinstance(value, float):
-            rows.append([name, percent_up(value) if key in ("epsilon", "drop_upper") else number(value)])
+            words = {"epsilon": percent_up, "drop_upper": points_up}.get(key, number)
+            rows.append([name, words(value)])
         elif value is not None:
             rows.append([name, f"{value:,}" if type(value) is int else str(value)])
     limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper

@@ -20,7 +20,15 @@ from sipp.report.numbers import Unit, counted, is_useless, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import best_evaluation, lead, next_steps, output_moved, outputs_rows, tiles_of
+from sipp.report.summary import (
+    accuracy_promise,
+    best_evaluation,
+    lead,
+    next_steps,
+    output_moved,
+    outputs_rows,
+    tiles_of,
+)
 
 # Of its record, elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
@@ -117,7 +125,8 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    finding = Finding(heading, f"Measured on {first.data.what}. For a claim about other inputs, use sipp certify.")
+    claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
+    finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [_evaluation_card(name, one) for name, one in ordered]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and epsilon", cards)]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sipp.records.certificate import AccuracyCertificate, Certificate, from_values
-from sipp.records.display import bytes_in_words, percent, percent_up
+from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, Step, Tile
 from sipp.report.numbers import counted, is_useless, number
@@ -77,19 +77,30 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
 
 
 def _guarantee(pruned: PrunedModel) -> Tile:
-    """The first certificate that promises something, that of `sipp prune` before those of `certify`."""
-    for certificate in pruned.all_certificates:
-        if words := promise(certificate):
-            limit = certificate.drop_upper if certificate.drop_upper is not None else certificate.limit
-            unit = "drop at most " if certificate.drop_upper is not None else "within "
-            useless = certificate.drop_upper is None and limit is not None and is_useless(limit)
-            return Tile("guarantee", "useless" if useless else f"{unit}{percent_up(limit or 0.0)}", words)
+    """The first certificate that promises something, one about the accuracy before those about outputs."""
+    about_accuracy = accuracy_promise(pruned)
+    about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
+    words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
+    if about_accuracy[0] is not None:
+        return Tile("guarantee", f"drop at most {points_up(about_accuracy[0])}", words)
+    if about_outputs:
+        limit = about_outputs[0].limit or 0.0
+        return Tile("guarantee", "useless" if is_useless(limit) else f"within {percent_up(limit)}", words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return Tile("guarantee", "in theory", "The theory's bound is met, for all but a share of inputs")
     return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
+
+
+def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
+    """The drop of accuracy that is certified, of several the largest, and its sentence; None where none is."""
+    known = [one for one in pruned.all_certificates if one.drop_upper is not None and promise(one)]
+    if not known:
+        return None, ""
+    widest = max(known, key=lambda one: one.drop_upper or 0.0)  # the best of several looks has less confidence
+    return widest.drop_upper, promise(widest)
 
 
 def promise(certificate: CertificateRecord) -> str:
@@ -99,7 +110,7 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        return f"On new inputs accuracy falls by at most {percent_up(found.drop_upper)} {sure}"
+        return f"On new inputs accuracy falls by at most {points_up(found.drop_upper)} {sure}"
     if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
         return ""
     limit = percent_up(certificate.limit)
