@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import pytree
+from sipp.runtime import steps
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
@@ -20,7 +21,7 @@ from sipp.runtime.norms import LAYER_NORM, norm_step
 from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
-from sipp.runtime.recurrent import LSTM, recurrent_step
+from sipp.runtime.recurrent import LSTM, RECURRENT, recurrent_step
 from sipp.runtime.steps import ATTENTION, Step, Values, torch_step
 from sipp.runtime.vector_kernel import MOST_COLUMNS, vector_step
 
@@ -77,7 +78,7 @@ class Plan:
     @property
     def n_packed_bytes(self) -> int:
         """What the weights take that it holds packed, which are its own."""
-        return sum(step.n_bytes for step in self.steps if step.kernel != "dense")
+        return sum(step.n_bytes for step in self.steps if step.kernel not in ("dense", "torch"))
 
     def _start(self, inputs: list[Any]) -> Values:
         values = self.constants.copy()
@@ -180,10 +181,21 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
     if step is None:
         step = torch_step(op)
         step.fast(values)
+        if op.target in RECURRENT:
+            step = _with_weights(step, op, graph, values)
         for n in op.reads():
             if isinstance(values[n], Tensor):
                 arena.pin(values[n])
     return step
+
+
+def _with_weights(step: Step, op: Op, graph: Graph, values: Values) -> Step:
+    """A recurrent layer that torch runs, with its weights and its time: it has its row in the table like all others."""
+    weights = [w for n in op.reads() if (w := graph.constants.get(n)) is not None and w.ndim == 2]
+    n_weights = sum(w.numel() for w in weights)
+    n_bytes, keep = sum(w.nbytes for w in weights), sum(int((w != 0).sum()) for w in weights) / max(1, n_weights)
+    seconds = steps.dense_time(lambda: step.fast(values), trials=1)
+    return replace(step, keep=keep, n_bytes=n_bytes, n_dense_bytes=n_bytes, dense_seconds=seconds)
 
 
 def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:

@@ -97,17 +97,15 @@ def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
     return best_time(function, trials)
 
 
-def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[float, float]:
-    """The shortest wall time of each on torch's own threads; they take turns, so that a noisy moment meets both."""
-    best, spent, n_turns = [math.inf, math.inf], 0.0, 0
-    while n_turns < TURNS or (spent < RACE_SECONDS and n_turns < MOST_TRIALS):
-        for i, function in enumerate((fast, dense)):
+def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Wall times of each on torch's own threads; they take turns, so that a noisy moment meets both."""
+    times: tuple[list[float], list[float]] = ([], [])
+    while len(times[0]) < TURNS or (sum(map(sum, times)) < RACE_SECONDS and len(times[0]) < MOST_TRIALS):
+        for taken, function in zip(times, (fast, dense)):
             start = time.perf_counter()
             function()
-            seconds = time.perf_counter() - start
-            best[i], spent = min(best[i], seconds), spent + seconds
-        n_turns += 1
-    return best[0], best[1]
+            taken.append(time.perf_counter() - start)
+    return times
 
 
 def given(values: Values, template: Any) -> Any:

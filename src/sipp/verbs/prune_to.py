@@ -49,7 +49,7 @@ from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_number, check_share
+from sipp.records.checking import check_drop, check_number, check_share
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
 from sipp.records.options import (
@@ -243,7 +243,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, holdout_needed(delta, beta), words
         )
     assert max_drop is not None
-    most = check_share("max_accuracy_drop", max_drop)
+    most = check_drop("max_accuracy_drop", max_drop)
 
     def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
