@@ -194,7 +194,7 @@ def _with_weights(step: Step, op: Op, graph: Graph, values: Values) -> Step:
     weights = [w for n in op.reads() if (w := graph.constants.get(n)) is not None and w.ndim == 2]
     n_weights = sum(w.numel() for w in weights)
     n_bytes, keep = sum(w.nbytes for w in weights), sum(int((w != 0).sum()) for w in weights) / max(1, n_weights)
-    seconds = steps.dense_time(lambda: step.fast(values), trials=1)
+    seconds = steps.dense_time(lambda: step.run(values), trials=1)
     return replace(step, keep=keep, n_bytes=n_bytes, n_dense_bytes=n_bytes, dense_seconds=seconds)
 
 
