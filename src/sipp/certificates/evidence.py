@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
+from sipp.records.seen_points import SeenPoints
 from sipp.records.shrunk import Shrunk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
@@ -66,7 +67,7 @@ class Survey:
 class _Seen:
     """What was looked at so far; `known` are the calibration points, and those that the record of the pruning names."""
 
-    known: frozenset[bytes]
+    known: Container[bytes]
     keeps_plain: bool
     keys: list[bytes] = field(default_factory=list)
     plain: list[bytes] = field(default_factory=list)
@@ -126,7 +127,11 @@ def measure_outputs(
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known = chose if calibration is None else chose | held_out(calibration, "calibration").keys()
+    known: Container[bytes] = chose
+    if isinstance(calibration, SeenPoints):  # of a record on the disk
+        known = calibration
+    elif calibration is not None:
+        known = chose | held_out(calibration, "calibration").keys()
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     seen = _Seen(known, keeps_plain=ledger is not None)
     measured: list[Tensor] = []

@@ -188,7 +188,8 @@ class Sparse:
                 parameter.data = before[name]
             self._laid_out = self._given
         kept = table_of(plan) if is_dense else plan
-        return Compiled(kept, chunk, is_dense, is_finite, *map(median, raced), speed_of(*raced), choices[best])
+        medians = median(raced[0]), median(raced[1])
+        return Compiled(kept, chunk, is_dense, is_finite, *medians, speed_of(*raced), choices[best])
 
     @property
     def steps(self) -> list[Step]:
