@@ -16,8 +16,9 @@ import torch
 from common import alternate, peak_extra_bytes
 from torch import Tensor, nn
 
-from sipp.allocation import allocate, largest, relax
-from sipp.allocation.row_bounds import draws_for, eps_rand
+from sipp.allocation.largest_scores import largest
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
+from sipp.allocation.row_bounds import eps_rand
 from sipp.experiments.nets import build
 
 N_OUTPUTS, DELTA, C_CONSTANT = 200_000, 1e-16, 3.0
@@ -44,6 +45,23 @@ def options() -> dict[str, float]:
     return {"n_outputs": N_OUTPUTS, "delta": DELTA, "c_constant": C_CONSTANT}
 
 
+def allocate(rows: list[Tensor], budget: int) -> list[Tensor]:
+    """What sampling spends on each row, from sensitivities alone."""
+    return allocate_within(allocation_problem(rows, **options()), budget, generator=torch.Generator().manual_seed(0))
+
+
+def draws_for(layer: Tensor, kept: Tensor) -> Tensor:
+    """N(m) of T7, by bisection of its logarithm."""
+    log_missed = torch.log1p(-layer.double() / layer.double().sum(1, keepdim=True))
+    low, high = torch.zeros(2, len(layer), dtype=torch.float64)
+    high += 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_few = (-torch.expm1(middle.exp()[:, None] * log_missed)).sum(1) < kept
+        low, high = torch.where(is_few, middle, low), torch.where(is_few, high, middle)
+    return low.exp()
+
+
 def ours(name: str) -> tuple[list[Tensor], int, float]:
     """Prints time and memory of both ways to spend a budget; the rows, the budget and the best time of `allocate`."""
     rows = sensitivities(name)
@@ -52,7 +70,7 @@ def ours(name: str) -> tuple[list[Tensor], int, float]:
     results: dict[str, list[Tensor]] = {}
 
     def allocated() -> None:
-        results["kept"] = allocate(rows, budget, generator=torch.Generator().manual_seed(0), **options())
+        results["kept"] = allocate(rows, budget)
 
     def selected() -> None:
         results["masks"] = largest(rows, budget)
@@ -96,7 +114,7 @@ def beside_cvxpy(rows: list[Tensor], budget: int, seconds: float, n_chords: int)
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum(eps)), constraints)
     problem.solve()
     theirs = time.perf_counter() - start
-    found = relax(rows, budget, **options()).objective
+    found = relax_within(allocation_problem(rows, **options()), budget).objective
     print(
         f"objective: ours {found:.6g}, cvxpy {problem.value:.6g} ({n_chords} chords of each curve, no row kept whole)"
     )
@@ -111,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cvxpy", action="store_true", help="also solve the ResNet20 problem in cvxpy")
     wanted = parser.parse_args()
-    allocate(sensitivities("digits-cnn"), 2000, generator=torch.Generator().manual_seed(0), **options())  # compile
+    allocate(sensitivities("digits-cnn"), 2000)  # compile
     print("| network | size | what | time | extra memory |\n|---|---|---|---|---|")
     rows, budget, seconds = ours("resnet20")
     ours("resnet101")

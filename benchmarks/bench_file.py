@@ -28,8 +28,8 @@ import sipp
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
 from sipp.experiments.nets.registry import NETS
-from sipp.records.contents import Contents, entropy_bytes
 from sipp.records.options import Precision
+from sipp.records.saved_file import SavedFile, entropy_bytes
 
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")
@@ -107,7 +107,7 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
     print(f"\nallowed: {FACTOR} x (values + n H(keep) / 8) + {ADDED:,} bytes; most used: {worst:.3f}")
 
 
-def allowed(contents: Contents) -> float:
+def allowed(contents: SavedFile) -> float:
     """1.03 (values + n H(keep) / 8) + 16 KiB, with the keep of the whole network."""
     masked = [one for one in contents.tensors if one.has_mask]
     entropy = entropy_bytes(sum(one.n_weights for one in masked), sum(one.kept for one in masked))

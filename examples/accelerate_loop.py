@@ -1,4 +1,4 @@
-"""Prune a model and train it in a loop of Accelerate: hold the masks once it is prepared. Needs accelerate.
+"""Prune a model and train it in an Accelerate loop: hold the masks once it is prepared. Needs accelerate.
 
 python examples/accelerate_loop.py
 """

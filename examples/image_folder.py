@@ -1,4 +1,4 @@
-"""Prune a ResNet with images of a folder, without training: repair, certificate, a small file. Needs pillow.
+"""Prune a ResNet with images from a folder, without training: repair, certificate, a small file. Needs pillow.
 
 python examples/image_folder.py
 """

@@ -1,7 +1,7 @@
 """LoRA on a pruned language model, and pruning while LoRA trains: adapters are masked and merged, and the zeros stay.
 
-python examples/lora.py, with transformers and peft. By itself LoRA adds a dense product of two thin matrices: merged it
-would fill every zero. `hold` and `gradual` mask what it adds; `release` merges it, masked, into the weights.
+python examples/lora.py, with transformers and peft. LoRA adds a dense product of two thin matrices: merging it would
+fill in every zero. `hold` and `gradual` mask what it adds; `release` merges the masked product into the weights.
 """
 
 import torch

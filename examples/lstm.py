@@ -1,4 +1,4 @@
-"""Prune an LSTM: both of its matrices are scored, every time step is a patch; a task that needs memory.
+"""Prune an LSTM on a task that needs memory: both of its matrices are scored, and every time step is a patch.
 
 python examples/lstm.py
 """

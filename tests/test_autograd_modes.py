@@ -91,4 +91,4 @@ def test_the_mode_of_the_caller_changes_no_result() -> None:
     for mode in MODES.values():
         with mode():
             inside = sipp.prune(net(), points(), keep=0.5, progress=False)
-        assert inside.stated == outside.stated != ""
+        assert inside.described_hash == outside.described_hash != ""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The paper's experiment: train, prune and retrain level by level, by several methods; stopped and resumed by the same
-# command; one method more without training again; a page and figures.
+# The paper's experiment: train, prune and retrain level by level, with several methods; stop and resume with the same
+# command; add one more method without training the others again; write a page and figures.
 # bash examples/paths/papers_experiment.sh
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The shell only, on a folder of Hugging Face: each line of the text is a sentence, a tab and the number of its class.
+# The shell only, on a Hugging Face folder: each line of the text is a sentence, a tab and the number of its class.
 # bash examples/paths/shell_hugging_face.sh, in a folder with bert/, train.txt and new.txt
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The shell only: a network that my.py builds, its weights, points in files; a small file, its certificate, its page.
+# The shell only: a network that my.py builds, its weights, inputs in files; then a small file, a certificate and a page.
 # bash examples/paths/shell_only.sh, in a folder with my.py, my.pt, points.npz and new.npz
 set -euo pipefail
 

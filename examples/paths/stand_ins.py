@@ -1,7 +1,7 @@
-"""Makes the files that stand for yours in the paths of this folder, small in size and whole in function.
+"""Creates small sample files in place of your own, for trying out the scripts in this folder.
 
 python examples/paths/stand_ins.py, in an empty folder: my.py, my.pt, points.npz, new.npz; pets/, new-pets/,
-pets.pt; bert/, train.txt, new.txt where transformers is installed.
+pets.pt; and bert/, train.txt, new.txt if transformers is installed.
 """
 
 import importlib.util
@@ -116,6 +116,9 @@ def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 120) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     a_trained_network()
+    print("my.py, my.pt, points.npz, new.npz: a network that reads digits, and its data")
     folders_of_images()
+    print("pets/, new-pets/, pets.pt: folders of images, and a network for them")
     if importlib.util.find_spec("transformers") is not None:
         a_folder_of_hugging_face()
+        print("bert/, train.txt, new.txt: a Hugging Face model, and sentences")

@@ -7,22 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from one_layer import allocate, relax
 from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.allocation import (
-    allocate,
-    allocate_within,
-    allocation_problem,
-    envelope,
-    largest,
-    largest_scores,
-    relax,
-    relax_within,
-)
+from sipp.allocation import envelope, largest_scores
 from sipp.allocation.envelope import optimum
-from sipp.allocation.optimal import round_to_sum
+from sipp.allocation.largest_scores import largest
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within, round_to_sum
 from sipp.errors import DataError, OptionError
 
 OPTIONS = {"n_outputs": 50, "delta": 1e-3, "c_constant": 3.0}

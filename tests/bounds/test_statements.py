@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_layer import eps_det, sparsify
+from one_layer import draws_for, eps_det, expected_kept, sparsify
 from oracles import bounds as oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.row_bounds import draws_for, eps_given, eps_rand, expected_kept
+from sipp.allocation.row_bounds import eps_given, eps_rand
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last
@@ -79,7 +79,7 @@ def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None
 
 def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -> None:
     without = sipp.prune(mlp(), None, keep=0.5, method="wt")
-    assert without.guarantee is None and without.measured is None and "give some" in without.bound.reason
+    assert without.guarantee is None and without.measured is None and "was given no data" in without.bound.reason
     once = iter([(points(60), torch.zeros(60).long())])
     assert "used up" in sipp.prune(mlp(), once, keep=0.5, method="snip").bound.reason
     assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="wt").guarantee is not None
@@ -88,7 +88,7 @@ def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -
 def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
     assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).scores is None
     scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).scores
-    assert scores.n_apart is None and scores.layers[0].first_FK is None
+    assert scores.n_apart is None and scores.layers[0].sensitivity_s1_FK is None
 
 
 def test_assess_gives_what_prune_gives_for_the_same_weights() -> None:
@@ -121,12 +121,12 @@ def test_assess_of_repaired_and_of_revived_weights() -> None:
         repaired[0].weight[0, 0] = 1.0
     revived = sipp.assess(model, repaired, x)
     assert revived.layers[0].eps == math.inf and not revived.bound.met
-    assert "was 0 and is not any more" in revived.guarantee.reason
+    assert "1 row has a weight that was 0 and no longer is" in revived.guarantee.reason
     with torch.no_grad():
         repaired[0].weight[0, 0] = 0.0
         repaired[2].bias += 1
     moved = sipp.assess(model, repaired, x, constants=sipp.Constants(c_constant=1e4), delta=0.1)
-    assert "2.bias differs" in moved.bound.reason and moved.measured.epsilon is None
+    assert "2.bias changed" in moved.bound.reason and moved.measured.epsilon is None
 
 
 def test_assess_refuses_by_name() -> None:
@@ -163,16 +163,16 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     x = torch.ones(400, 30) * torch.linspace(1, 2, 400)[:, None]
     pruned = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1)
     found = pruned.guarantee
-    assert (found.verdict, found.n_refuting, found.n_weights) == ("contradicted by the data", 30, 30)
+    assert (found.verdict, found.n_never_above, found.n_weights) == ("contradicted by the data", 30, 30)
     assert not found.met and not pruned.bound.met and found.n >= found.n_needed
-    assert "more than 1/C = 0.333 of its row's sum, and 30 of 30 never did in 400 points" in found.reason
+    assert "more than 1/C = 0.333 of its row's sum, but 30 of 30 never did in 400 points" in found.reason
     enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=31.0))
-    assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_refuting == 0
+    assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_never_above == 0
     few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)
     assert few.guarantee.verdict == "not met"  # exp(-20/3) is not small enough to refute anything
     # one weight in a thousand may stay below 1/C by chance as long as so many would be expected to
-    assert not replace(found, n_weights=1000, n_refuting=1, n=30).contradicted
-    assert replace(found, n_weights=1000, n_refuting=1, n=45).contradicted
+    assert not replace(found, n_weights=1000, n_never_above=1, n=30).contradicted
+    assert replace(found, n_weights=1000, n_never_above=1, n=45).contradicted
 
 
 def test_one_point_repeated_is_one_point() -> None:
@@ -342,8 +342,8 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
     assert "batch statistics" in reason(
         normed, [points(8, seed=i) for i in range(9)], scoring=sipp.Scoring(norm_stats="batch")
     )
-    assert "too few points: 4 of 16" in reason(mlp(), points(16))
-    assert "too few points: 0 of 80" in reason(mlp(), points(1).expand(80, 5))
+    assert "too few inputs: 4 of 16" in reason(mlp(), points(16))
+    assert "too few inputs: 0 of 80" in reason(mlp(), points(1).expand(80, 5))
 
 
 def test_words_of_both_constants_in_print_and_record() -> None:
@@ -353,7 +353,8 @@ def test_words_of_both_constants_in_print_and_record() -> None:
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
     text = pruned.details
     assert "contradicted by the data" in text and text.index("what it costs") < text.index("measured:")
-    assert "all but 4.58 % keep every row within its measured eps, 95 % sure" in " ".join(text.split())
+    said = "For all but 4.58 % of new inputs from the same source, every row stays within its measured eps, 95 % sure"
+    assert said in " ".join(text.split())
     assert "1e-16" not in str(pruned.measured) and "with probability" not in text
     assert pruned.bound.coverage == coverage(300, 2, 0.95)
     record = pruned_values(pruned)
@@ -374,7 +375,7 @@ def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
     assert found.network_share == pytest.approx(rows + network)
     assert found.joint_confidence == pytest.approx(0.94)
     scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
-    quotients = [(one.apart_FK.double() / floored(one)).max() for one in scores.layers]
+    quotients = [(one.sensitivity_s2_FK.double() / floored(one)).max() for one in scores.layers]
     assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
     assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side
 
@@ -404,7 +405,7 @@ def test_network_statements_name_their_share() -> None:
     assert (held.bound.coverage.q, held.bound.coverage.n) == (1, 100) == (1, shared.bound.coverage.n)
     assert held.bound.epsilon <= shared.bound.epsilon <= alone.bound.epsilon * (1 + 1e-12)
     few = sipp.prune(model, x, holdout=points(3, seed=9), **options)
-    assert not few.bound.met and "T18" in few.bound.reason
+    assert not few.bound.met and "too few for a maximum" in few.bound.reason
     for value in (0.0, 1.0, math.nan):
         with pytest.raises(OptionError, match="confidence"):
             sipp.prune(model, x, keep=0.5, confidence=value)

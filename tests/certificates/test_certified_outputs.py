@@ -237,7 +237,7 @@ def test_networks_without_values_are_refused() -> None:
 def test_a_negative_view_is_the_points_it_shows() -> None:
     view = torch._neg_view(points(N, 4))
     assert certify(NET, NET, view).data_hash == certify(NET, NET, -points(N, 4)).data_hash
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         certify(NET, NET, [-points(N, 4)], calibration=view)
 
 

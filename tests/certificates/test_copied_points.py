@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.records import binomial
-from sipp.records.certificate import SCHEMA, WITH_COPIES, from_json, to_json
+from sipp.records.certificate import OF_POINTS, OLDER, from_json, to_json
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
 
@@ -49,7 +49,7 @@ def test_few_points_drawn_often_are_refused_and_the_sentence_begins_with_it() ->
     x = points(20)[torch.randint(0, 20, (2000,), generator=torch.Generator().manual_seed(0))]
     cert = sipp.certify(DENSE, PRUNED, x)
     assert (cert.n, cert.n_duplicates, cert.verdict) == (20, 1980, "refused: needs n >= 59")
-    assert cert.sentence.startswith("No claim: 2,000 holdout points, 20 of them different, are too few")
+    assert cert.sentence.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
     asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
     assert asked.verdict == cert.verdict and asked.delta_hat == pytest.approx(1 - 0.05 ** (1 / 20))
     walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="wt", levels=(1.0, 0.5))
@@ -67,7 +67,7 @@ def test_a_violation_counts_with_every_copy() -> None:
     bad = sipp.certify(DENSE, PRUNED, torch.cat([once, once[-1:].repeat(9, 1)]), epsilon=0.01)
     assert (bad.n, bad.n_duplicates, bad.violations, bad.verdict) == (200, 9, 11, "not certified")
     assert (
-        "Not certified at 1 % error (11 of 209 holdout points, 200 of them different, were further off, 4"
+        "Not certified at 1 % error (11 of 209 holdout inputs, 200 of them distinct, were further off, 4"
         in bad.sentence
     )
     smallest = sipp.certify(DENSE, PRUNED, torch.cat([once, once[-1:].repeat(9, 1)]))
@@ -118,19 +118,27 @@ def test_a_certificate_with_copies_goes_out_and_comes_back() -> None:
         (certify_accuracy(DENSE, PRUNED, labelled(x, y)), labelled(x, y)),
     ):
         text = to_json(cert)
-        assert json.loads(text)["schema"] == WITH_COPIES and from_json(text) == cert
+        assert from_json(text) == cert
         assert verify(cert, DENSE, PRUNED, data)
         assert not verify(cert, DENSE, PRUNED, x[:200] if data is x else labelled(x[:200], y[:200]))
 
 
-def test_a_saved_certificate_without_copies_is_as_before_and_one_that_counted_them_is_refused() -> None:
-    values = json.loads(to_json(sipp.certify(DENSE, PRUNED, points(100), epsilon=0.5)))
-    assert values["schema"] == SCHEMA == "sipp-certificate/1" and values["n_duplicates"] == 0
-    old = values | {"n": 2000, "n_duplicates": 1980}
-    with pytest.raises(DataError, match=r"1,980 copies among its points.*counted as independent; certify again"):
-        from_json(json.dumps(old))
-    with pytest.raises(DataError, match="has none"):
-        from_json(json.dumps(values | {"schema": WITH_COPIES}))
+def test_certificates_of_earlier_versions_are_read_but_not_one_that_counted_copies() -> None:
+    x = torch.cat([points(200, n_bad=2), points(50)])
+    y = torch.zeros(250, dtype=torch.int64)
+    for cert in (sipp.certify(DENSE, PRUNED, x), certify_accuracy(DENSE, PRUNED, labelled(x, y))):
+        values = json.loads(to_json(cert))
+        old = {key: value for key, value in values.items() if key != "measure"}
+        assert from_json(json.dumps(old | {"schema": OLDER[1], "sentence": "in the words of that version"})) == cert
+        with pytest.raises(DataError, match="missing keys \\['measure'\\]"):
+            from_json(json.dumps(old))
+        with pytest.raises(DataError, match=r"50 copies among its points.*counted as independent; certify again"):
+            from_json(json.dumps(old | {"schema": OF_POINTS}))
+        assert from_json(json.dumps(values | {"schema": OLDER[2]})) == cert
+    alone = sipp.certify(DENSE, PRUNED, points(100), epsilon=0.5)
+    values = json.loads(to_json(alone))
+    del values["measure"]
+    assert from_json(json.dumps(values | {"schema": OF_POINTS})) == alone
 
 
 def test_a_comparison_counts_different_points() -> None:
@@ -140,7 +148,7 @@ def test_a_comparison_counts_different_points() -> None:
     few = torch.randn(12, 4)
     options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt", "lamp")}
     once, often = (sipp.compare(net, data, holdout=x, **options) for x in (few, few.repeat(200, 1)))
-    assert once.n_points == often.n_points == 12 and "judged on 12 points of the holdout" in str(often)
+    assert once.n_points == often.n_points == 12 and "judged on 12 holdout inputs" in str(often)
     assert [row.error for row in once.rows] == pytest.approx([row.error for row in often.rows])
     best = once.best(0.6)
     assert [r.name for r in once.level_with(best)] == [r.name for r in often.level_with(often.best(0.6))]
@@ -159,7 +167,7 @@ def test_points_kept_aside_that_are_copies_of_others_judge_nothing() -> None:
 
 def test_the_sentence_says_that_gains_are_counted_without_copies() -> None:
     x, labels = points(40, n_bad=10), torch.zeros(40, dtype=torch.int64)
-    for times, words in ((1, "10 the other way round"), (3, "10 different ones the other way round")):
+    for times, words in ((1, "10 the other way round"), (3, "10 distinct ones the other way round")):
         given = [(x.repeat(times, 1), labels.repeat(times))]
         found = [
             certify_accuracy(*nets, given) for nets in ((Net(), Net(is_pruned=True)), (Net(is_pruned=True), Net()))

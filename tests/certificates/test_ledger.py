@@ -185,7 +185,7 @@ def test_a_comparison_that_fails_half_way_is_recorded(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         sipp.compare(classifier(), points(100, 1), holdout=x, ledger=ledger, **options)
     assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 1
-    with pytest.raises(OptionError, match="looks at a holdout"):
+    with pytest.raises(OptionError, match="uses of a holdout"):
         sipp.compare(classifier(), points(100, 1), ledger=ledger, **options)
 
 
@@ -243,7 +243,7 @@ def test_a_walk_that_fails_half_way_is_recorded(
 
 def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp_path: Path) -> None:
     x = points(300, 2)
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         certify(classifier(), classifier(), x, calibration=x[:5], ledger=tmp_path / "uses")
     assert lines(tmp_path / "uses") == []
 

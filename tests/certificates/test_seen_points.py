@@ -11,10 +11,10 @@ from sipp.errors import DataError
 from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.options import Method
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 from sipp.verbs.certify import certify_accuracy
 
-WORD = "was not told which points the pruning used"
+WORD = "was not told which inputs were used for pruning"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 
@@ -27,12 +27,12 @@ def points(seed: int, n: int = 120) -> Tensor:
     return torch.rand(n, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def shares(pruned: Given, x: Tensor, seed: int = 9) -> bool:
+def shares(pruned: NetworkLike, x: Tensor, seed: int = 9) -> bool:
     """Whether a holdout with one of these points among new ones is refused."""
     try:
         sipp.certify(net(), pruned, torch.cat([points(seed).to(x), x]))
     except DataError as error:
-        return "also calibration points" in str(error)
+        return "also calibration inputs" in str(error)
     return False
 
 
@@ -44,7 +44,7 @@ def test_points_that_chose_weights_are_refused_without_calibration(method: Metho
     assert shares(pruned, data[at : at + 1])
     for cert in (sipp.certify(net(), pruned, points(9)), certify_accuracy(net(), pruned, points(9))):
         assert cert.calibration_checked and WORD not in cert.sentence  # the record knows them: they were compared
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         certify_accuracy(net(), pruned, data[at:])
 
 
@@ -54,15 +54,15 @@ def test_a_network_alone_knows_nothing_and_the_certificate_says_whose_word_it_is
     for cert in (sipp.certify(net(), pruned.model, data), certify_accuracy(net(), pruned.model, data)):
         assert not cert.calibration_checked and cert.sentence.count(WORD) == 1
     assert WORD not in sipp.certify(net(), pruned.model, points(9), calibration=data).sentence
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         sipp.certify(net(), pruned.model, data, calibration=data)
 
 
 def test_both_the_record_and_what_is_given_count() -> None:
     pruned = sipp.prune(net(), points(1), keep=0.8)
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         sipp.certify(net(), pruned, points(1), calibration=points(2))
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         sipp.certify(net(), pruned, points(2), calibration=points(2))
 
 

@@ -50,7 +50,7 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     whole = run(*options(files), "--verify", cert, "--calibration", files / "calibration.npy")
     assert whole.returncode == 0 and "calibration_checked" not in whole.stdout
     shared = run(*options(files), "--verify", cert, "--calibration", files / "holdout.npz")
-    assert shared.returncode == 3 and "120 of 120 holdout points are also calibration points" in shared.stdout
+    assert shared.returncode == 3 and "120 of 120 holdout inputs are also calibration inputs" in shared.stdout
     other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
     assert other.returncode == 3 and "pruned_hash" in other.stdout
 
@@ -112,9 +112,9 @@ def _written(files: Path, text: str) -> Path:
         ({"--model": "no.such.module:net"}, "package.module:callable"),
         ({"--dense": "absent.pt"}, "absent.pt"),
         ({"--holdout": "absent.npz"}, "absent.npz"),
-        ({"--holdout": "dense.safetensors"}, "points along dimension 0"),
+        ({"--holdout": "dense.safetensors"}, "inputs along dimension 0"),
         ({"--holdout": "random:100x1x8x8"}, "noise"),
-        ({"--calibration": "holdout.npz"}, "also calibration points"),
+        ({"--calibration": "holdout.npz"}, "also calibration inputs"),
         ({"--dense": "holdout.npz"}, "could not be read as weights"),
         ({"--model": "lenet-5"}, "does not fit"),
         ({"--delta": "1.5"}, "delta"),
@@ -165,7 +165,7 @@ def folder_words(files: Path, folder: Path, holdout: str) -> list[object]:
 
 def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> None:
     done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1)
-    assert done.returncode == 2 and "40 of 40 holdout points are also calibration points" in done.stderr
+    assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
     assert json.loads(done.stdout)["calibration_checked"] and "could not check" not in done.stdout
     seen = json.loads((pruned / "report.json").read_text())["seen"]
@@ -179,10 +179,10 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
 def test_a_second_claim_on_the_same_points_says_so(files: Path, pruned: Path) -> None:
     words = [*folder_words(files, pruned, "holdout.npz"), "--accuracy", "--out", pruned / "accuracy.json"]
     first = run(*words)
-    assert "these points already served report.json;" in first.stdout and first.returncode == 0
+    assert "these inputs already served report.json;" in first.stdout and first.returncode == 0
     again = run(*words, "--force")  # takes the place of the one that is there
-    assert "these points already served report.json;" in again.stdout
+    assert "these inputs already served report.json;" in again.stdout
     third = run(*folder_words(files, pruned, "holdout.npz"), "--epsilon", 0.9)
-    assert "these points already served report.json, accuracy.json;" in third.stdout
+    assert "these inputs already served report.json, accuracy.json;" in third.stdout
     np.save(files / "new.npy", np.random.default_rng(5).random((120, 1, 8, 8), dtype=np.float32))
     assert "already served" not in run(*folder_words(files, pruned, "new.npy")).stdout

@@ -15,7 +15,7 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 from sipp.cli.errors import fail_well
-from sipp.cli.evaluate import evaluate
+from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.report.numbers import number
 
@@ -82,7 +82,7 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
         pruned[2].bias[0] = torch.nan
     found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
     assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
-    assert found.pruned_loss is None and "not finite on 8 points" in str(found)
+    assert found.pruned_loss is None and "not finite on 8 inputs" in str(found)
 
 
 def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
@@ -90,7 +90,7 @@ def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
     net, x = mlp().eval(), torch.rand(8, 6)
     found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))], None)
     assert found.n_outside == 4 and found.dense_accuracy is None and found.pruned_loss is None
-    assert "not measured: 4 labels are none of the output's classes" in str(found)
+    assert "not measured: 4 labels are outside the output's classes" in str(found)
 
 
 def test_an_output_that_is_not_finite_is_of_no_class() -> None:
@@ -119,7 +119,7 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
     assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
     done = run("report", folder / "net", "--out", page, "--force")
-    assert "marked: net: eval.json is an evaluation of other networks and not shown." in done.stdout
+    assert "marked: net: eval.json is an evaluation for other networks and is not shown." in done.stdout
     assert "Accuracy is" not in page.read_text()
 
 
@@ -131,7 +131,7 @@ def test_noise_makes_no_record(folder: Path) -> None:
 
 def test_certify_accuracy_prints_both(folder: Path) -> None:
     done = run("certify", *words_of(folder, "--holdout", folder / "data.npz", "--accuracy"))
-    assert done.returncode == 0 and "accuracy on these points: 90.00% dense, " in done.stdout, done.stderr
+    assert done.returncode == 0 and "accuracy on these inputs: 90.00% dense, " in done.stdout, done.stderr
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -231,9 +231,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "5 code of its own": (_own_code, "names code of its own"),
     "6 a weight is missing": (lambda folder: _tensors(folder, lambda s: s.pop("classifier.bias")), "classifier.bias"),
     "6 another shape": (
-        lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})), "other shapes",
+        lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})),
+        "shapes in its config.json",
     ),
-    "6 1e12 elements": (lambda folder: _config(folder, vocab_size=10**11), "other shapes"),
+    "6 1e12 elements": (lambda folder: _config(folder, vocab_size=10**11), "shapes in its config.json"),
     "14 NaN weight": (lambda folder: _tensors(folder, lambda s: s["classifier.weight"].fill_(torch.nan)), "NaN"),
     "no tokenizer": (_no_tokenizer, "holds no tokenizer"),
 }  # fmt: skip

@@ -120,7 +120,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
     ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no points", 2),
     ("18 labels alone", points("p.npz", lambda p: np.savez(p, labels=np.zeros(3))), "no inputs", 2),
-    ("19 holdout too small", points("h.npz", vectors(lambda a: a[:20] + 1), "--holdout"), "59 holdout points", 3),
+    ("19 holdout too small", points("h.npz", vectors(lambda a: a[:20] + 1), "--holdout"), "59 holdout inputs", 3),
     ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),
     ("20 overlap", points("h.npz", vectors(lambda a: np.concatenate([a[5:6], a + 1])), "--holdout"), "1 of 201", 2),
     ("24 unsupported layer", lambda folder: ["--model", "cli_zoo:transposed"], "ConvTranspose2d", 2),

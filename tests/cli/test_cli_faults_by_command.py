@@ -139,7 +139,7 @@ FAULTS: list[tuple[str, tuple[str, ...], Change, str, int]] = [
     ("14 NaN weight", READS_WEIGHTS, state(W, **{"2_weight": torch.full((3, 16), torch.nan)}), "2.weight", 2),
     ("18 no points", READS_DATA, arrays(D, inputs=lambda a: a[:0], labels=lambda a: a[:0]), "no points", 2),
     ("18 no holdout points", READS_NEW, arrays(N, inputs=lambda a: a[:0], labels=lambda a: a[:0]), "no points", 2),
-    ("19 holdout too small", PRUNES, arrays(N, inputs=lambda a: a[:9], labels=lambda a: a[:9]), "59 holdout points", 3),
+    ("19 holdout too small", PRUNES, arrays(N, inputs=lambda a: a[:9], labels=lambda a: a[:9]), "59 holdout inputs", 3),
     ("20 overlap", READS_NEW, lambda base: (base / N).write_bytes((base / D).read_bytes()), "90 of 90 holdout", 2),
     ("31 points cut", READS_DATA, cut(D, 0.7), D, 2),
     ("35 another width", READS_DATA, arrays(D, inputs=lambda a: a[:, :4]), "cannot take this data", 2),
@@ -182,7 +182,7 @@ def test_an_evaluation_counts_what_is_not_finite(good: dict[str, bytes], tmp_pat
     put_down(good, tmp_path)
     arrays(D, inputs=put(np.nan))(tmp_path)  # faults 13, 15
     done = run(*commands(tmp_path)["eval"])
-    assert done.returncode == 0 and "not finite on 1 points" in done.stdout
+    assert done.returncode == 0 and "not finite on 1 input\n" in done.stdout
 
 
 def test_an_accuracy_that_rests_on_too_few_points_or_none_that_are_finite_is_no_promise(
@@ -209,7 +209,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("compare --model cli_zoo:mlp --data random:8x6 --keeps 0.5,x", "'x' is not a share", "--keeps"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods wt,magic", "magic", "--methods"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods snip --keeps 0.5", "labels", "--model"),
-    ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few points", "--model"),
+    ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few inputs", "--model"),
     ("compare --model cli_zoo:mlp --data random:8x6 --holdout random:8x6", "noise", "--holdout"),
     ("compare --model cli_zoo:transposed --data random:8x6", "ConvTranspose2d", "--model"),
     ("eval --model cli_zoo:mlp --dense absent --pruned absent --data random:8x6", "absent", "--dense"),

@@ -166,7 +166,7 @@ def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
     assert "not measured:" in flat.stdout and "one folder for each class" in flat.stdout, flat.stdout
     three = run("eval", *TWO, *both, "--data", pets / "three")  # which label is which output, nobody knows
     assert "not measured: the folder has 3 classes, the network 2 outputs" in three.stdout
-    assert "labels are left out" in three.stderr
+    assert "labels are ignored" in three.stderr
 
 
 def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:

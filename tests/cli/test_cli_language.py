@@ -12,7 +12,7 @@ import sipp
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, draw_calibration, draw_holdout
 from sipp.cli.errors import CommandError
-from sipp.cli.evaluate import answer
+from sipp.cli.eval_work import answer
 from sipp.cli.model_option import load_model
 
 

@@ -13,7 +13,7 @@ from commandline import Done, asked, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import demo, model_option, prune_network, stored_networks
+from sipp.cli import demo, model_option, prune_work, stored_networks
 from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 from sipp.scoring import methods
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
-    for module in (prune_network, model_option, stored_networks):  # certify and eval load by the second
+    for module in (prune_work, model_option, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_read(name: str, output: str, option: str, way: Callable[
     before = files_in(folder)
     for force in ([], ["--force"]) if name != "compare" else ([],):  # which has nothing else to write
         done = run(*words_of(name, options | more | {output: out}), *force)
-        refused(done, output, f"what {option} reads", "also with --force")
+        refused(done, output, f"what {option} reads", "even with --force")
         assert files_in(folder) == before
 
 
@@ -271,7 +271,7 @@ def test_a_page_over_what_it_shows(folder: Path) -> None:
     for out in (*read, folder / "hard"):
         for sources in ([made.parent, folder / "net"], [made, folder]):
             for force in ([], ["--force"]):
-                refused(run("report", *sources, "-o", out, *force), "--out", "never written over")
+                refused(run("report", *sources, "-o", out, *force), "--out", "never overwritten")
                 assert files_in(folder) == before
 
 
@@ -320,7 +320,7 @@ def test_a_run_over_its_recipe_or_data(tmp_path: Path, monkeypatch: pytest.Monke
         ["run", recipe, "--data", place],
         ["run", recipe, "--data", place / "d"],
     ):
-        refused(run(*words, "--out", tmp_path), "--out", "never written over")
+        refused(run(*words, "--out", tmp_path), "--out", "never overwritten")
         assert files_in(tmp_path) == before
 
 
@@ -357,4 +357,4 @@ def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: 
 
 def test_help_says_so() -> None:
     for name in ("prune", "score", "certify", "report", "demo"):
-        assert "nor other files" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name
+        assert "or other files" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

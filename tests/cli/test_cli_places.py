@@ -14,7 +14,7 @@ from commandline import Done, files_in, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import demo, model_option, prune_network
+from sipp.cli import demo, model_option, prune_work
 from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.experiments.training.signals import Interrupted
@@ -173,7 +173,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "some").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "dead").symlink_to(tmp_path / "nothing")
-    for module in (prune_network, model_option):
+    for module in (prune_work, model_option):
         monkeypatch.setattr(module, "load_model", _must_not_be_called)
     return tmp_path
 

@@ -131,7 +131,7 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Pat
     record = prune("cli_zoo:mlp", positive, *words)
     for layer in record["layers"]:  # type: ignore[attr-defined]
         cells = table[layer["name"]]
-        assert cells[3:5] == [str(layer["kept"]), str(layer["n_weights"] - layer["kept"])]
+        assert cells[3:5] == [str(layer["kept"]), f"{layer['keep']:.2%}"]
         assert f"{layer['eps']:.3g}" in cells
     assert "nothing was written" in done.stdout and record["written"] == {}
     assert "float64 read as float32" in done.stdout
@@ -141,7 +141,8 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Pat
 
 def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = sipp.prune(build("resnet20"), None, keep=0.5, method="wt")
-    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", kept=12_345_678)
+    large = {"kept": 12_345_678, "n_rows": 123_456, "fan_in": 123_456, "strategies": {"det": 9, "rand": 9, "whole": 9}}
+    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", **large)
     text = StringIO()
     monkeypatch.setattr("sys.stdout", text)
     monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
@@ -158,7 +159,7 @@ def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_built_in_network_without_data_is_shown_on_honest_noise(tmp_path: Path) -> None:
     done = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--dry-run")
-    assert done.returncode == 0 and "random noise (no data)" in done.stdout and "not about yours" in done.stdout
+    assert done.returncode == 0 and "random inputs (noise, no data)" in done.stdout and "not about yours" in done.stdout
     refused = run("prune", "--model", "digits-cnn", "--keep", 0.3, "--out", tmp_path / "out")
     assert refused.returncode == 2 and "random:16x1x8x8" in three_lines(refused.stderr)[2]
     assert not files_in(tmp_path)
@@ -197,7 +198,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr("sipp.cli.prune_network.collect", spy)
+    monkeypatch.setattr("sipp.cli.prune_work.collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
@@ -330,12 +331,12 @@ def test_how_many_points_would_certify_the_next_level_is_said(
     words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz"]
     done = run(*words, goal, value, "--dry-run")
     found = re.search(
-        r"failed with (\d+) of (\d+) points .* about ([\d,]+) holdout points would certify it", done.stdout
+        r"failed with (\d+) of (\d+) inputs .* about ([\d,]+) holdout inputs would certify it", done.stdout
     )
     assert done.returncode == 0 and found is not None, done.stdout
     count, n, needed = (int(text.replace(",", "")) for text in found.groups())
     assert upper_limit(count, n, beta) > limit >= upper_limit(round(count * needed / n), needed, beta)
-    assert "more points" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
+    assert "larger holdout" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
 
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     moved = max(one.largest_change for one in contents.tensors)
     assert found["values"]["largest_change"] == moved and (moved > 0) == (values != "lossless")
     told = prune(folder, "--out", out, "--values", values, "--force").stdout
-    assert ("about the stored values" in told) == (f"{values} moved weights in 2 of 4 tensors" in told) == bool(moved)
+    assert ("about the stored values" in told) == (f"{values} changed weights in 2 of 4 tensors" in told) == bool(moved)
 
 
 def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_inspect_shows_what_is_in_a_file(folder: Path) -> None:
     assert found["bound_bytes"] == pytest.approx(contents.bound_bytes) and found["certificate"] is None
     own = json.loads(run("inspect", folder / "net.sipp.safetensors", "--json").stdout)
     assert own["network"] is None and own["certificate"]["verdict"] == "certified"
-    refused(run("inspect", folder / "w.safetensors"), "FILE", "is not a file of sipp.save")
+    refused(run("inspect", folder / "w.safetensors"), "FILE", "is not a file from sipp.save")
     refused(run("inspect", folder / "absent"), "FILE", "is not a file")
 
 
@@ -217,7 +217,7 @@ def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path
 
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
-    refused(run(*words, "pt2"), "FILE", "needs points to run on")
+    refused(run(*words, "pt2"), "FILE", "needs inputs to run on")
     refused(run(*words, "pt", "--data", folder / "data.npy"), "--data", "needs no example")
     refused(run(*words, "hf"), "FILE", "has no save_pretrained")
     refused(run(*words, "pt", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
@@ -257,7 +257,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.certificate is not None
     assert found.line.startswith(f"{contents.dense_bytes / contents.n_bytes:.2f} x smaller (")
     assert "certified: outputs within " in found.line
-    assert found.line.endswith(f"; 20 points a call, 1 thread: {found.runs[-1].words}")
+    assert found.line.endswith(f"; 20 inputs a call, 1 thread: {found.runs[-1].words}")
     assert "torch running the same pruned network" in done.stdout
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
@@ -293,7 +293,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
 
 def test_without_a_certificate_nothing_is_certified(folder: Path) -> None:
     done = run("bench", folder / "digits.sipp.safetensors", "--batch", 2, "--repeats", 5)
-    assert done.returncode == 0 and "; not certified; 2 points a call" in done.stdout.splitlines()[-1], done.stderr
+    assert done.returncode == 0 and "; not certified; 2 inputs per call" in done.stdout.splitlines()[-1], done.stderr
 
 
 def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
         "Size and speed" in page
         and f"{found.smaller:.2f} times smaller as a small file (sipp export --to small)" in page
     )
-    assert f"{found.bytes.file:,} bytes" in page and "4 points a call" in page and found.certified is not None
+    assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])
     assert "is about another network" in result.marks[0]

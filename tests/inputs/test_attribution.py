@@ -147,7 +147,7 @@ def test_an_order_that_nothing_explains_leaves_the_patches_together(caplog: pyte
 def test_padding_that_cannot_be_found_is_told(caplog: pytest.LogCaptureFixture) -> None:
     x, mask = randn(N, 5, WIDTH), torch.ones(N, 5, dtype=torch.long)
     scores_of(Calls(layer_of(), shuffled), [{"x": x, "attention_mask": mask}])
-    assert "padding is not taken out" in caplog.text
+    assert "padding is not left out" in caplog.text
 
 
 def test_what_was_found_holds_for_later_batches_of_the_form() -> None:

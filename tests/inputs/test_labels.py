@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.evaluate import evaluate
+from sipp.cli.eval_work import evaluate
 from sipp.errors import DataError
 from sipp.inputs.labels import cross_entropy, truth_of
 

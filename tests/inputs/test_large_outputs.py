@@ -50,7 +50,7 @@ def test_outputs_are_compared_in_parts_with_the_same_result(monkeypatch: pytest.
     other.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
     for chunk, tokens in ((1 << 22, 4096), (40, 4096), (40, 10)):
         monkeypatch.setattr(distance, "AT_ONCE", chunk)
-        monkeypatch.setattr(distance, "BATCH_TOKENS", tokens)
+        monkeypatch.setattr(distance, "TOKENS_AT_ONCE", {"cpu": tokens})
         assert output_error(dense, other, batches) == pytest.approx(wanted, rel=1e-12)
     assert sizes == [7, 3, 7, 3, 2, 2, 2, 1, 2, 1]
 

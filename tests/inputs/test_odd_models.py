@@ -198,3 +198,27 @@ def test_a_model_that_cannot_be_copied_is_named_and_left_alone(layer: nn.Module,
         with pytest.raises(ModelError, match=words):
             call()
     assert torch.equal(layer.weight, before)
+
+
+class Cropped(nn.Module):
+    """A convolution that is given a part of a larger tensor, or that part alone."""
+
+    def __init__(self, dim: int, outside: float, *, is_alone: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dim, self.outside, self.is_alone = dim, outside, is_alone
+        self.conv, self.last = nn.Conv2d(3, 8, 3, bias=False), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = torch.cat((torch.full_like(x.narrow(self.dim, 0, 1), self.outside), x), self.dim)
+        part = more.narrow(self.dim, 1, x.shape[self.dim])
+        return self.last(self.conv(part.contiguous() if self.is_alone else part).mean((2, 3)))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("outside", [float("nan"), 1e35])
+def test_values_that_a_convolution_never_sees_change_nothing(dim: int, outside: float) -> None:
+    """NaN there is no reason to refuse an input, and a large number none for another scale."""
+    points = torch.rand(8, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    found, expected = (sipp.sensitivity(Cropped(dim, outside, is_alone=alone), points) for alone in (False, True))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -422,7 +422,7 @@ def test_packed_sequences_are_certified() -> None:
     model = LastState()
     cert = certify(model, halved(model), packed)
     assert cert.n == 60 and 0 < cert.epsilon < 10
-    with pytest.raises(DataError, match="are also calibration points"):
+    with pytest.raises(DataError, match="are also calibration inputs"):
         certify(model, model, packed, calibration=[pack_sequence(sequences[30:32], enforce_sorted=False)])
 
 
@@ -462,7 +462,7 @@ def overlaps(calibration: Tensor, holdout: Tensor) -> bool:
     try:
         certify(model, model, [holdout], calibration=[calibration[2:3]], **cert_options)
     except DataError as error:
-        return "1 of 4 holdout points are also calibration points, the first at index 2" in str(error)
+        return "1 of 4 holdout inputs are also calibration inputs, the first at index 2" in str(error)
     return False
 
 

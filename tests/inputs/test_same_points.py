@@ -132,9 +132,9 @@ APART: dict[str, tuple[Any, Any]] = {
 def test_a_point_is_found_however_it_is_passed(case: str, tmp_path: Path) -> None:
     net = Conditional()
     for a, b in (PASSED[case], PASSED[case][::-1]):
-        with pytest.raises(DataError, match=f"{N} of {N} holdout points are also calibration points"):
+        with pytest.raises(DataError, match=f"{N} of {N} holdout inputs are also calibration inputs"):
             certify(net, net, [a], calibration=[b])
-        with pytest.raises(DataError, match="also calibration points"):
+        with pytest.raises(DataError, match="also calibration inputs"):
             sipp.prune_to(net, [b], [a], epsilon=0.5, method="wt")
 
 

@@ -44,7 +44,7 @@ def options(*settings: str) -> list[str]:
 def test_run_run_again_and_list(tmp_path: Path) -> None:
     command = ["run", "digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
     first = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert first.exit_code == 0 and "2 networks made now" in first.stdout and "seed0.wt.01: 2 of 2" in first.stdout
+    assert first.exit_code == 0 and "2 networks trained now" in first.stdout and "seed0.wt.01: 2 of 2" in first.stdout
     second = CliRunner().invoke(app, command, catch_exceptions=False)
     assert second.exit_code == 0 and "nothing left to do" in second.stdout and "networks done" not in second.stdout
     listed = CliRunner().invoke(app, ["runs", "--out", str(tmp_path)], catch_exceptions=False)

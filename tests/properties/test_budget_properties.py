@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from one_layer import sparsify
+from one_layer import allocate, draws_for, expected_kept, sparsify
 from oracles import budget as oracle
 
-from sipp.allocation import allocate, draws_for, expected_kept, largest, order_of
+from sipp.allocation.largest_scores import largest, order_of
 from sipp.allocation.row_loops import smallest_of
 from sipp.pruning.sparse_rows import DET, RAND, WHOLE
 

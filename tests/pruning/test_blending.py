@@ -12,7 +12,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
-from sipp.records.choice import Candidate, Choice
+from sipp.records.choice import BlendChoice, BlendTrial
 from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
 
 BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows
@@ -80,7 +80,7 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
     assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
     assert (
-        "held-back points that chose it" in " ".join(str(pruned).split())
+        "held-back inputs used to choose it" in " ".join(str(pruned).split())
         and sipp.prune(net(), [points()], keep=0.5, method="wt").choice is None
     )
 
@@ -89,7 +89,7 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
 def test_points_that_are_few_or_come_once_are_enough() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
     assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_aside
-    assert "held-back" not in str(few) and "2 points that were also scored" in " ".join(str(few).split())
+    assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
     assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_aside
@@ -125,9 +125,11 @@ def test_recurrent_networks_and_networks_whose_points_hide() -> None:
     ],
 )
 def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: float) -> None:
-    tried = [Candidate(p, "max", error) for p, error in zip((0.0, 0.1, 0.25), errors)]
+    tried = [BlendTrial(p, "max", error) for p, error in zip((0.0, 0.1, 0.25), errors)]
     assert best_of(tried).p == p
-    assert "0.25" in str(Choice(tried[2], tuple(tried), 3)) and "magnitude" in str(Choice(tried[0], tuple(tried), 3))
+    assert "0.25" in str(BlendChoice(tried[2], tuple(tried), 3)) and "magnitude" in str(
+        BlendChoice(tried[0], tuple(tried), 3)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -159,7 +161,7 @@ def test_where_rows_are_what_matters_it_is_wanda() -> None:
 
 @pytest.mark.parametrize(("error", "is_taken"), [(0.29, False), (0.28, True)])
 def test_a_small_lead_of_rows_counts_as_chance(error: float, is_taken: bool) -> None:
-    tried = [Candidate(0.5, "max", 0.3), Candidate(0.0, "mean", error, by_rows=True)]
+    tried = [BlendTrial(0.5, "max", 0.3), BlendTrial(0.0, "mean", error, by_rows=True)]
     assert best_of(tried).by_rows == is_taken
 
 
@@ -177,7 +179,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 
     x = 0.5 + torch.rand(80, 6, generator=torch.Generator().manual_seed(0))
     pruned = sipp.prune(Log(), [x], budget=6, floor="off")
-    assert pruned.choice is not None and pruned.choice.tried[0] == Candidate(0.0, "max", math.inf)
+    assert pruned.choice is not None and pruned.choice.tried[0] == BlendTrial(0.0, "max", math.inf)
     assert math.isfinite(pruned.choice.taken.error) and bool(pruned.model(x).isfinite().all())
 
 

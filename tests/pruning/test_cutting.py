@@ -47,7 +47,9 @@ def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
 def test_both_sides_of_the_limit_are_met() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
-    assert "what it costs:   not known yet" in str(much) and "what it costs:   the output moved by" in str(little)
+    assert "what it costs:   not known for new inputs yet" in str(
+        much
+    ) and "what it costs:   the output moved by" in str(little)
     assert "Nothing is guaranteed for new inputs" in " ".join(str(little).split())
     for word in ("repair=True", "another method", "larger keep"):
         assert word in " ".join(str(much).split())
@@ -80,4 +82,4 @@ def test_what_is_no_number_is_warned_of(error: float) -> None:
     assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, aside=False)))
     blames = "measure what that costs" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))
     assert blames == math.isfinite(error)  # a dense output that is no number is not the pruning's fault
-    assert "on 1 calibration point:" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))
+    assert "on 1 calibration input:" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))

@@ -5,24 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from one_layer import sparsify
+from one_layer import draw_until, draws_for, reweighted, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
-from sipp.allocation.row_bounds import draws_for, eps_rand
+from sipp.allocation.row_bounds import eps_rand
 from sipp.errors import DataError, OptionError
 from sipp.pruning import sampling
-from sipp.pruning.sampling import draw_fixed, draw_until
-from sipp.pruning.sparse_rows import (
-    DET,
-    RAND,
-    WHOLE,
-    Draws,
-    RowMethod,
-    SparseRows,
-    reweighted,
-    sparsify_layers,
-)
+from sipp.pruning.sampling import draw_fixed
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE, Draws, RowMethod, SparseRows, sparsify_layers
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 

@@ -201,6 +201,12 @@ def test_sentences_say_the_numbers_and_never_more():
     assert "all but at most 5 % of inputs" in certificate().sentence
     assert "at most 12.4 % of its length" in certificate().sentence  # 12.341 rounded up
     assert "With 95 % confidence" in certificate().sentence
+    chosen = "further off; the limit is the smallest that leaves at most 38)"  # not luck: it was chosen on the points
+    assert chosen in certificate().sentence
+    assert (
+        "30 of 1,000 holdout inputs were further off, 38 were allowed"
+        in certificate(fixed="epsilon", violations=30).sentence
+    )
     assert "at least 59 are needed" in certificate(n=58, violations=0, epsilon=math.inf).sentence
     asked = certificate(fixed="epsilon", violations=60)
     assert "Not certified at 12.341 %" in asked.sentence and "more than the 5 % asked for" in asked.sentence
@@ -210,11 +216,11 @@ def test_sentences_say_the_numbers_and_never_more():
     assert again.marked and "used 2 times before" in again.sentence and "no longer a first look" in again.sentence
     copies = certificate(n_duplicates=3).sentence
     assert (
-        "3 of the points are copies" in copies and "38 of 1,003 holdout points, 1,000 of them different, were" in copies
+        "3 of the inputs are copies" in copies and "38 of 1,003 holdout inputs, 1,000 of them distinct, were" in copies
     )
     few = certificate(n=20, n_duplicates=1980, violations=0, epsilon=math.inf).sentence
-    assert few.startswith("No claim: 2,000 holdout points, 20 of them different, are too few")
-    assert "at least 59 different are needed" in few
+    assert few.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
+    assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
     assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet

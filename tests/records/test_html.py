@@ -43,9 +43,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "AccuracyCertificate": sipp.certify_accuracy(net, pruned, points(5)),
             "with labels": sipp.certify_accuracy(net, pruned, labelled),
             "Verification": verify(certificate, net, pruned.model, points(2)),
-            "Contents": sipp.save(pruned, folder / "net.safetensors", values="int8"),
+            "SavedFile": sipp.save(pruned, folder / "net.safetensors", values="int8"),
             "Repair": pruned.repair,
-            "Choice": pruned.choice,
+            "BlendChoice": pruned.choice,
             "Assumption": pruned.assumption,
             "NetworkBound": pruned.bound,
             "Guarantee": pruned.guarantee,
@@ -62,13 +62,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 NAMES = (
-    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification", "Contents",
-    "Repair", "Choice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual", "Sparse",
-    "Shrunk", "TextScores",
+    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification",
+    "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual",
+    "Sparse", "Shrunk", "TextScores",
 )  # fmt: skip
 WITH_BARS = {
-    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Contents", "Repair",
-    "Choice", "Assumption", "Gradual", "Sparse", "Shrunk",
+    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "SavedFile", "Repair",
+    "BlendChoice", "Assumption", "Gradual", "Sparse", "Shrunk",
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_every_record_has_a_view_with_the_numbers_of_its_text(name: str, records
     shown = " ".join(page.texts)
     assert numbers(str(records[name])) <= numbers(shown), name
     assert bool(page.bars) == (name in WITH_BARS) and all(0 <= one <= 100 for one in page.bars)
-    assert len(repr(records[name])) < 150 or name not in WITH_BARS - {"Choice"}  # in a shell: one short line
+    assert len(repr(records[name])) < 150 or name not in WITH_BARS - {"BlendChoice"}  # in a shell: one short line
 
 
 def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ PLOTS = {
     ],
     "Pruned": lambda one: [100 * layer.keep for layer in one.layers],
     "Repair": lambda one: [*(x.error_after for x in one.layers), *(x.error_before for x in one.layers)],
-    "Contents": lambda one: [*(x.n_bytes / 1e3 for x in one.tensors), *(x.dense_bytes / 1e3 for x in one.tensors)],
+    "SavedFile": lambda one: [*(x.n_bytes / 1e3 for x in one.tensors), *(x.dense_bytes / 1e3 for x in one.tensors)],
 }
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
-from sipp.records.other_names import METHODS
+from sipp.records.other_names import METHODS, OF_ONE_LAYER
 from sipp.runtime.exporting import export
 from sipp.scoring.methods import NAMES
 
@@ -33,7 +34,7 @@ def points(seed: int, n: int = 300) -> Tensor:
         ({"amount": 0.3}, "amount=0.3 is keep=0.7"),
         ({"pruning_ratio": 0.25}, "pruning_ratio=0.25 is keep=0.75"),
         ({"density": 0.2}, "density=0.2 is keep=0.2"),
-        ({"amount": 20}, "give keep=, the share that stays, not the one that goes"),
+        ({"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
         ({"keep": 0.5, "loss": len}, r"write scoring=sipp.Scoring\(loss=...\)"),
         ({"keep": 0.5, "c_constant": 2.0}, r"write constants=sipp.Constants\(c_constant=...\)"),
         ({"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
@@ -81,7 +82,20 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail_well(app, [*words, "--dry-run"]) == 2
     assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
     assert fail_well(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
-    assert "do:    give --keep, the share that stays" in capsys.readouterr().err
+    assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
+
+
+def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> None:
+    """The way out that the message names gives torch's masks; the method alone compares all layers."""
+    for given, here in OF_ONE_LAYER.items():
+        with pytest.raises(
+            OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
+        ):
+            sipp.prune(net(), None, keep=0.5, method=given)
+    masks = sipp.prune(net(), None, keep=0.25, method="wt", include="0.weight").masks
+    theirs = net()
+    torch_prune.l1_unstructured(theirs[0], "weight", amount=0.75)  # type: ignore[index, no-untyped-call]
+    assert [*masks] == ["0.weight"] and torch.equal(masks["0.weight"], theirs[0].weight_mask.bool())  # type: ignore[index]
 
 
 def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.records.pruned import as_it_is
+from sipp.records.pruned import refreshed
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
 NEW = torch.rand(300, 8, generator=torch.Generator().manual_seed(1))
@@ -62,9 +62,9 @@ def edit(pruned: sipp.Pruned) -> None:
 @pytest.mark.parametrize("change", [step, watch, edit])
 def test_nothing_is_said_of_weights_that_changed(change: Any, repair: bool) -> None:
     _, pruned = pruned_net(repair=repair)
-    assert as_it_is(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
+    assert refreshed(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
     change(pruned)
-    now = as_it_is(pruned)
+    now = refreshed(pruned)
     assert now.guarantee is now.measured is now.moved is now.repair is now.bound.epsilon is None and not now.bound.met
     assert all(layer.eps is layer.bound is layer.eps_measured is layer.kappa is None for layer in now.layers)
     assert now.kept == pruned.kept and now.masks is pruned.masks
@@ -102,9 +102,9 @@ def test_a_repair_speaks_of_what_it_made() -> None:
     net, pruned = pruned_net()
     step(pruned)
     fixed = sipp.repair(net, pruned, X)
-    assert as_it_is(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
+    assert refreshed(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
     edit(fixed)
-    assert as_it_is(fixed).repair is None
+    assert refreshed(fixed).repair is None
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -130,9 +130,9 @@ def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)  # nobody holds the masks
     pruned.model(X).square().sum().backward()
     optimizer.step()
-    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
         sipp.save_folder(pruned, tmp_path / "net")
-    with pytest.raises(ModelError, match="outside of its mask is not zero"):
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
         sipp.page(pruned, path=tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 

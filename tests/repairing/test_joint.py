@@ -16,9 +16,10 @@ import sipp
 from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
+from sipp.records import weights as weights_module
 from sipp.records.pattern import Pattern
 from sipp.repairing import joint as joint_module
-from sipp.repairing import layer_fit
+from sipp.repairing import layer_fit, searching
 from sipp.repairing.joint import BUDGETS, Joint, joint
 from sipp.repairing.layer_by_layer import Parts
 from sipp.repairing.parts import divided
@@ -76,6 +77,26 @@ def test_the_search_is_the_definition(kind: str, seed: int) -> None:
     assert not np.array_equal(wanted_FK, start_FK)
     if kind == "rows":
         assert bool(mask_FK.any(1).all()) and int(mask_FK.sum()) == 20
+
+
+@pytest.mark.parametrize("n_kept", [1, 40, 300, 599, 600])
+@pytest.mark.parametrize("kind", ["random", "ties", "in order", "one value", "not allowed"])
+def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch, kind: str, n_kept: int) -> None:
+    monkeypatch.setattr(searching, "FEWEST_SAMPLED", 1)
+    monkeypatch.setattr(searching, "SAMPLE_NOISE", 0.5)
+    generator = torch.Generator().manual_seed(n_kept)
+    size_N = torch.rand(600, generator=generator)
+    if kind == "ties":
+        size_N = (4 * size_N).round()
+    elif kind == "in order":
+        size_N = torch.cat([torch.zeros(570), torch.arange(30.0)])[torch.arange(600) * 31 % 601 % 600]
+    elif kind == "one value":
+        size_N = torch.ones(600)
+    elif kind == "not allowed":
+        size_N[torch.rand(600, generator=generator) < 0.5] = -torch.inf
+    mask_N = searching._largest(size_N, n_kept)
+    assert int(mask_N.sum()) == n_kept
+    assert mask_N.all() or float(size_N[mask_N].min()) >= float(size_N[~mask_N].max())
 
 
 def test_the_search_finds_what_magnitude_cannot_see() -> None:
@@ -256,6 +277,29 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
 
 
+def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 80), nn.ReLU(), nn.Linear(80, 48)).double(), alike(200, 12).double()
+    solve, n_rows = layer_fit.solve_rows, list[int]()
+
+    def counted(xx_GKK: Tensor, wanted_GRK: Tensor, *more: Any) -> Tensor:
+        n_rows.append(wanted_GRK.shape[1])
+        return solve(xx_GKK, wanted_GRK, *more)
+
+    monkeypatch.setattr(layer_fit, "solve_rows", counted)
+    _, quick = found(net, points, ridges=(1e-3,))
+    assert n_rows == [16, 16, 80, 16, 16, 48]
+    assert all(one.support == "joint" and one.error_given is None for one in quick.layers)
+    monkeypatch.setattr(layer_fit, "CLEAR", 0.0)
+    _, slow = found(net, points, ridges=(1e-3,))
+    assert all(one.error < one.error_given for one in slow.layers)  # type: ignore[operator]
+    assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))
+    monkeypatch.undo()
+    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
+    _, same = found(net, points)
+    assert all(one.support == "given" for one in same.layers)
+
+
 def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     net, points = block()
     choices: dict[str, Any] = {"a": (0.0, 1.0), "budgets": ("given", "even")}
@@ -353,7 +397,7 @@ def test_in_the_end_all_points_are_fitted() -> None:
     order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).judging)])
     assert len(order) == len(x)
     check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w_FK, 1.0))
-    assert "with the 180 other points fitted alone" in made.sentence and "180" not in judged.sentence.split(";")[1]
+    assert "(fitted to 180 other inputs)" in made.sentence and "180" not in judged.sentence.split(";")[1]
 
 
 def test_ridges_are_chosen_layer_by_layer() -> None:
@@ -396,6 +440,7 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     tried = []
     for small in (10**9, 1000):
         monkeypatch.setattr(joint_module, "SMALL", small)
+        monkeypatch.setattr(weights_module, "LARGE", small)
         made = joint(net, masks, parts_of(points), **options)
         tried.append((made.a, {one.budgets for one in made.trials}, {one.ridge for one in made.layers}))
     assert tried[0][1] == {"given", "between", "magnitude", "even"}

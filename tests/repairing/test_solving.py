@@ -85,8 +85,30 @@ def test_steps_gain_as_much_as_factors(keep: float, scale: float, monkeypatch: p
 
 
 def test_steps_are_taken_where_factors_are_more_work() -> None:
-    kept = torch.tensor([300] * 400)
-    assert not solving._is_cheaper_by_steps(kept, 600) and solving._is_cheaper_by_steps(10 * kept, 6000)
+    kept = torch.tensor([30] * 400)
+    assert not solving._is_cheaper_by_steps(kept, 60) and solving._is_cheaper_by_steps(10 * kept, 600)
+
+
+def test_steps_for_a_few_rows_at_a_time_gain_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_GKP, generator = patches(2, 30, 200, 0), torch.Generator().manual_seed(0)
+    mask = torch.rand(2, 7, 30, generator=generator) < 0.5
+    sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
+    exact, taken = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3), list[int]()
+    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    monkeypatch.setattr(solving, "SOLVE_BYTES", {"cpu": 3 * 2 * 30 * solving.N_KEPT_ALIVE * 4})
+    one_piece = solving._steps
+    monkeypatch.setattr(solving, "_steps", lambda *given: (taken.append(given[1].shape[1]), one_piece(*given))[1])
+    found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
+    assert taken == [3, 3, 1]
+    assert torch.allclose(found, exact, rtol=1e-2, atol=1e-3 * float(exact.abs().max()))
+
+
+def test_a_row_that_bends_the_wrong_way_stops_and_others_go_on() -> None:
+    system_GKK = torch.eye(2).repeat(2, 1, 1)
+    system_GKK[0] = -system_GKK[0]
+    wanted_GRK, all_GRK = torch.full((2, 1, 2), 0.5), torch.ones(2, 1, 2)
+    found_GRK = solving._steps(system_GKK, wanted_GRK, all_GRK, torch.ones(2, 1, 1, dtype=torch.float64))
+    assert found_GRK[0].tolist() == [[0.0, 0.0]] and found_GRK[1].tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize("scale", [1e-60, 1e60])

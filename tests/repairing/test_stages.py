@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
+from sipp.records import weights
 from sipp.repairing import gathering, joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
@@ -110,6 +111,7 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
     monkeypatch.setattr(joint, "SMALL", 10)
+    monkeypatch.setattr(weights, "LARGE", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
 
@@ -142,6 +144,7 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
         n_passes = 0
         census[type(net)] = gathering.take_census(net, find_prunable_layers(net), batches, {}), n_passes
     plain, n_plain = census[nn.Linear]
-    assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 2  # of 8 points, and of 5
+    assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 1  # a few points of 29
+    assert plain.target_bytes["weight"] == 29 * 3 * 4
     forked, n_forked = census[Forked]
     assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4

@@ -48,10 +48,12 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     (taken,) = [one for one in record["tried"] if one["is_taken"]]
     assert (taken["p"], taken["reduce"]) == (pruned.choice.taken.p, pruned.choice.taken.reduce)
     page, plots = page_of(tmp_path / "net")
-    assert f"Ranked by {taken['name']}: just pruned, the output moved by" in page  # repair may have moved it back
-    assert "10 calibration points held back" in page
+    assert (
+        f"Ranked by {taken['name']}: right after pruning, the output moved by" in page
+    )  # repair may have moved it back
+    assert "10 calibration inputs held back" in page
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
-    assert f"{taken['name']} (taken)" in plot["names"] and len(plot["names"]) == 12
+    assert f"{taken['name']} (chosen)" in plot["names"] and len(plot["names"]) == 12
     assert plot["views"]["series"][0]["values"] == [one.error for one in pruned.choice.tried]
 
 
@@ -65,7 +67,7 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     assert record["tried"][-1]["error"] is None
     page, plots = page_of(tmp_path / "net")
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
-    assert plot["views"]["series"][0]["values"][-1] is None and "points that were also scored" in page
+    assert plot["views"]["series"][0]["values"][-1] is None and "inputs that were also used for scoring" in page
 
 
 @pytest.mark.parametrize("taken", [(), (0, 1)])
@@ -103,6 +105,6 @@ def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatc
     recipe = load_recipe("digits-gradual", settings=(*RECIPE, "prune.methods=[sipp-blend]", "train.rate=1.0e-30"))
     done = run(recipe, out=tmp_path, device="cpu")
     (record,) = done.records[1:]
-    assert len(record["path"]) == 2 and all(" held-back points" in cut["blend"] for cut in record["path"])
+    assert len(record["path"]) == 2 and all(" held-back inputs" in cut["blend"] for cut in record["path"])
     assert record["choice"]["words"] == record["path"][-1]["blend"]
-    assert "Blend that was taken" in render([read_run_result(done.folder)], version="sipp test")
+    assert "Chosen blend" in render([read_run_result(done.folder)], version="sipp test")

@@ -159,7 +159,7 @@ def test_records_without_their_networks_are_marked_on_the_page_and_in_words(fold
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     page = tmp_path / "page.html"
     done = run("report", folder, "--out", page)
-    told = "The networks of 1 of 2 records are not here, so that these records were not checked"
+    told = "The networks of 1 of 2 records are missing, so these records could not be checked"
     assert done.returncode == 0 and f"marked: {folder.name}: {told}" in done.stdout and told in page.read_text()
     listed = json.loads(run("report", folder, "--out", page, "--force", "--json").stdout)["marked"]
     assert [one["name"] for one in listed] == [folder.name] and told in listed[0]["what"]
@@ -244,7 +244,7 @@ def test_the_network_of_a_record(net: Path) -> None:
         with pytest.raises(DataError, match=r"model\.safetensors"):
             read_pruned_result(net)
     path.unlink()
-    assert read_pruned_result(net).marks == ("Its network is not here, so that its record was not checked against it.",)
+    assert read_pruned_result(net).marks == ("The network is missing, so its record could not be checked against it.",)
     found, broken = read_whole_results([net.parent])
     assert len(found) == 1 and not broken
 

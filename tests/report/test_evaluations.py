@@ -49,14 +49,14 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
     page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))
-    assert "An output is not finite on 7 points" in page
+    assert "An output is not finite on 7 inputs" in page
 
 
 @pytest.mark.parametrize(
     ("changes", "mark"),
     [
-        ({"pruned_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
-        ({"dense_hash": "1" * 64}, "is an evaluation of other networks and not shown."),
+        ({"pruned_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
+        ({"dense_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
         ({"pruned_accuracy": 1.5}, "cannot be read as an evaluation."),
         ({"pruned_accuracy": None}, "cannot be read as an evaluation."),
         ({"n_points": 0}, "cannot be read as an evaluation."),

@@ -75,8 +75,8 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
     page = render([run], version="")
     for name in ("wt", "mine", "dense", "least keep"):
         assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
-    assert about_method("wt") in page and "a score of the user" in about_method("mine")
-    assert "Words on this page" in page and "10 % keep means 90 % zeros" in page
+    assert about_method("wt") in page and "a score from the user's own code" in about_method("mine")
+    assert "Words on this page" in page and "keep 10 % means 90 % zeros" in page
 
 
 def test_own_networks_and_data_are_called_by_their_names(study: Path) -> None:

@@ -160,7 +160,7 @@ def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
 
 def test_caveats_stay(page: str) -> None:
     assert "before retraining" in page and "best of several does not" in page
-    assert "a number and not a promise" in page
+    assert "a number, not a guarantee" in page
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
     assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
-    assert "sipp-hybrid at 21.3 % keep" in made and "What to do next" in made and "sipp bench net" in made
+    assert "sipp-hybrid at keep 21.3 %" in made and "What to do next" in made and "sipp bench net" in made
     assert "2 rows in 1 layer lost all weights" in made
-    assert "0.weight keeps" not in made and "1.weight keeps least" in made
+    assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
 
@@ -212,7 +212,7 @@ def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
         app, [str(run), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
     )
     assert done.exit_code != 0 and isinstance(done.exception, SippError)
-    assert ("nothing to draw" if n_records == 0 else "nothing was drawn") in str(done.exception)
+    assert ("nothing to draw" if n_records == 0 else "no figure was drawn") in str(done.exception)
 
 
 def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:

@@ -83,7 +83,7 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
     found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
     assert levels(found)[0]["certificate"] is None
     page = render(read_results([found.folder]), version="sipp test")
-    assert "No certificate: the run set no holdout aside" in page and faults(page) == []
+    assert "No certificate: the run has no holdout" in page and faults(page) == []
 
 
 def test_the_page_of_a_real_run(done: Finished) -> None:

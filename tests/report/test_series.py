@@ -106,7 +106,7 @@ def test_compilation_is_no_part_of_the_time(tmp_path: Path) -> None:
     )
     after = replace(run, records=(run.records[0], slow, *run.records[2:]))
     assert series.times(after) == series.times(run) and series.seconds_of(after) == series.seconds_of(run)
-    assert "Compilation, once after an install, is not counted: 7 s." in run_article.time_finding(after).detail
+    assert "Compiling, once after an install, took 7 s and is not counted." in run_article.time_finding(after).detail
 
 
 def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_findings(tmp_path: Path) -> None:
     assert "sipp-det changes top-1 accuracy by -6.00 points (mean), wt by -35.00 points" in spread
     assert "2 seeds" in spread and "overlap" not in spread
     assert run_article.certificate_finding(run).heading == (
-        "At 50 % keep, outputs are certified within 10 % for every method"
+        "At keep 50 %, outputs are certified within 10 % for every method"
     )
     assert "best of several does not" in run_article.certificate_finding(run).detail
     assert "4.5 dead rows" in run_article.layers_finding(run).heading

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sipp.native import pytree
+from sipp.native import pytree, two_of_four
 from sipp.runtime.gpu import gates, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, row_scales
@@ -255,3 +255,66 @@ def test_a_kernel_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
     model, x = Net().eval(), torch.randn(1, 1, 24)
     fast = network.SparseOnGpu(model, (x,), {})
     assert fast.latest.is_dense and all("off on the example" in step.note for step in fast.steps if step.name in "qko")
+
+
+@pytest.fixture
+def two_of_four_on_cpu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cuSPARSELt holds of a weight, whatever that is: two of any four neighbours."""
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def compressed(weight: Tensor) -> Tensor:
+        groups = weight.view(len(weight), -1, 4)
+        kept = (groups != 0).float().topk(2, -1).indices
+        packed = torch.zeros(weight.numel() // 2, dtype=weight.dtype)
+        whole = torch.zeros_like(groups).scatter(-1, kept, groups.gather(-1, kept)).view_as(weight)
+        held[id(packed)] = packed, whole
+        return packed
+
+    monkeypatch.setattr(two_of_four, "is_there", lambda: True)
+    monkeypatch.setattr(two_of_four, "compressed", compressed)
+    monkeypatch.setattr(two_of_four, "fastest", lambda packed, x: 0)
+    monkeypatch.setattr(
+        two_of_four, "product", lambda x, packed, bias, kernel: nn.functional.linear(x, held[id(packed)][1], bias)
+    )
+
+
+def half_pruned(*, first: bool, second: bool) -> nn.Sequential:
+    """Two layers of one shape with every second weight 0, 2:4 or anywhere."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).half().eval()
+    for layer, is_two_of_four in ((model[0], first), (model[2], second)):
+        groups = layer.weight.data.view(-1, 4) if is_two_of_four else layer.weight.data.view(1, -1)
+        groups.scatter_(-1, groups.float().abs().topk(groups.shape[-1] // 2, -1, largest=False).indices, 0.0)
+    return model
+
+
+@pytest.mark.usefixtures("two_of_four_on_cpu")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_layer_is_not_run_as_another_of_its_shape_and_share_is(first: bool) -> None:
+    """One is 2:4, the other is not, and both keep half of their weights."""
+    model, x = half_pruned(first=first, second=not first), torch.randn(64, 64).half()
+    fast = network.SparseOnGpu(model, (x,), {})
+    kernels = {step.name: step.kernel for step in fast.steps}
+    assert [kernels["0"], kernels["2"]] == ["2:4, kernel 0", "dense"][:: 1 if first else -1]
+    torch.testing.assert_close(fast(x), model(x), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.usefixtures("two_of_four_on_cpu")
+def test_every_layer_is_compared_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose kind has been timed: a way that holds for the first layer may not hold for the second."""
+    monkeypatch.setattr(plan, "form_of", lambda weight, x: None)
+    model, x = half_pruned(first=True, second=False), torch.randn(64, 64).half()
+    fast = network.SparseOnGpu(model, (x,), {})
+    notes = {step.name: step.note for step in fast.steps}
+    assert "off on the example" in notes["2"] and not notes["0"]
+    torch.testing.assert_close(fast(x), model(x), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_steps_that_together_are_off_do_not_run_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = plan.GpuPlan.run
+    monkeypatch.setattr(plan.GpuPlan, "run", lambda *given: pytree.tree_map(lambda y: 1.1 * y, real(*given)))
+    model, x = Net().eval(), torch.randn(1, 1, 24)
+    fast = network.SparseOnGpu(model, (x,), {})
+    assert fast.latest.is_dense and "its steps are 1e-01 off on the example" in str(fast)
+    assert torch.equal(fast(x)["a"], model(x)["a"])

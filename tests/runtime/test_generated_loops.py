@@ -1,6 +1,9 @@
 """The generated loops by themselves, without tracing a network: any size, zeros, one sign, huge and tiny values."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 from unittest import mock
 
@@ -181,6 +184,33 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
     q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
     wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
     assert not arena.flag.is_raised and agrees(values[OUT], wanted, np.abs(v).max() + 0 * wanted)
+
+
+SMALL_STACK = """
+import math, threading, torch
+from runtime.test_generated_loops import *
+
+arena, values = Arena(), {}
+for number in (X, WEIGHT, BIAS):
+    data = arena.add(token_buffer(1024, 4)).data_CHWN
+    values[number] = data.as_strided((1, 1, 1024, 4), (1024, 4 * data.shape[3], 1, data.shape[3]))
+    values[number].copy_(torch.randn(1, 1, 1024, 4))
+step = attention_step(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 4), values, arena, {})
+before = values[OUT].clone()
+values[OUT].zero_()
+threading.stack_size(64 * 1024)
+worker = threading.Thread(target=step.fast, args=(values,))
+worker.start()
+worker.join()
+assert torch.equal(values[OUT], before)
+"""
+
+
+def test_attention_on_a_thread_with_a_small_stack():
+    """1,024 keys have 256 KB of scores; in a process of its own, as the stack's end is not always seen."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @EACH

@@ -315,6 +315,22 @@ def test_other_dtypes_are_left_to_torch(never_dense):
     assert fast(x).dtype == torch.float64 and is_close(fast(x), net(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_norms_of_half_precision_are_torchs(dtype, is_mixed, never_dense):
+    """Their parameters may be float32, and torch computes them in it: far from 0 nothing of that is lost."""
+    conv, norms = thin(nn.Conv2d(3, 8, 3), 0.5), (nn.BatchNorm2d(3), nn.BatchNorm2d(8))
+    norms[0].running_mean.fill_(100.0)
+    norms[0].running_var.fill_(0.01)
+    net = nn.Sequential(nn.ReLU(), norms[0], conv, norms[1]).eval().to(dtype)
+    if is_mixed:
+        for norm in norms:
+            norm.float()
+    x = 100 + torch.randint(-1, 2, (8, 3, 8, 8)).to(dtype)
+    found, wanted = sipp.sparse(net, x)(x), net(x)
+    assert found.dtype == dtype and is_close(found.float(), wanted.float())
+
+
 def test_memory_falls_with_the_zeros(never_dense):
     x = torch.randn(16, 256)
     sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]

@@ -9,7 +9,7 @@ from oracles import scores as oracle
 from torch import nn
 
 import sipp
-from sipp.allocation import largest
+from sipp.allocation.largest_scores import largest
 from sipp.inputs.scoring_task import task_of
 from sipp.scoring.erk import erk
 

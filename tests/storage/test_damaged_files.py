@@ -180,10 +180,10 @@ class Canary:
 def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:
     path, canary = tmp_path / "net", tmp_path / "canary"
     path.write_bytes(pickle.dumps(Canary(canary)))
-    with pytest.raises(DataError, match=r"not a file of sipp\.save"):
+    with pytest.raises(DataError, match=r"not a file from sipp\.save"):
         sipp.load(path)
     torch.save({"a": torch.ones(3)}, path)
-    with pytest.raises(DataError, match=r"not a file of sipp\.save"):
+    with pytest.raises(DataError, match=r"not a file from sipp\.save"):
         sipp.load(path)
     assert not canary.exists()
     from safetensors.torch import save_file

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.contents import COLUMNS, entropy_bytes
+from sipp.records.saved_file import COLUMNS, entropy_bytes
 
 EXACT = ("fp32", "lossless")
 LOSSY = ("fp16", "bf16", "int8")
@@ -123,7 +123,7 @@ def test_a_pattern_is_checked_against_the_masks(path: Path) -> None:
     assert found.statements is not None and found.statements.pattern == "2:4"
     assert "pattern:         2:4 along every row, checked" in str(found)
     sipp.save(replace(pruned, pattern="1:4"), path)
-    assert "1:4 is what the file says, and 0.weight" in str(sipp.inspect(path))
+    assert "1:4 is what the file says, but 0.weight" in str(sipp.inspect(path))
     with pytest.raises(ValueError, match="is not a pattern"):
         sipp.save(replace(pruned, pattern="5:4"), path)
 
@@ -293,7 +293,7 @@ def test_options_that_do_not_fit(path: Path) -> None:
     for thing, options, words in wrong:
         with pytest.raises(OptionError, match=words):
             sipp.save(thing, path, **options)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"0\.weight: a weight outside of its mask is not zero"):
+    with pytest.raises(ModelError, match=r"0\.weight: a weight outside its mask is not zero"):
         sipp.save(net, path, masks={"0.weight": torch.zeros(60, 30, dtype=torch.bool)})
     with pytest.raises(OptionError, match="into is a dict"):
         sipp.load(path, into={})  # type: ignore[call-overload]
@@ -324,7 +324,7 @@ def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(path: Path) -> No
     for other, words in (
         (wide, r"2\.weight is float32 \[10, 60\] in the file, float32 \[11, 60\] in the model; 2\.bias"),
         (deep, r"does not hold 3\.weight, 3\.bias"),
-        (short, r"holds 2\.weight, 2\.bias, which the model has not"),
+        (short, r"holds 2\.weight, 2\.bias, which the model does not have"),
         (mlp(1).double(), r"0\.weight is float32 \[60, 30\] in the file, float64"),
         (mlp(1).to("meta"), "no plain numbers"),
         (nn.Sequential(nn.LazyLinear(60), nn.ReLU(), nn.Linear(60, 10)), "no plain numbers"),

@@ -115,7 +115,7 @@ def test_damage_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(DataError):
         export_reader(file, tmp_path / "reader.py")
     file.write_bytes(b"no such file at all")
-    with pytest.raises(ValueError, match=r"not a file of sipp\.save"):
+    with pytest.raises(ValueError, match=r"not a file from sipp\.save"):
         standalone_reader.read(str(file))
     words = ["export", str(file), "--to", "reader", "--out", str(tmp_path / "reader.py")]
     assert fail_well(app, words) == 2 and fail_well(app, [*words, "--model", "digits-cnn"]) == 2

@@ -18,10 +18,11 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
+from sipp.records.certificate import Certificate, from_json, to_json
 from sipp.records.network_hash import model_hash, state_hash
 from sipp.report.results import read_whole_results
 from sipp.storage.files import staged, staged_for, sync_folder, write_atomic
-from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, write_file
 from sipp.storage.pruned_folder import CUT_SHORT, read_pruned
 
 N_THREADS, N_WRITES = 3, 60
@@ -113,7 +114,7 @@ def test_what_is_said_where_the_folder_cannot_be_waited_for(tmp_path: Path, monk
 
     write_atomic(path, b"old")
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(DataError, match="was written, whole, but a power cut may undo that"):
+    with pytest.raises(DataError, match="was written completely, but a power cut may undo that"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     code = errno.EINVAL  # file systems that have no such thing
@@ -233,3 +234,16 @@ def test_killed_at_every_step_and_two_processes_at_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["steps over a folder"] >= 15 and found["steps of a new folder"] >= 15 and found["steps of a file"] >= 5
+
+
+@pytest.mark.parametrize(("measure", "n_duplicates"), [("output", 0), ("output", 3), ("kl", 0), ("next-token", 2)])
+def test_every_certificate_can_be_written_again_over_itself(tmp_path: Path, measure: Any, n_duplicates: int) -> None:
+    cert = Certificate(
+        fixed="delta", epsilon=0.1, delta=0.05, confidence=0.95, violations=1, n=200, n_duplicates=n_duplicates,
+        data_hash="a" * 64, dense_hash="b" * 64, pruned_hash="c" * 64, dtype="float32", output=None,
+        calibration_checked=True, ledger_kept=False, prior_uses=0, measure=measure,
+    )  # fmt: skip
+    place = tmp_path / "c.json"
+    for force in (False, True):
+        write_file(place, to_json(cert).encode(), CERTIFICATE, force=force)
+    assert from_json(place.read_text()) == cert

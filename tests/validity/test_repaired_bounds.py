@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.repairing.parts import parts_of
 from sipp.verbs import prune as entry
 
 N_TRIALS = 24
@@ -49,5 +50,9 @@ def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest
         return aside(task, options)
 
     monkeypatch.setattr(entry, "set_points_aside", take)
-    monkeypatch.setattr(entry, "repaired_cut", lambda r, p, data, way, **more: repaired(r, p, taken[0], way, **more))
+    monkeypatch.setattr(
+        entry,
+        "repaired_cut",
+        lambda r, p, _, way, **more: repaired(r, p, parts_of(r.model, taken[0]), way, **more),
+    )
     assert n_false() > MOST_FALSE

@@ -9,15 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from one_layer import sparsify
+from one_layer import draw_until, draws_for, reweighted, sparsify
 from oracles import budget as oracle
 from scipy import stats
 from scipy.stats import chi2_contingency
 from torch import Tensor
 
-from sipp.allocation.row_bounds import draws_for, eps_rand, largest_in_rows
-from sipp.pruning.sampling import draw_fixed, draw_until, poisson
-from sipp.pruning.sparse_rows import reweighted
+from sipp.allocation.row_bounds import eps_rand, largest_in_rows
+from sipp.pruning.sampling import draw_fixed, poisson
 
 Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # shares, kept, generator -> counts

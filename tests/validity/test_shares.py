@@ -191,7 +191,7 @@ def test_the_measured_constant_keeps_its_share(is_broken: bool) -> None:
     for _ in range(n_trials):
         scores = score(task_of(model, draw(48)), splits=True)
         if is_broken:
-            layers = tuple(replace(one, first_FK=one.sensitivity_FK) for one in scores.layers)
+            layers = tuple(replace(one, sensitivity_s1_FK=one.sensitivity_FK) for one in scores.layers)
             scores = replace(scores, layers=layers)
         found = measure(scores, CONFIDENCE)
         assert found.c_constant is not None and found.n == 12

@@ -100,8 +100,8 @@ def test_a_certificate_of_no_use_says_so(epsilon):
     """A network that gives zeros is within 100 %: a limit from there on is no news, however sure it is."""
     useless = certify(Stretch(), Stretch(-1.0), points(100), epsilon=epsilon)
     assert useless.verdict == "certified" and useless.epsilon >= 1 and useless.is_useless
-    assert useless.sentence.startswith("True, but of no use: with 95 % confidence")
-    assert str(useless).splitlines()[0] == "certified, but of no use"
+    assert useless.sentence.startswith("True but useless: with 95 % confidence")
+    assert str(useless).splitlines()[0] == "certified, but useless"
     assert from_json(to_json(useless)) == useless
     useful = certify(Stretch(), Stretch(0.5), points(100))
     assert useful.sentence.startswith("With 95 % confidence") and str(useful).startswith("certified\n")
@@ -374,12 +374,12 @@ def test_overlap_with_the_calibration_points_is_refused():
     holdout[17], holdout[60] = calibration[3], calibration[40]
     for form in (calibration, [(calibration, None)], [{"input": calibration}]):
         with pytest.raises(
-            DataError, match="2 of 100 holdout points are also calibration points, the first at index 17"
+            DataError, match="2 of 100 holdout inputs are also calibration inputs, the first at index 17"
         ):
             certify(dense, pruned, list(holdout.split(9)), calibration=form)
     with pytest.raises(DataError, match="calibration holds no points"):
         certify(dense, pruned, holdout, calibration=iter(()))
-    with pytest.raises(DataError, match="are also calibration points"):
+    with pytest.raises(DataError, match="are also calibration inputs"):
         certify_accuracy(dense, pruned, holdout, calibration=calibration)
 
 
@@ -387,7 +387,7 @@ def test_duplicates_are_counted_and_said():
     dense, pruned = networks()
     holdout = points(100)
     cert = certify(dense, pruned, torch.cat([holdout, holdout[:7], holdout[:2]]))
-    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the points are copies" in cert.sentence
+    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the inputs are copies" in cert.sentence
     assert certify(dense, pruned, holdout).n_duplicates == 0
 
 
@@ -521,7 +521,7 @@ def test_accuracy_counts_equal_a_loop_over_points():
     assert (cert.mode, cert.n_lost, cert.n_gained, cert.n_differ, cert.n) == ("labels", b, c, differ, 300)
     expected = oracle.upper(b, 300, 0.025) - oracle.lower(c, 300, 0.025)
     assert cert.drop_upper == pytest.approx(expected, abs=1e-9)
-    assert "300 labelled points" in cert.sentence
+    assert "300 labelled inputs" in cert.sentence
     free = certify_accuracy(dense, pruned, x)
     assert (free.mode, free.n_differ, free.n_lost) == ("label-free", differ, 0)
     assert free.drop_upper == pytest.approx(oracle.upper(differ, 300, 0.05), abs=1e-9)
@@ -598,7 +598,8 @@ def test_json_goes_out_and_comes_back():
 
 
 FORGERIES = {
-    "schema": ["sipp-certificate/2", None, []],
+    "schema": ["sipp-certificate/5", None, []],
+    "measure": ["class", None, 1],
     "kind": ["other", None, ["output"], "accuracy"],
     "fixed": ["beta", None, 1],
     "epsilon": [-0.1, "nan", "-inf", None, True, "inf", "0.1"],

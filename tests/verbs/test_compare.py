@@ -1,5 +1,6 @@
 """A comparison equals pruning by hand, on points that chose nothing, and its words say no more than its rows."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -86,14 +87,14 @@ def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
     usable = [keep for keep in found.keeps if found.best(keep).error <= 0.5]
     assert usable and len(usable) < 4
     assert found.sentence.startswith(
-        f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back points"
+        f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back inputs"
     )
     assert found.sentence.endswith("certify it on others.") and "accuracy" not in found.sentence
 
 
 def test_where_nothing_is_of_use_the_sentence_says_so() -> None:
     found = sipp.compare(net(), points(), keeps=(0.02,), methods=("wt",))
-    assert found.sentence.startswith("Use none of them") and "repair" in found.sentence
+    assert found.sentence.startswith("None of these is usable") and "repair" in found.sentence
     fixed = replace(found, rows=tuple(replace(row, is_repaired=True) for row in found.rows))
     assert ", repair or" not in fixed.sentence
 
@@ -109,7 +110,7 @@ def test_methods_that_points_cannot_tell_apart_are_named() -> None:
     x = points()
     twice = sipp.compare(net(), x, keeps=(0.9,), methods=("wt", "random"))
     twin = replace(twice.rows[0], method="lamp")
-    assert "cannot tell it from lamp." in replace(twice, rows=(twice.rows[0], twin)).sentence
+    assert "On these inputs, lamp cannot be told apart from it." in replace(twice, rows=(twice.rows[0], twin)).sentence
     assert "do not tell" not in twice.sentence
     assert is_level((1.0,), (9.0,)) and is_level((1.0, 1.0, 1.0), (0.0, 3.0, 1.5))
     assert not is_level((1.0, 1.0, 1.0), (2.0, 2.1, 1.9)) and not is_level((1.0, 1.0), (float("inf"), 1.0))
@@ -170,6 +171,21 @@ def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
     assert row.error == float("inf") and row.same == 0
 
 
+def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
+    x = points()
+    with pytest.warns(UserWarning, match="accuracy is not compared: labels are outside the output's classes"):
+        found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("wt",), progress=False)
+    assert found.dense_accuracy is None and found.rows[0].accuracy is None
+
+
+def test_an_output_without_classes_is_compared_without_a_word_about_labels() -> None:
+    x = points()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sipp.compare(nn.Linear(8, 1), [(x, x.sum(1))], keeps=(0.5,), methods=("wt",), progress=False)
+    assert found.dense_accuracy is None and found.rows[0].same is None
+
+
 def test_labels_that_are_no_classes_give_no_accuracy() -> None:
     found = sipp.compare(net(), [(points(), torch.rand(200))], keeps=(0.5,))
     assert {row.method for row in found.rows} == set(USUAL) and found.dense_accuracy is None
@@ -185,7 +201,7 @@ def test_wrong_options_are_refused(options: dict[str, object]) -> None:
 
 
 def test_too_few_points_to_keep_some_aside() -> None:
-    with pytest.raises(DataError, match="too few points"):
+    with pytest.raises(DataError, match="too few inputs"):
         sipp.compare(net(), points(3), keeps=(0.5,), methods=("wt",))
 
 

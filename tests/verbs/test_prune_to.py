@@ -142,7 +142,7 @@ def test_accuracy_drop_with_and_without_labels() -> None:
 def test_overlap_of_calibration_and_holdout_is_refused() -> None:
     holdout = points(100, 2)
     data = torch.cat((points(30, 1), holdout[7:8]))
-    with pytest.raises(DataError, match="also calibration points"):
+    with pytest.raises(DataError, match="also calibration inputs"):
         prune_to(net(), data, holdout, epsilon=0.5)
 
 

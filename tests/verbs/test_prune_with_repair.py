@@ -1,5 +1,6 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
+from sipp.inputs.scoring_task import task_of
+from sipp.pruning import cutting, ranking
+from sipp.records import weights
 from sipp.records.pattern import pattern_of
-from sipp.repairing import stages
+from sipp.repairing import joint, stages
 from sipp.verbs import prune as prune_verb
+
+walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
 
 def net() -> nn.Module:
@@ -87,6 +93,51 @@ def test_a_walk_certifies_searched_networks_and_chooses_once() -> None:
     assert searched.certificate is not None and searched.certificate.verdict == "certified"
 
 
+class Counted(nn.Module):
+    """A network that counts the points it is given, together with all its copies."""
+
+    n_points = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.n_points += len(x)
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work is counted, so that it cannot grow unseen."""
+    fits, budgets, blends = list[int](), list[int](), list[int]()
+    fitted, repaired, choose = joint._fitted, walking.repaired_cut, cutting.choose
+
+    def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in parts.fitted))
+        return fitted(task, start, parts, *more, **options)
+
+    def counted_level(ranking: Any, found: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(found.budget)
+        return repaired(ranking, found, *more, **options)
+
+    def counted_blends(*given: Any) -> Any:
+        masks, choice = choose(*given)
+        blends.append(len(choice.tried))
+        return masks, choice
+
+    monkeypatch.setattr(joint, "_fitted", counted_fit)
+    monkeypatch.setattr(walking, "repaired_cut", counted_level)
+    monkeypatch.setattr(cutting, "choose", counted_blends)
+    monkeypatch.setattr(Counted, "n_points", 0)
+    best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
+    assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= walking.START_MARGIN + 4
+    assert len(set(budgets)) == len(budgets) <= 6 + len(best.path)  # bisection of 59 levels, and the walk
+    n_tried = len(fits) - len(budgets)
+    assert n_tried == fits.count(270) <= 6 and fits.count(540) == len(budgets)  # trials with half of the points
+    assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}
+    assert Counted.n_points <= 60_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
+
+
 def test_compare_shows_what_prune_gives() -> None:
     found = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair=True, progress=False)
     refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair="refit", progress=False)
@@ -148,7 +199,32 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
     with pytest.raises(OptionError, match="'2' is not a module of the network"):
         sipp.prune(model, points(60), blocks="2", **said)
-    with pytest.raises(OptionError, match="a repair walks, and none is asked for"):
+    with pytest.raises(OptionError, match="for a repair, but repair= is not set"):
         sipp.prune(model, points(60), keep=0.4, blocks="1")
     with pytest.raises(OptionError, match="not a name of a list"):
         sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("statements", [False, True])
+def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.MonkeyPatch, statements: bool) -> None:
+    """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""
+    options: dict[str, Any] = {"keep": 0.4, "statements": statements, "progress": False}
+    small = sipp.prune(net(), points(), repair=True, **options)
+    monkeypatch.setattr(weights, "LARGE", 1000)
+    large = sipp.prune(net(), points(), repair=True, **options)
+    alone = sipp.prune(net(), points(), **options)
+    assert small.choice is not None and large.choice is not None and alone.choice is not None
+    assert [one.by_rows for one in large.choice.tried] == [True]
+    assert len(small.choice.tried) == len(alone.choice.tried) == 12
+    assert large.method == "sipp-blend" and large.kept == small.kept == alone.kept
+    assert (large.guarantee is not None) == statements and alone.guarantee is not None
+    assert large.repair is not None and large.repair.output_after is not None
+    assert large.repair.output_before is not None and large.repair.output_after < large.repair.output_before
+
+
+def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "LARGE", 1000)
+    endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
+    monkeypatch.setattr(ranking, "wanda", lambda task: endless)
+    large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
+    assert large.choice is not None and [one.name for one in large.choice.tried] == ["magnitude"]

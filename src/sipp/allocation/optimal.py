@@ -63,24 +63,6 @@ def allocation_problem(
     return AllocationProblem(tuple(sensitivities), caps_R, competes_R, scale_R, curves)
 
 
-def allocate(
-    sensitivities: Sequence[Tensor],
-    budget: int,
-    *,
-    n_outputs: int,
-    delta: float,
-    c_constant: float,
-    generator: torch.Generator,
-) -> list[Tensor]:
-    """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
-
-    The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
-    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
-    """
-    problem = allocation_problem(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    return allocate_within(problem, budget, generator=generator)
-
-
 def allocate_within(
     problem: AllocationProblem,
     budget: int,
@@ -89,7 +71,11 @@ def allocate_within(
     least: int = 0,
     layer_least: Sequence[int] = (),
 ) -> list[Tensor]:
-    """What `allocate` says for this budget, bit for bit; with `least`, no row that can be drawn from gets fewer.
+    """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
+
+    The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
+    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing;
+    with `least`, no row that can be drawn from gets fewer.
 
     `layer_least`: the same for whole layers. As far as the budget reaches: where it does not reach for rows and layers,
     layers have no lower limit; where not for the rows, nothing has.
@@ -158,14 +144,7 @@ def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> list[
         fixed_R = fixed_R | below_R
 
 
-def relax(
-    sensitivities: Sequence[Tensor],
-    budget: int,
-    *,
-    n_outputs: int,
-    delta: float,
-    c_constant: float,
-) -> Relaxed:
+def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     """The real numbers m_i that minimise sum_i eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
 
     A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
@@ -174,12 +153,6 @@ def relax(
     1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
     since a bound holds for whatever number of weights a row is given.
     """
-    problem = allocation_problem(sensitivities, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    return relax_within(problem, budget)
-
-
-def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
-    """What `relax` says for this budget, bit for bit: it depends on nothing but the problem and the budget."""
     if budget < 0:
         raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
     kept_R = problem.caps_R.clone()

@@ -7,20 +7,14 @@ T7 stands here because it is what turns a number kept into a number drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.allocation.row_loops import (
-    add_up,
     as_array,
-    check_rows,
-    compiled_rows,
-    draws_of_row,
-    fill_rates,
-    kept_after,
     over_rows,
     row_totals,
 )
@@ -69,56 +63,6 @@ def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_consta
     """S~ of T6, float64: (S C / 3) ln(16 eta / delta)."""
     log_union = math.log(UNION_FACTOR) + math.log(n_outputs) - math.log(delta)
     return total_F.to(BOUND_DTYPE) * (c_constant / 3.0 * log_union)
-
-
-def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
-    """U(N) of T7, F float64: how many different weights N draws with replacement are expected to hit in each row."""
-    check_sensitivity(sensitivity_FK)
-    return _by_row(_expected_kept, sensitivity_FK, n_draws_F)
-
-
-def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
-    """N(m) of T7, F float64: the draws after which m different weights are expected; 0 for m = 0.
-
-    Infinite where m reaches the number of weights of positive sensitivity: no number of draws is sure to hit them all.
-    """
-    check_sensitivity(sensitivity_FK)
-    check_kept(kept_F, sensitivity_FK)
-    return _by_row(_draws_for, sensitivity_FK, kept_F)
-
-
-def _by_row(loop: Callable[..., None], sensitivity_FK: Tensor, given_F: Tensor) -> Tensor:
-    """F float64, where the sensitivities lie: what a compiled loop makes of each row and its number."""
-    check_rows("rows", sensitivity_FK, numbers=[given_F])
-    rows, given = as_array(sensitivity_FK), as_array(given_F.to(BOUND_DTYPE))
-    result = np.empty(len(rows))
-
-    def work(_: int, first: int, end: int, scratch: np.ndarray) -> None:
-        loop(rows[first:end], given[first:end], scratch[0], result[first:end])
-
-    over_rows(work, [rows.shape], n_scratch=1)
-    return torch.from_numpy(result).to(sensitivity_FK.device)
-
-
-@compiled_rows
-def _expected_kept(rows_FK: np.ndarray, n_draws_F: np.ndarray, rates_K: np.ndarray, kept_F: np.ndarray) -> None:
-    for i in range(rows_FK.shape[0]):
-        total, cap = add_up(rows_FK[i])
-        kept_F[i] = cap
-        if cap > 0 and n_draws_F[i] < math.inf:
-            fill_rates(rows_FK[i], total, rates_K)
-            kept_F[i] = kept_after(rates_K, n_draws_F[i])[0]
-
-
-@compiled_rows
-def _draws_for(rows_FK: np.ndarray, kept_F: np.ndarray, rates_K: np.ndarray, n_draws_F: np.ndarray) -> None:
-    for i in range(rows_FK.shape[0]):
-        total, cap = add_up(rows_FK[i])
-        if 0 < kept_F[i] < cap:
-            fill_rates(rows_FK[i], total, rates_K)
-            n_draws_F[i] = draws_of_row(rates_K, cap, kept_F[i])
-        else:
-            n_draws_F[i] = math.inf if kept_F[i] > 0 else 0.0
 
 
 def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.errors import DataError
 from sipp.native.compiling import compiled, product_and_sum
 from sipp.native.threads import run_parallel
 from sipp.records.numerics import BOUND_DTYPE
@@ -93,15 +92,6 @@ def row_totals(values_FK: Tensor) -> Tensor:
         sums = sums[:, :width] + sums[:, width:]
         width //= 2
     return torch.from_numpy(sums[:, 0].copy())
-
-
-def check_rows(where: str, values_FK: Tensor, *, beside: Sequence[Tensor] = (), numbers: Sequence[Tensor] = ()) -> None:
-    """Raises DataError unless the rows are a matrix, those beside them of its shape, and `numbers` one for each row."""
-    shape = tuple(values_FK.shape)
-    for others, wanted in ((beside, shape), (numbers, shape[:1])):
-        for other in others:
-            if len(shape) != 2 or tuple(other.shape) != wanted:
-                raise DataError(f"rows of shape {shape} and {tuple(other.shape)}, which must be {wanted}", where=where)
 
 
 def as_array(rows: Tensor) -> np.ndarray:

@@ -59,11 +59,11 @@ def check_assumption(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Assumption:
-    """What the calibration points, and a holdout if there is one, say about the assumption of T4 in each layer.
+    """Shows what the calibration data, and a holdout if there is one, say about the theory's assumption in each layer.
 
-    With C = 3 the literal assumption nearly always fails for a fan-in above a few (docs/theory.md, T4): expect
-    a small share, and look at the ES inequality on points that are not in `data`. This is a look at the data, not a
-    test with a level: frequencies are those seen. Every point is run alone, so the batches do not matter.
+    With C = 3 the literal assumption nearly always fails once rows have more than a few weights (docs/theory.md, T4):
+    expect a small share, and look at the ES inequality on inputs that are not in `data`. This is a look at the data,
+    not a statistical test: it reports the frequencies it sees. Every input is run on its own, so batches do not matter.
 
     Example:
         >>> import sipp, torch

@@ -31,7 +31,7 @@ LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts fo
 MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
 
 
-CONTRADICTED = "T4's assumption is contradicted by the data"  # the statement about rows says by what
+CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
 def coverage(n: int, q: int, confidence: float) -> Coverage:
@@ -65,7 +65,7 @@ def row_guarantee(
         k_constant=k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
-        n_refuting=0
+        n_never_above=0
         if scores.reduce != "max"
         else sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
         layers=coverage(scores.n_distinct, 1, confidence),
@@ -73,13 +73,13 @@ def row_guarantee(
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
     if scores.reduce != "max":
         causes.insert(
-            0, "sensitivities were averaged over patches (reduce='mean'), the statements are proved for the maximum"
+            0, "sensitivities were averaged over patches (reduce='mean'), but bounds are proved for the maximum only"
         )
     elif found.contradicted:
         causes.insert(
             0,
-            f"T4 assumes that every weight now and then gives more than 1/C = {1 / c_constant:.3g} of its row's sum, "
-            f"and {found.n_refuting:,} of {found.n_weights:,} never did in {found.n} {unit}",
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / c_constant:.3g} of its row's "
+            f"sum, but {found.n_never_above:,} of {found.n_weights:,} never did in {found.n} {unit}",
         )
     if found.n < needed:
         repeated = "" if scores.n_points == found.n or scores.batch_dependent else ", equal ones counted once"
@@ -146,7 +146,8 @@ def paper_bound(
     if obstacle:
         causes.append(f"the paper's formula is not a bound here: {obstacle}")
     if covered.share > MOST_SHARE:
-        causes.append(f"{covered.n} points are too few for {covered.q} maxima: they say nothing of most inputs (T18)")
+        maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
+        causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
     conditions = row_guarantee(
         scores,
         dense,
@@ -170,7 +171,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     All layers count, not only those that lose something: which these are was chosen with S.
     """
     if holdout is not None:
-        return coverage(len(holdout.keys - scores.known), 1, confidence)
+        return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 
@@ -179,9 +180,10 @@ def floored(layer: LayerScores) -> Tensor:
 
     A row that no point of S1 reached has no largest; its ratios are at most 1, and that stands for it.
     """
-    first_FK = (layer.sensitivity_FK if layer.first_FK is None else layer.first_FK).to(BOUND_DTYPE)
-    most_F1 = first_FK.amax(1, keepdim=True)
-    return torch.maximum(first_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+    given_FK = layer.sensitivity_FK if layer.sensitivity_s1_FK is None else layer.sensitivity_s1_FK
+    s1_FK = given_FK.to(BOUND_DTYPE)
+    most_F1 = s1_FK.amax(1, keepdim=True)
+    return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
 
 
 def measure(scores: Scores, confidence: float) -> Measured:
@@ -199,16 +201,16 @@ def measure(scores: Scores, confidence: float) -> Measured:
     if scores.reduce != "max":
         return none("sensitivities were averaged over patches (reduce='mean')")
     if scores.batch_dependent:
-        return none("with BatchNorm on batch statistics a point cannot be looked at by itself")
+        return none("with BatchNorm on batch statistics, single inputs cannot be looked at")
     if scores.dependence:
         return none(scores.dependence)
     if scores.n_apart is None:
-        return none("no calibration points were kept apart, or a layer does not show which patches are whose")
+        return none("no calibration inputs were held back, or a layer does not show which patches belong to which")
     share = coverage(n, 1, confidence).share
     if share > MOST_SHARE:
-        return none(f"too few points: {n} of {scores.n_points} were kept apart, which says nothing of most inputs")
-    seen = [one for one in scores.layers if one.apart_FK is not None]
-    quotients = [float((one.apart_FK.to(BOUND_DTYPE) / floored(one)).max()) for one in seen if one.apart_FK is not None]
+        return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
+    seen = [(one, one.sensitivity_s2_FK) for one in scores.layers if one.sensitivity_s2_FK is not None]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(one)).max()) for one, s2_FK in seen]
     if any(math.isnan(one) for one in quotients):
         return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
@@ -237,7 +239,7 @@ def measured_network(
     if epsilon is None or math.isinf(epsilon):
         reason = reason or "a norm is unknown, or epsilon is infinite"
     elif share > MOST_SHARE:
-        reason = reason or "too few points for as many maxima as there are layers"
+        reason = reason or "too few inputs for as many maxima as there are layers"
     if reason:
         return replace(measured, network_reason=reason)
     return replace(measured, epsilon=epsilon, network_share=share)

@@ -70,10 +70,13 @@ def _guarantee_and_bound(
     is_sampled = any(bool((row.strategy_F == RAND).any()) for row in rows)
     reasons = []
     if is_sampled and ranking.draws == "until":
-        reasons.append("draws='until' makes the number of draws depend on the draws, T6 is proved for draws='fixed'")
+        reasons.append(
+            "draws='until' makes the number of draws depend on the draws, but bounds are proved for draws='fixed' only"
+        )
     n_unknown = sum(int(row.eps_F.isinf().sum()) for row in rows)
     if n_unknown:
-        reasons.append(f"{n_unknown} rows hold a weight that was 0 and is not any more: no statement for them (T17)")
+        rows_have = "row has" if n_unknown == 1 else "rows have"
+        reasons.append(f"{n_unknown} {rows_have} a weight that was 0 and no longer is, so there is no bound")
     delta, confidence = ranking.delta, ranking.confidence
     c_constant, k_constant = ranking.constants.c_constant, ranking.constants.k_constant
     conditions = row_guarantee(
@@ -106,7 +109,7 @@ def _guarantee_and_bound(
 def _obstacle(ranking: Ranking, cut: Cut) -> str:
     """Why T12 does not bind the model; empty if it does."""
     if cut.others:
-        return f"{cut.others[0]} differs too, and is not a pruned weight"
+        return f"{cut.others[0]} changed too, and is not a pruned weight"
     return chain_obstacle(ranking.model, {weight.name for weight in ranking.weights}, ranking.example)
 
 

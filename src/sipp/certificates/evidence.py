@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import Given, network_of, points_seen, without_walk
+from sipp.records.pruned_to import NetworkLike, network_of, points_seen, pruned_or_module
 from sipp.records.seen_points import SeenPoints
 from sipp.records.shrunk import Shrunk
 
@@ -33,16 +32,29 @@ CALLABLE = "callable "  # how a record names an `output=` function, which it can
 PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
 
 
-@dataclass(frozen=True)
+@dataclass
 class Survey:
-    """Which points a pass over some data gave."""
+    """Which points a pass over some data gave so far; `known` are points that it should not give."""
 
-    points: Counter[tuple[bytes, str]]  # key and label
-    keys: tuple[bytes, ...]  # in their order
-    plain: tuple[bytes, ...]  # `ledger_keys_of`, for the sketch
-    draws: tuple[bytes, ...]  # `draw_keys_of`: which points are copies of others
+    known: frozenset[bytes] | SeenPoints = frozenset()
+    points: Counter[tuple[bytes, str]] = field(default_factory=Counter)  # key and label
+    keys: list[bytes] = field(default_factory=list)  # in their order, as those below
+    plain: list[bytes] = field(default_factory=list)  # `ledger_keys_of`, for the sketch
+    draws: list[bytes] = field(default_factory=list)  # `draw_keys_of`: which points are copies of others
+    draw_of: dict[bytes, bytes] = field(default_factory=dict)  # the draw of each key
+    shared: list[bool] = field(default_factory=list)  # whether it is known
 
-    @cached_property
+    def add(self, batch: Batch) -> None:
+        """Counts the points of the batch as seen."""
+        keys, draws = keys_of(batch), draw_keys_of(batch)
+        self.points.update(zip(keys, labels_of(batch)))
+        self.keys += keys
+        self.plain += ledger_keys_of(batch)
+        self.draws += draws
+        self.draw_of.update(zip(keys, draws))
+        self.shared += [key in self.known for key in draws]
+
+    @property
     def n(self) -> int:
         """How many different points there are."""
         return len(set(self.draws))
@@ -52,40 +64,10 @@ class Survey:
         """How many there are."""
         return f"{self.n} different points" if self.n < len(self.keys) else f"{self.n}"
 
-    @cached_property
-    def draw_of(self) -> dict[bytes, bytes]:
-        """The draw of each key."""
-        return dict(zip(self.keys, self.draws))
-
     @property
     def facts(self) -> dict[str, Any]:
         """What a ledger and a certificate say of the points."""
         return {"n": self.n, "data_hash": set_hash(self.keys)}
-
-
-@dataclass
-class _Seen:
-    """What was looked at so far; `known` are the calibration points, and those that the record of the pruning names."""
-
-    known: Container[bytes]
-    keeps_plain: bool
-    keys: list[bytes] = field(default_factory=list)
-    plain: list[bytes] = field(default_factory=list)
-    draws: list[bytes] = field(default_factory=list)
-    shared: list[bool] = field(default_factory=list)
-
-    def started(self, holdout: Any) -> Iterator[Batch]:
-        """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
-        for batch in held_out(holdout).batches():
-            self.plain.extend(ledger_keys_of(batch) if self.keeps_plain else [])
-            draws = draw_keys_of(batch)
-            self.shared.extend(key in self.known for key in draws)
-            self.keys.extend(keys_of(batch))
-            self.draws.extend(draws)
-            yield batch
-
-    def facts(self) -> dict[str, Any]:
-        return {"n": len(set(self.draws)), "data_hash": set_hash(self.keys)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +81,7 @@ class MeasuredOutputs:
 
 def measure_outputs(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     measure: Callable[[Tensor, Tensor, Batch], Tensor],
     output: Output,
@@ -119,28 +101,28 @@ def measure_outputs(
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
     checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
     """
-    chose, record = points_seen(pruned), without_walk(pruned)
-    stated = next((one.stated for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
+    chose, record = points_seen(pruned), pruned_or_module(pruned)
+    stated = next((one.described_hash for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
     is_known = bool(chose) and tensors_hash(network_of(pruned)) == stated
     pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known: Container[bytes] = chose
+    known: frozenset[bytes] | SeenPoints = chose
     if isinstance(calibration, SeenPoints):  # of a record on the disk
         known = calibration
     elif calibration is not None:
         known = chose | held_out(calibration, "calibration").keys()
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
-    seen = _Seen(known, keeps_plain=ledger is not None)
+    seen = Survey(known)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
     n_points = held_out(holdout).n_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
-            for batch, f, g in _outputs(dense, pruned, seen.started(holdout), output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, pruned, _seen_by(seen, holdout), output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
                 advance(batch.n_points)
@@ -149,10 +131,10 @@ def measure_outputs(
             is_ours = isinstance(error, DataError | ModelError | OptionError)
             is_unseen = not measured and not callable(output) and is_ours
             if seen.keys and not is_unseen:
-                record_use(ledger, {**seen.facts(), **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
+                record_use(ledger, {**seen.facts, **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
             raise
     refuse_shared(seen.shared)
-    facts = {**seen.facts(), **hashes}
+    facts = {**seen.facts, **hashes}
     evidence = {
         **facts,
         "n_duplicates": len(seen.keys) - facts["n"],
@@ -162,6 +144,13 @@ def measure_outputs(
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
+
+
+def _seen_by(seen: Survey, holdout: Any) -> Iterator[Batch]:
+    """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
+    for batch in held_out(holdout).batches():
+        seen.add(batch)
+        yield batch
 
 
 def _outputs(
@@ -273,21 +262,11 @@ def point_keys(data: Any, role: str) -> list[bytes]:
 
 def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Survey:
     """Which points the data holds; DataError if one of them is known already."""
-    points: Counter[tuple[bytes, str]] = Counter()
-    keys: list[bytes] = []
-    plain: list[bytes] = []
-    draws: list[bytes] = []
-    shared: list[bool] = []
+    seen = Survey(known)
     for batch in held_out(data, role).batches():
-        here = keys_of(batch)
-        points.update(zip(here, labels_of(batch)))
-        keys += here
-        plain += ledger_keys_of(batch)
-        here = draw_keys_of(batch)
-        draws += here
-        shared += [key in known for key in here]
-    refuse_shared(shared)
-    return Survey(points, tuple(keys), tuple(plain), tuple(draws))
+        seen.add(batch)
+    refuse_shared(seen.shared)
+    return seen
 
 
 def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:
@@ -320,7 +299,7 @@ def refuse_shared(shared: list[bool]) -> None:
     """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
     if any(shared):
         raise DataError(
-            f"{sum(shared)} of {len(shared)} holdout points are also calibration points, the first at "
-            f"index {shared.index(True)}; a certificate needs points the pruning has not seen",
+            f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "
+            f"index {shared.index(True)}; a certificate needs inputs that the pruning has not seen",
             fix="take them out of the holdout",
         )

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes, tokens_of
 from sipp.errors import DataError, ModelError
-from sipp.inputs.labels import truth_of
+from sipp.inputs.labels import Truth, truth_of
 from sipp.records.batches import Batch
 from sipp.records.certificate import Measure
+from sipp.records.numerics import BOUND_DTYPE
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
@@ -30,6 +32,36 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
     # An overflowing norm would make the quotient 0: it counts as not finite, like the outputs themselves.
     finite = f.isfinite().all(dim=1) & g.isfinite().all(dim=1) & error.isfinite() & size.isfinite()
     return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
+
+
+def beside_dense(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+    """Of each point, n x 11 float64: `point_ratios`, ||f^ - f||^2, ||f||^2; whether the output has classes, the same
+    one; whether there is a label, and one that is no class; whether the dense and the pruned network are right; both
+    losses. `why` gathers why labels that are there give no accuracy.
+    """
+    n = len(f)
+    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
+    has_classes = f.dim() == 2 and f.shape[1] > 1
+    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
+    if not has_classes and batch.labels is not None:
+        truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
+    why.update([truth.why] if truth.why else [])
+    none_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
+    squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
+    found = [point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7]
+    if has_classes:
+        is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
+        found[4] = is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1))
+        if truth.classes_n is not None:
+            truth_n = truth.classes_n.to(f.device)
+            found[6] = (truth_n < 0) | (truth_n >= f.shape[1])
+            if bool(found[6].any()):
+                why.add("labels are outside the output's classes")
+            else:
+                found[5] = none_n + 1.0
+                found[7], found[8] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
+                found[9], found[10] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
+    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 
 def measure_of(name: Measure) -> Callable[[Tensor, Tensor, Batch], Tensor]:

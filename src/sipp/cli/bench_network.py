@@ -25,9 +25,9 @@ from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate
-from sipp.records.contents import Contents
 from sipp.records.display import percent, percent_up, points_up, sure
 from sipp.records.network_hash import model_hash
+from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
 from sipp.runtime.examples import call_of, off_by
@@ -56,8 +56,9 @@ def bench_file(
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
-            fast = sipp.sparse(stored.model, example)
-            assert isinstance(fast, Sparse)  # there was an example, and the model of a file is on the CPU
+            made = sipp.sparse(stored.model, example)
+            assert isinstance(made, Sparse)  # there was an example, and the model of a file is on the CPU
+            fast = made
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
         return _record(stored, fast, runs, images_lines(points))
@@ -132,7 +133,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     line = (
         f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes); "
         + (f"certified: {certified}; " if certified else "not certified; ")
-        + f"{best.n_points} point{'' if best.n_points == 1 else 's'} a call, "
+        + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
         f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"
     )
     return BenchRecord(
@@ -156,7 +157,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     )  # fmt: skip
 
 
-def certified_words(contents: Contents) -> str | None:
+def certified_words(contents: SavedFile) -> str | None:
     """What is certified of the stored values, in a few words; None where nothing is, or of other values."""
     certificate = contents.certificate
     if certificate is None or contents.certificate_about != "stored values":

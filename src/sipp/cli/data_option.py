@@ -108,7 +108,7 @@ def open_source(
             source = _sequences(spec, Path(spec), role, model, length, seed)
         elif length is not None:
             raise DataError(
-                "--length cuts text for a causal language model, and this is none",
+                "--length is for text and a causal language model, and this is not one",
                 fix="leave it out, or give --model hf:DIR of one and text",
             )
         elif name == "random":
@@ -120,7 +120,7 @@ def open_source(
         elif Path(spec).is_dir():
             return _folder(spec, Path(spec), role, chosen or USUAL, size or _side_of(model))
         elif not Path(spec).is_file():
-            raise DataError(f"{spec} is neither a file, a folder nor the name of a set", fix=f"give {KINDS}")
+            raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
         elif Path(spec).suffix == TEXT:
             source = _text(spec, Path(spec), model)
         else:
@@ -142,7 +142,7 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
         return data
     if model not in NETS:
         raise CommandError(
-            f"{model} needs points to run on", where=where, fix=f"give --data, such as random:{n_points}x3x32x32"
+            f"{model} needs inputs to run on", where=where, fix=f"give --data, such as random:{n_points}x3x32x32"
         )
     return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
@@ -192,7 +192,7 @@ class Reader:
         if not source.classes or n_outputs in (None, len(source.classes)):
             return drawn
         why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
-        warnings.warn(f"{option} {source.spec}: labels are left out, {why}", stacklevel=2)
+        warnings.warn(f"{option} {source.spec}: labels are ignored, because {why}", stacklevel=2)
         return replace(drawn, batches=[inputs for inputs, _ in drawn.batches], unlabelled=why)
 
 
@@ -235,7 +235,7 @@ def n_calibration(reader: Reader, source: Source, text: str | None, theory: Call
             fix="give a number from 1 on, all or theory",
         )
     if int(text) > source.n_points:
-        warnings.warn(f"--points {text}: there are only {source.n_points:,}, all of them are used", stacklevel=2)
+        warnings.warn(f"--points {text}: there are only {source.n_points:,}, and all are used", stacklevel=2)
     return int(text)
 
 
@@ -376,11 +376,11 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
     if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
-            f"{path} holds arrays of {lengths} points", fix="give arrays with the points along dimension 0, alike"
+            f"{path} holds arrays of {lengths} points", fix="give arrays with equally many inputs along dimension 0"
         )
     if set(found) == {LABELS}:
         raise DataError(
-            f"{path} holds labels and no inputs", fix=f"expected {INPUTS}, or the names of the network's arguments"
+            f"{path} holds labels but no inputs", fix=f"expected {INPUTS}, or the names of the network's arguments"
         )
     n = next(iter(lengths.values())) or 0
     if n == 0:
@@ -395,7 +395,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
         return {name: tensor[items] for name, tensor in found.items()}
 
     unlabelled = "" if LABELS in found else f"{path.name} holds no array {LABELS!r}"
-    return Source(spec, "file", n, f"points of {path.name}", take, normalised=chosen, unlabelled=unlabelled)
+    return Source(spec, "file", n, f"inputs from {path.name}", take, normalised=chosen, unlabelled=unlabelled)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -439,7 +439,7 @@ def _random(spec: str, role: Role, seed: int) -> Source:
             f"{spec!r} means {int(np.prod(shape, dtype=object)):,} numbers", fix=f"give 1 to {MAX_RANDOM:,}"
         )
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return Source(spec, "random", shape[0], "points of random noise (no data)", lambda items: {INPUTS: noise[items]})
+    return Source(spec, "random", shape[0], "random inputs (noise, no data)", lambda items: {INPUTS: noise[items]})
 
 
 def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:

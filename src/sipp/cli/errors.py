@@ -27,13 +27,15 @@ NOT_CERTIFIED = 3
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 unexpected (a bug: see it with --debug); 2 wrong input; 3 not certified or not verified, "
+    "Exit codes: 0 done; 1 a bug (--debug shows the traceback); 2 wrong input; 3 not certified or not verified, "
     "nothing written; 130 stopped by Ctrl-C, 143 by SIGTERM."
 )
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
 MOST_WARNINGS = 8
-REPAIR = "put back a whole copy of that file, or move its folder away and make it anew"  # of one result among others
+REPAIR = (
+    "put back an intact copy of that file, or move its folder away and create it again"  # of one result among others
+)
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
 _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that can be no file's
 
@@ -107,7 +109,7 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
         known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-        fix = "give --keep, the share that stays" if unknown in SHARES else f"see {place} --help"
+        fix = "give --keep, the share of weights to keep" if unknown in SHARES else f"see {place} --help"
         told = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
         told = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")

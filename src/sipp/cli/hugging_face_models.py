@@ -63,7 +63,7 @@ def hf_model(spec: str) -> nn.Module:
     except Exception as error:  # a folder may be broken in any way
         reason = f"{type(error).__name__}: {error!s:.200}"
         if "ignore_mismatched_sizes" in reason:  # advice that is not for here
-            reason = "its config.json and its weights have other shapes"
+            reason = "the shapes in its config.json and in its weights differ"
         raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
     network.config._name_or_path = str(folder)
     missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
@@ -190,7 +190,7 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         texts, labels = _labelled([line for line in lines if line])
         if not texts:
-            raise DataError(f"{path} holds no sentences", fix="give one sentence a line")
+            raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
         tokenizer, longest = _tokenizer(transformers, folder)
         found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
         _warn_of_unknown(found["input_ids"], tokenizer, path)
@@ -199,7 +199,7 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
     except Exception as error:  # no text, or a broken tokenizer
         raise DataError(
             f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
-            fix="give UTF-8 text, one sentence a line, and a folder that holds its tokenizer",
+            fix="give UTF-8 text, one sentence per line, and a folder that holds its tokenizer",
         ) from error
     return dict(found) | ({} if labels is None else {"labels": labels})
 
@@ -243,8 +243,8 @@ def _labelled(lines: list[str]) -> tuple[list[str], Tensor | None]:
     if not all(fits):
         if any(fits):  # else the class numbers would be read as words
             raise DataError(
-                f"{sum(fits)} of {len(fits)} sentences end in a tab and a class number, and others do not, the first "
-                f"of them sentence {fits.index(False) + 1}",
+                f"only {sum(fits)} of {len(fits)} sentences end in a tab and a class number; the first without is "
+                f"sentence {fits.index(False) + 1}",
                 fix="give all of them a class number (0, 1, ...), or none",
             )
         return lines, None

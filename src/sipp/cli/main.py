@@ -22,22 +22,22 @@ from sipp.cli.options import OUTPUT_PANEL
 # Command NAME is the function NAME of `commands/NAME_command.py` (a dash is _ there), imported when it is called; its
 # help begins so.
 COMMANDS = {
-    "demo": "Train a small network on built-in digits, prune it by several methods, and show what that costs.",
-    "score": "Score every weight by its sensitivity: the largest share it ever contributes to an output.",
+    "demo": "Train a small network on built-in digits, prune it with several methods, and show what that costs.",
+    "score": "Score every weight by its sensitivity: the largest share that it contributes to an output.",
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
     "compare": "Compare methods on your network: how far each moves the output, and which one to use.",
     "certify": "Certify on held-out data what pruning costs, or check an earlier certificate.",
-    "eval": "Measure a pruned network beside the dense one: accuracy, loss, and how far outputs move.",
-    "inspect": "Show what is in a file of sipp.save: tensors and their sizes, method, statements, certificate.",
+    "eval": "Compare a pruned network with the dense one: accuracy, loss, and how far outputs move.",
+    "inspect": "Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate.",
     "export": "Export a pruned network for other programs; the result is read back and compared.",
     "shrink": "Remove dead channels for good: a smaller dense network with the same outputs.",
     "run": "Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.",
     "study": "Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.",
     "recipes": "List the recipes, or explain every key of one.",
     "runs": "List the runs in a folder and how far each has got.",
-    "report": "Make a page of runs or pruned networks that works offline, and figures for print.",
-    "data": "List the data sets and which of them are here, or download CIFAR-10.",
+    "report": "Write a page about runs or pruned networks that works offline, and figures for print.",
+    "data": "List the data sets and whether they are here, or download CIFAR-10.",
     "bench": "Time a pruned network against the dense one, step by step and as a whole.",
 }
 

@@ -61,7 +61,7 @@ def load_model(
     lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
     if lost is not None:
         raise CommandError(
-            f"{lost} is on the meta device, it has a shape and no values",
+            f"{lost} is on the meta device: it has a shape but no values",
             where=f"--model {spec}",
             fix="give a callable that builds the network on the CPU, with its values",
         )
@@ -137,7 +137,7 @@ def _read(path: Path) -> Any:
     except Exception as error:  # a file of weights may be broken, or hostile, in any way
         raise ModelError(
             f"{path} could not be read as weights ({_reason(error)})",
-            fix="give a whole .safetensors, or a .pt of tensors only: nothing else in a file is run",
+            fix="give an intact .safetensors, or a .pt that holds only tensors: sipp runs no code from files",
         ) from error
 
 

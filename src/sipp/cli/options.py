@@ -21,7 +21,7 @@ from sipp.records.options import PruneOptions, Reduce, Shown
 from sipp.scoring.methods import NAMES
 
 KINDS = (
-    "a set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; for hf:DIR .txt and "
+    "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; for hf:DIR .txt and "
     ".jsonl), a folder of images or of text, "
     "or noise (random:16x3x32x32)"
 )
@@ -128,29 +128,29 @@ def prune_option(name: str) -> Any:
 
 
 Model = Annotated[
-    str, option("A built-in network (resnet20, ...), package.module:callable of your own code, or hf:DIR.", MODEL_PANEL)
+    str, option("A built-in network (resnet20, ...), your own as package.module:callable, or hf:DIR.", MODEL_PANEL)
 ]
 Refit = Annotated[
     bool, option("Repair without changing the mask: only the kept weights get new values.", REPAIR_PANEL, "--refit")
 ]
 Weights = Annotated[
     Path | None,
-    option(".safetensors, .pt or a folder of `sipp prune`; default: freshly initialised.", MODEL_PANEL),
+    option(".safetensors, .pt or a folder from `sipp prune`; default: freshly initialised.", MODEL_PANEL),
 ]
-Data = Annotated[str | None, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
-NeededData = Annotated[str, option(f"Calibration points: {KINDS}.", MODEL_PANEL)]
+Data = Annotated[str | None, option(f"Calibration inputs: {KINDS}.", MODEL_PANEL)]
+NeededData = Annotated[str, option(f"Calibration inputs: {KINDS}.", MODEL_PANEL)]
 Dense = Annotated[
     Path | None, option("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR.", MODEL_PANEL)
 ]
 PrunedWeights = Annotated[Path, option("Weights of the pruned network, or its folder from `sipp prune`.", MODEL_PANEL)]
 Normalise = Annotated[
     str | None,
-    option("How images become numbers: imagenet (the default), cifar10, none, or MEAN/STD by channel.", MODEL_PANEL),
+    option("How to normalise images: imagenet (the default), cifar10, none, or MEAN/STD per channel.", MODEL_PANEL),
 ]
 Size = Annotated[
     int | None,
     option(
-        "Side of the images of a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
+        "Side of images from a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
         MODEL_PANEL,
         least=1,
         most=MOST_SIDE,
@@ -167,14 +167,15 @@ Exclude = Annotated[list[str] | None, prune_option("exclude")]
 PointsOption = Annotated[
     str | None,
     option(
-        "How many calibration points: a number, all, or theory (T4). Default: all of a file, theory of a set.",
+        "How many calibration inputs: a number, all, or theory (as many as the theory asks for). "
+        "Default: all of a file, theory for a data set.",
         MODEL_PANEL,
     ),
 ]
 HoldoutPoints = Annotated[
     int | None,
     option(
-        "How many holdout points; default: all of a file or a set, up to 5,000 images of a folder.",
+        "How many holdout inputs; default: all of a file or data set, up to 5,000 images from a folder.",
         GUARANTEE_PANEL,
         least=1,
     ),
@@ -186,12 +187,12 @@ OutputPart = Annotated[
 ]
 Ledger = Annotated[
     Path | None,
-    option("File that records every use of a holdout; a check of a certificate only reads it.", GUARANTEE_PANEL),
+    option("File that records every use of a holdout; checking a certificate only reads it.", GUARANTEE_PANEL),
 ]
-ReduceOver = Annotated[Reduce, option("Over positions: max (with bounds) or mean (without).", PRUNE_PANEL)]
+ReduceOver = Annotated[Reduce, option("How to combine positions: max (with bounds) or mean (without).", PRUNE_PANEL)]
 Seed = Annotated[int, prune_option("seed")]
 BatchSize = Annotated[
-    int | None, option("Points per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
+    int | None, option("Inputs per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where to compute.", MACHINE_PANEL)]
 Settings = Annotated[
@@ -200,7 +201,7 @@ Settings = Annotated[
 ]
 CodeFiles = Annotated[
     list[Path] | None,
-    option("A .py file of yours that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
+    option("Your own .py file that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
 ]
 RunsOut = Annotated[
     Path, option("Folder that holds one folder per run; other files in it are left alone.", OUTPUT_PANEL)
@@ -213,10 +214,12 @@ AcceptChanges = Annotated[
 Force = Annotated[
     bool,
     option(
-        "Replace what this command wrote there before; never what it reads, nor other files.", OUTPUT_PANEL, "--force"
+        "Replace what this command wrote earlier, but never files it reads, or other files.", OUTPUT_PANEL, "--force"
     ),
 ]
-Json = Annotated[bool, option("Print one JSON document on stdout; everything else on stderr.", OUTPUT_PANEL, "--json")]
+Json = Annotated[
+    bool, option("Print one JSON document to stdout, and everything else to stderr.", OUTPUT_PANEL, "--json")
+]
 
 
 def typed_options(context: typer.Context) -> set[str]:

@@ -72,5 +72,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise OptionError(f"cannot be read as a recipe: {error}", fix="give a whole .yaml or .json file") from error
     if not isinstance(values, dict):
-        raise OptionError("a recipe is a mapping, such as 'keep: 0.2'", fix="write one option a line")
+        raise OptionError("a recipe is a mapping, such as 'keep: 0.2'", fix="write one option per line")
     return values

@@ -20,8 +20,8 @@ from sipp.cli.model_option import load_model
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, certificate_values, from_json
-from sipp.records.contents import Contents
 from sipp.records.network_hash import class_name
+from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import PrunedRecord, given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
@@ -42,22 +42,22 @@ class StoredNetwork:
 
     name: str  # what --model would say
     model: nn.Module
-    contents: Contents
+    contents: SavedFile
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path) -> SavedFile:
     """What is in a file of `sipp.save`."""
     if path.is_dir():
         raise CommandError(
             f"{path} is a folder; a file is needed",
             where=f"FILE {path}",
-            fix="give a file of sipp.save; `sipp report` and `sipp bench` take folders",
+            fix="give a file from sipp.save; `sipp report` and `sipp bench` take folders",
         )
     with naming_option(f"FILE {path}", GIVE_FILE):
         return sipp.inspect(path)
 
 
-def contents_record(contents: Contents, name: str | None) -> dict[str, Any]:
+def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
     """The contents of a file, of the built-in network `name`, in JSON's types."""
     said = contents.statements
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
@@ -93,7 +93,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     return StoredNetwork(name, network.eval(), contents)
 
 
-def built_in(contents: Contents) -> str | None:
+def built_in(contents: SavedFile) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
     return _known(contents.model, {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names})
 
@@ -140,7 +140,7 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     return StoredNetwork(name, network, replace(contents, path=folder))
 
 
-def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> Contents:
+def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> SavedFile:
     """Writes a stored network to one small file, with what is certified of its values."""
     found = stored.contents
     certificate = found.certificate if found.certificate_about == "stored values" else None

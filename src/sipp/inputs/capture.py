@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -16,13 +16,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
+from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorder, orders_of, placements
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
-from sipp.inputs.watching import Routing, Watch
+from sipp.inputs.watching import Products, Routing, Watch, paused
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -45,7 +45,7 @@ class Probe:
 
     orders: Orders  # of the patches of each use
     n_uses: dict[str, int]  # of each weight in one pass
-    alone: Alone | None  # the outputs of the few points by themselves, the second time they were run
+    alone: Alone | None  # the outputs of the few points by themselves
     checked: set[str]  # modules whose output was compared with what was captured of it
     only_of: Batch | None  # the one batch that it speaks of, where other points may show something else
 
@@ -98,7 +98,7 @@ def runner(
 def probe(
     model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Forms
 ) -> Probe:
-    """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
+    """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
     They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
     is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
@@ -126,37 +126,48 @@ def goes_by_form(batch: Batch, known: Forms) -> bool:
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
-    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no fewer."""
-    chosen = few_of(batch.n_points)
-    if few or len(chosen) == batch.n_points:
+    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no others."""
+    for arranged in ARRANGED if few and batch.n_points > 1 else ():
         try:
-            found = _probe_points(model, layers, batch, chosen, norm_stats)
-            if found.only_of is None or len(chosen) == batch.n_points:
-                return found
+            found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
         except (DataError, ModelError):
-            if len(chosen) == batch.n_points:
-                raise
-    return _probe_points(model, layers, batch, integers(0, batch.n_points), norm_stats)
+            continue
+        if found.only_of is None:
+            return found
+        break
+    return _probe_all(model, layers, batch, norm_stats)
 
 
-def _probe_points(
-    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
+def _probe_few(
+    model: nn.Module,
+    layers: tuple[PrunableLayer, ...],
+    batch: Batch,
+    chosen: Tensor,
+    arranged: Arranged,
+    norm_stats: NormStats,
 ) -> Probe:
-    """The probe of these points of the batch."""
-    few, checked = points_at(batch, chosen), set[str]()
-    first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
+    """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
+    seen, checked, watch, routing = Recorder(), set[str](), Watch(layers, batch.where), Routing()
+    now = _Now(points_at(batch, chosen), _ignored, seen, checked, watch, routing)
+    output = _run_hooked(model, layers, now, norm_stats)
+    orders = orders_of(seen, seen, arranged.exchanged)
+    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    return Probe(orders, seen.n_uses, (chosen, output), checked, batch if is_of_these else None)
+
+
+def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
+    """The probe of all points of the batch, which are run twice, the second time at other places."""
+    n_points, checked, alone = batch.n_points, set[str](), None
+    first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
     watch, routing = Watch(layers, batch.where), Routing()
-    only_run = None if len(chosen) > 1 else routing  # else it looks at the second, in which little else is done
-    _run_hooked(model, layers, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
-    alone: Alone | None = None
-    for placed in placements(len(chosen)) if len(chosen) > 1 else ():
+    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, routing), norm_stats)
+    for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(few, placed), _ignored, moved, None, None, routing)
-            output = _run_hooked(model, layers, now, norm_stats)
+            now = _Now(points_at(batch, placed), _ignored, moved, None, None)
+            alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
-        alone = chosen[placed], output
         break
     orders = orders_of(first, moved, placed)
     is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
@@ -170,12 +181,12 @@ def few_of(n_points: int) -> Tensor:
 
 def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
     """Says of which weights the patches stay together, unless the form's earlier probe has said so."""
-    padding = "" if batch.real_BT is None else ", and padding is not taken out of them"
+    padding = "" if batch.real_BT is None else ", and padding is not left out"
     said = set() if earlier is None else {key for key, found in earlier.orders.items() if found.order == "together"}
     told = (key for key, found in probe.orders.items() if found.order == "together" and key not in said)
     for name in dict.fromkeys(name for name, _ in told) if batch.n_points > 1 else ():
         _log.warning(
-            "%s: the inputs of %s do not show which of them belong to which point; what is said of single points is "
+            "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
             "unknown for it%s",
             batch.where,
             name,
@@ -193,12 +204,13 @@ class _Now:
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
     routing: Routing | None = None
+    products: Products | None = None  # with weights whose operand no hook sees
     met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """A context for our own operations: watch and routing look at the model's."""
-        with torch._C.DisableTorchFunction(), nullcontext() if self.routing is None else self.routing.paused():
+        with torch._C.DisableTorchFunction(), paused(self.routing), paused(self.products):
             yield
 
 
@@ -263,7 +275,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
 
         return noted
 
-    now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
+    caught = [layer.module.get_parameter(name) for layer in layers for name in _caught(layer)]
+    noted = Products(caught) if caught else None
+    now = replace(now, on_use=noting(now.on_use), group=noting(now.group), products=noted)
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
         if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
@@ -271,8 +285,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
-        if now.routing is not None:
-            stack.enter_context(now.routing)
+        for mode in (now.products, now.routing):
+            if mode is not None:
+                stack.enter_context(mode)
         output = run_batch(model, fresh(now.batch), ours)
     if now.checked is not None:
         now.checked.update(now.met)
@@ -298,15 +313,31 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     checks = now.checked is not None and layer.module_name not in now.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
 
+    def operands() -> dict[str, list[Tensor]]:
+        """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
+        products = now.products
+        if products is None:
+            return {}
+        return {name: products.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
             by_use = []
-            for weight, whole, use in _uses(layer, args, kwargs, now.batch, now.group):
-                if checks:
+            reported = layer.adapter.uses(module, args, kwargs, now.batch.n_points)
+            for weight, whole, use in _uses(layer, reported, now.batch, now.group):
+                if checks and not callable(layer.adapter.output):
                     by_use.append(products(layer, weight, whole))
                 now.on_use(weight, use, now.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
+            operands()  # of what came before
+
+    def behind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        assert layer.adapter.uses_after is not None
+        with now.apart():
+            reported = layer.adapter.uses_after(module, args, kwargs, output, operands(), now.batch.n_points)
+            for weight, _, use in _uses(layer, reported, now.batch, now.group):
+                now.on_use(weight, use, now.batch)
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
@@ -315,6 +346,8 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
                 refuse_other_map(layer, expected, output, now.batch)
                 now.met.add(layer.module_name)
 
+    if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
+        yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
     if checks:
         yield module.register_forward_hook(after)
     if now.watch is not None:  # reads by the user's own hooks of the module are the module's
@@ -323,11 +356,16 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
+def _caught(layer: PrunableLayer) -> Iterator[str]:
+    """The chosen weights of a layer whose operands are noted while it runs."""
+    return (name for name in layer.adapter.caught if name in layer.weights)
+
+
 def _uses(
-    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+    layer: PrunableLayer, reported: Iterable[WeightUse], batch: Batch, group: Group
 ) -> Iterator[tuple[Weight, WeightUse, WeightUse]]:
     """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
-    reported = iter(layer.adapter.uses(layer.module, args, kwargs, batch.n_points))
+    reported = iter(reported)
     while True:
         try:
             use = next(reported, None)

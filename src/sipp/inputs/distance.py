@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import BATCH_TOKENS, is_tokens
+from sipp.inputs.data import is_tokens
 from sipp.inputs.independence import AT_ONCE, tensors_in
 from sipp.records.batches import Batch
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import NormStats
 
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 4096}  # whose logits are compared: they may be larger than the network
 
 Outputs = Callable[[int], list[Tensor]]
 
@@ -27,7 +28,7 @@ def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -
 
     None where the dense output holds no real numbers; infinite where the distance is no number.
     """
-    small = [part for batch in batches for part in in_small_parts(batch)]
+    small = in_small_parts(batches, device_of(dense))
     return error_of(other, small, outputs_of(dense, small))
 
 
@@ -90,17 +91,26 @@ def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor,
 
 
 def _slices(tensor: Tensor) -> list[Any]:
-    """All of it, or point by point where that is too much at once."""
+    """All of it, or some points, or some positions of a point, where that is too much at once."""
     if tensor.ndim == 0 or tensor.numel() <= AT_ONCE:
         return [...]
-    n_points = max(1, AT_ONCE * len(tensor) // tensor.numel())
-    return [slice(start, start + n_points) for start in range(0, len(tensor), n_points)]
+    n_points = AT_ONCE * len(tensor) // tensor.numel()
+    if n_points == 0 and tensor.ndim > 2:
+        n_positions = max(1, AT_ONCE // tensor[0, 0].numel())
+        steps = range(0, tensor.shape[1], n_positions)
+        return [(slice(i, i + 1), slice(start, start + n_positions)) for i in range(len(tensor)) for start in steps]
+    return [slice(start, start + max(1, n_points)) for start in range(0, len(tensor), max(1, n_points))]
 
 
-def in_small_parts(batch: Batch) -> list[Batch]:
-    """The batch, in parts where it holds so many tokens that their logits would be large."""
+def in_small_parts(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
+    """The batches, in parts where they hold so many tokens that their logits would be large."""
+    most = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
+    return [part for batch in batches for part in _of_tokens(batch, most)]
+
+
+def _of_tokens(batch: Batch, most: int) -> list[Batch]:
     ids = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)
-    if ids is None or not is_tokens(ids) or ids.numel() <= BATCH_TOKENS or len(ids) != batch.n_points:
+    if ids is None or not is_tokens(ids) or ids.numel() <= most or len(ids) != batch.n_points:
         return [batch]
-    step = max(1, BATCH_TOKENS // ids.shape[1])
+    step = max(1, most // ids.shape[1])
     return [points_at(batch, slice(start, start + step)) for start in range(0, batch.n_points, step)]

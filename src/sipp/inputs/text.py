@@ -41,12 +41,12 @@ def text(
     apart: bool = True,
     seed: int = 0,
 ) -> Tensor:
-    """The token numbers of text files, one sequence of `length` a row (int64): points for `prune` and others.
+    """Returns the token numbers of text files as int64, one sequence of `length` tokens per row, as data for `prune`.
 
-    `files` is a text file, a file of JSON lines (with "text"), a folder of these, or a list. `n_sequences` are drawn at
-    random with the seed; without, all are given in their order. Sequences hold text of one document each (see above);
-    `one_a_document` takes one of each, drawn with the seed: as points of a certificate sequences must be independent,
-    and those of one text are not (T22). `apart=False` reads all as one text, for `perplexity`.
+    `files` is a text file, a JSON-lines file (field "text"), a folder of these, or a list. `n_sequences` are drawn at
+    random with the seed; without it, all are returned in order. No sequence mixes two documents. `one_a_document` takes
+    one from each document, drawn with the seed: a certificate needs independent sequences, and those from the same text
+    are not (T22). `apart=False` reads everything as one text, for `perplexity`.
 
     Example:
         >>> import sipp, tempfile, pathlib

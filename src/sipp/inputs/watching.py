@@ -150,25 +150,54 @@ class Routing(TorchDispatchMode):
         super().__init__()
         self.by_values = False
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context for operations that are not the model's own: they are not even seen, which would cost time.
-
-        Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
-        """
-        is_on_top = _get_current_dispatch_mode() is self
-        if is_on_top:
-            self.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            if is_on_top:
-                self.__enter__()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
         return func(*args, **(kwargs or {}))
+
+
+class Products(TorchDispatchMode):
+    """A mode that notes what each of some weights is multiplied by, where that is a product of two matrices."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: see `Routing`."""
+        return False
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
+
+    def taken(self, weight: Tensor) -> list[Tensor]:
+        """What the weight was multiplied by since this was last asked."""
+        at = _extent(weight)[0]
+        found, self.met[at] = self.met[at], []
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.addmm.default or func is torch.ops.aten.mm.default:
+            operand, weight = args[-2:]
+            met = self.met.get(_extent(weight)[0])
+            if met is not None:
+                met.append(operand)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def paused(mode: TorchDispatchMode | None) -> Iterator[None]:
+    """A context for operations that are not the model's own: they are not even seen, which would cost time.
+
+    Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
+    """
+    is_on_top = mode is not None and _get_current_dispatch_mode() is mode
+    if mode is None or not is_on_top:
+        yield
+        return
+    mode.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        mode.__enter__()
 
 
 def _has_mask(indices: Any) -> bool:

@@ -38,7 +38,7 @@ def masks_from_zeros(
     masks = {name: mask for name, mask in found.items() if bool(mask.any()) and not bool(mask.all())}
     if not masks:
         raise ModelError(
-            "no prunable weight holds zeros beside other numbers: this network is not pruned",
+            "no prunable weight is partly zero: this network is not pruned",
             fix="give the masks, or prune it first (sipp.prune)",
         )
     return masks

@@ -5,6 +5,7 @@
     compiling.py      such pieces and Python loops compiled by Numba, kept in its cache
     machine_code.py   functions written at run time, compiled by LLVM itself
     threads.py        torch's own threads
+    calls.py          calls of a compiled function on them, without Python
     memory.py         tensors as compiled code takes them
     pytree.py         nested lists and dicts of tensors
     two_of_four.py    cuSPARSELt, through torch's private operators

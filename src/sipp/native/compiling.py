@@ -120,6 +120,7 @@ class Native:
         self._function = _stamped(function)
         self._lock = threading.Lock()
         self._code: Any = None
+        self._call: Any = None
         self.parameters = tuple(inspect.signature(function).parameters)
 
     def _compiled(self) -> Any:
@@ -133,7 +134,9 @@ class Native:
         return int(self._compiled().address)
 
     def __call__(self, *numbers: int) -> None:
-        self._compiled().ctypes(*numbers)
+        if self._call is None:
+            self._call = self._compiled().ctypes  # which Numba makes anew each time
+        self._call(*numbers)
 
 
 def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
@@ -279,7 +282,11 @@ def _tell(seconds: float) -> None:
     global _spent
     before, _spent = _spent, _spent + seconds
     if before < _TOLD_AFTER <= _spent:
-        often = "once after an install" if _is_kept else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        often = (
+            "the first time this part is used"
+            if _is_kept
+            else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        )
         _log.warning("compiling for this processor: a few seconds, %s", often)
 
 

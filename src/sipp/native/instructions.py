@@ -17,6 +17,7 @@ from sipp.native.processor import HAS_FUSED
 
 F32, F64 = ir.FloatType(), ir.DoubleType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+_BYTE = I8.as_pointer()
 FLOAT = 4  # bytes
 _ALIGN = 4  # bytes: of any number of four bytes or more that is loaded or stored
 
@@ -76,9 +77,18 @@ def on_stack(b: Any, kind: Any) -> Any:
         return b.alloca(kind)
 
 
-def floats_on_stack(b: Any, n: int) -> Any:
-    """The address of room for n floats."""
-    return b.ptrtoint(on_stack(b, ir.ArrayType(F32, n)), I64)
+@contextmanager
+def floats_on_heap(b: Any, n: int) -> Iterator[Any]:
+    """The address of room for n floats, for a while; 0 where there is none. A thread's stack may be small."""
+    address = b.ptrtoint(b.call(_of_c(b, "malloc", _BYTE, I64), [I64(n * FLOAT)]), I64)
+    yield address
+    b.call(_of_c(b, "free", ir.VoidType(), _BYTE), [b.inttoptr(address, _BYTE)])
+
+
+def _of_c(b: Any, name: str, result: Any, given: Any) -> Any:
+    """A function of the C library."""
+    known = b.module.globals.get(name)
+    return known or ir.Function(b.module, ir.FunctionType(result, [given]), name)
 
 
 # --- Loops and calls --------------------------------------------------------------------------------------------------

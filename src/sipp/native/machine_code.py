@@ -38,7 +38,7 @@ class Arguments:
     """What a function that is written can ask for: its arguments, and which part of its tasks a thread is to do."""
 
     def __init__(self, b: Any, record: type[tuple[int, ...]], head: Any, share: Any, n_shares: Any) -> None:
-        self._b, self._head, self._share, self._n_shares = b, head, share, n_shares
+        self._b, self._head, self.drawn, self._n_shares = b, head, share, n_shares
         self._places = {name: i for i, name in enumerate(record._fields)}  # type: ignore[attr-defined]
 
     def number(self, name: str) -> Any:
@@ -52,8 +52,8 @@ class Arguments:
     def share(self, n: Any) -> tuple[Any, Any]:
         """The stretch of the tasks 0 .. n that is to be done now."""
         b = self._b
-        first = b.sdiv(b.mul(n, self._share), self._n_shares)
-        return first, b.sdiv(b.mul(n, b.add(self._share, I64(1))), self._n_shares)
+        first = b.sdiv(b.mul(n, self.drawn), self._n_shares)
+        return first, b.sdiv(b.mul(n, b.add(self.drawn, I64(1))), self._n_shares)
 
 
 _lock = threading.Lock()

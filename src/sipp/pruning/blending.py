@@ -7,7 +7,8 @@ A certificate's holdout is not touched by the choice.
 
 Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
 network that was never trained (its norms take the statistics of the batch) tells nothing of what training will make of
-it, only that every layer has to let something through: it is cut by LAMP's shares of one blend.
+it, only that every layer has to let something through: it is cut by LAMP's shares of one blend. Where a search of mask
+and weights follows in a language model, the one within rows is its start, and no other is tried.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.distance import error_of, outputs_of
+from sipp.inputs.distance import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
-from sipp.records.choice import Candidate, Choice
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.choice import BlendChoice, BlendTrial
+from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
-from sipp.records.ranking import Blend
+from sipp.records.ranking import BlendInputs
 from sipp.records.weights import Weight, from_rows
 from sipp.scoring.lamp import shares_of
 
@@ -37,26 +38,23 @@ REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
-def blended(blend: Blend, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
+def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
     """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
-    scores = []
-    for weight_FK, sensitivity_FK in zip(dense, blend.sensitivities[reduce]):
-        magnitude_FK = weight_FK.to(SCORE_DTYPE).abs()
-        if p == 0:
-            scores.append(magnitude_FK)
-        else:
-            scores.append(sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p))
-    return scores
+    magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
+    if p == 0:
+        return magnitudes
+    pairs = zip(magnitudes, blend.sensitivities[reduce])
+    return [sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p) for magnitude_FK, sensitivity_FK in pairs]
 
 
 def choose(
     model: nn.Module,
     weights: Sequence[Weight],
     dense: Sequence[Tensor],
-    blend: Blend,
+    blend: BlendInputs,
     cut: CutFunction,
     advance: Callable[[int], None],
-) -> tuple[list[Tensor], Choice]:
+) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
 
     Of a network that was never trained, the masks of the one blend that is made for it. `advance` is called with 1 for
@@ -64,6 +62,10 @@ def choose(
     """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
+    if blend.norm_stats != "batch":
+        batches = in_small_parts(batches, device_of(model))
+    if not blend.sensitivities:  # nothing is chosen: a few points tell how far the output moves
+        batches = batches[:1]
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
     def moved_by(masks: Sequence[Tensor]) -> float:
@@ -77,26 +79,24 @@ def choose(
 
     if blend.norm_stats == "batch":
         masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")], False)
-        only = Candidate(UNTRAINED, "max", moved_by(masks), is_shared=True)
-        return masks, Choice(only, (only,), n_points, blend.is_aside)
-    tried: list[Candidate] = []
+        only = BlendTrial(UNTRAINED, "max", moved_by(masks), is_shared=True)
+        return masks, BlendChoice(only, (only,), n_points, blend.is_aside)
+    tried: list[BlendTrial] = []
     found: list[list[Tensor]] = []
-    for p, reduce in _candidates(blend):
-        found.append(cut(blended(blend, dense, p, reduce), False))
-        tried.append(Candidate(p, reduce, moved_by(found[-1])))
-    if blend.lengths is not None:
-        found.append(cut(blend.lengths, True))
-        tried.append(Candidate(0.0, "mean", moved_by(found[-1]), by_rows=True))
+    for p, reduce, by_rows in _candidates(blend):
+        scores = blend.lengths if by_rows and blend.lengths is not None else blended(blend, dense, p, reduce)
+        found.append(cut(scores, by_rows))
+        tried.append(BlendTrial(p, reduce, moved_by(found[-1]), by_rows=by_rows))
     taken = tried.index(best_of(tried))
-    return found[taken], Choice(tried[taken], tuple(tried), n_points, blend.is_aside)
+    return found[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_aside)
 
 
-def n_candidates(blend: Blend) -> int:
+def n_candidates(blend: BlendInputs) -> int:
     """How many cuts are tried."""
-    return 1 if blend.norm_stats == "batch" else len(_candidates(blend)) + (blend.lengths is not None)
+    return 1 if blend.norm_stats == "batch" else len(_candidates(blend))
 
 
-def best_of(candidates: Sequence[Candidate]) -> Candidate:
+def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
     """The candidate of the least error; of those as good as that, the first: the smallest p, the one by rows last.
 
     A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
@@ -104,11 +104,18 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
     """
     least = min(min(one.error, LOST) for one in candidates)
 
-    def is_as_good(one: Candidate) -> bool:
+    def is_as_good(one: BlendTrial) -> bool:
         return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 and not one.by_rows else NOISE)) * least
 
     return next(one for one in candidates if is_as_good(one))
 
 
-def _candidates(blend: Blend) -> list[tuple[float, Reduce]]:
-    return [(0.0, "max"), *((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities)]
+def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
+    """Power, reduction and whether weights are compared within rows, of each that is tried."""
+    if blend.taken is not None:
+        return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
+    if not blend.sensitivities and blend.lengths is not None:
+        return [(0.0, "mean", True)]
+    found: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
+    found += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
+    return found if blend.lengths is None else [*found, (0.0, "mean", True)]

@@ -8,19 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation import (
-    AllocationProblem,
-    allocate_within,
-    allocation_problem,
-    best_of_rows,
-    even_layers,
-    even_rows,
-    largest,
-    largest_above_floor,
-    largest_in_groups,
-    least_of_layers,
-    order_of,
-)
+from sipp.allocation.even import even_layers, even_rows
+from sipp.allocation.floors import best_of_rows, largest_above_floor, least_of_layers
+from sipp.allocation.largest_scores import largest, order_of
+from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
+from sipp.allocation.patterns import largest_in_groups
 from sipp.allocation.row_bounds import largest_in_rows
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
@@ -32,13 +24,13 @@ from sipp.pruning.blending import choose, n_candidates
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
-from sipp.records.choice import Choice
+from sipp.records.choice import BlendChoice
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
 from sipp.records.options import PruneOptions
 from sipp.records.pattern import pattern_of
 from sipp.records.pruned import OutputChange
-from sipp.records.ranking import Blend, Ranking
+from sipp.records.ranking import BlendInputs, Ranking
 from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
 
@@ -55,7 +47,7 @@ class Cut:
     dense: tuple[Tensor, ...]  # F x K, the weights before
     budget: int  # asked for
     seed: int
-    choice: Choice | None = None  # of a blend
+    choice: BlendChoice | None = None  # of a blend
     others: tuple[str, ...] = ()  # tensors that differ from the dense network's beside the rows
 
 
@@ -117,7 +109,7 @@ def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
     )
 
 
-def output_moved(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange | None:
+def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange | None:
     """What the cut does to the output on the points that chose a blend, or on at most 32 others; None without any.
 
     One forward pass of each network; a blend has measured it on the points kept aside.
@@ -170,7 +162,7 @@ def _problem_of(ranking: Ranking) -> AllocationProblem:
 
 def sparse_rows(
     ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int, advance: Advance = nothing
-) -> tuple[list[SparseRows], Choice | None]:
+) -> tuple[list[SparseRows], BlendChoice | None]:
     """Budget (T10), then rows (T5, T6, T8, T9). Without sampling: the largest scores, values unchanged.
 
     For a blend also which one was taken (T20); `advance` hears of each that was tried (`n_tries`).
@@ -210,8 +202,8 @@ def _masks(
 
 
 def _blended(
-    ranking: Ranking, blend: Blend, prepared: PreparedRows, row: MethodInfo, budget: int, advance: Advance
-) -> tuple[list[Tensor], Choice]:
+    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, row: MethodInfo, budget: int, advance: Advance
+) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
     if ranking.is_thinned:  # a row may have fewer weights left than an even share, and would get others back

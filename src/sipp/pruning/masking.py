@@ -93,10 +93,10 @@ class _State:
 def hold(
     model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
 ) -> Hold:
-    """Keeps weights outside the masks at zero, now and in training, until `release`.
+    """Sets weights outside the masks to zero and keeps them there during training, until `release`.
 
-    Held again, a parameter's mask may only shrink, one that is not named keeps the mask it has, and optimizers given
-    earlier stay watched; to bring a weight back, `release` first. Nothing is changed if anything is refused.
+    If you call it again, masks can only shrink, parameters that you do not name keep their masks, and optimizers passed
+    earlier are still watched; to bring a weight back, call `release` first. If anything is refused, nothing changes.
 
     Example:
         >>> import sipp, torch
@@ -137,9 +137,9 @@ def hold(
 
 
 def release(model: nn.Module) -> None:
-    """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, the same keys.
+    """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, and the same keys.
 
-    What LoRA added to held weights is merged into them: unmasked it would bring them back.
+    What LoRA added to held weights is merged into them with the mask; without it, pruned weights would come back.
 
     Example:
         >>> import sipp, torch

@@ -23,9 +23,9 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.options import PruneOptions, Reduce
 from sipp.records.pattern import pattern_of
-from sipp.records.ranking import Blend, Ranking
+from sipp.records.ranking import BlendInputs, Ranking
 from sipp.records.scores import Scores
-from sipp.records.weights import to_rows
+from sipp.records.weights import is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.routing import rows_of_few_tokens
@@ -51,6 +51,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
         )
     data, aside = task.data, None
+    starts_search = _starts_search(task, info, options)
     if info.is_blend:
         task, aside = set_points_aside(task, options)
     else:
@@ -60,13 +61,19 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             by_name = own_scores(task, info) if info.is_own else score_of(info)(task)
-    unscored = _why_unscored(info, task.data, statements)
+    unscored = _why_unscored(info, task.data, options.statements if starts_search else statements, starts_search)
     scores, first = None, None
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            scores, first = _scored(task, info, options.reduce or info.reduce, statements, advance)
+            means = info.is_blend and not starts_search
+            scores, first = _scored(task, options.reduce or info.reduce, statements, means, advance)
             scores = _chosen_on(scores, aside, data if options.repair or info.fitting else None)
-    if by_name is not None:
+    blend = None
+    if info.is_blend and (scores is not None or starts_search):
+        blend = _blend(task, None if starts_search else scores, aside)
+    if blend is not None and scores is None:
+        ranks = blend.lengths or tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
+    elif by_name is not None:
         ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
     else:
         assert scores is not None
@@ -87,7 +94,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         floor=least_share(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        blend=_blend(task, scores, aside) if info.is_blend and scores is not None else None,
+        blend=blend,
     )
 
 
@@ -110,26 +117,27 @@ def least_share(options: PruneOptions) -> float | None:
     return None if isinstance(options.floor, str) else float(options.floor)
 
 
-def points_seen(ranking: Ranking) -> frozenset[bytes]:
+def ranking_seen_keys(ranking: Ranking) -> frozenset[bytes]:
     """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
     if ranking.method == "given" or not method_of(ranking.method).needs_data:  # points served statements only
         return frozenset()
-    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.known
+    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.all_seen_keys
 
 
 def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
     used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
-    return replace(scores, chose=scores.chose.union(*(data.keys() for data in used)))
+    return replace(scores, selection_keys=scores.selection_keys.union(*(data.keys() for data in used)))
 
 
-def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
+def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> BlendInputs:
     """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
     sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
-    sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
-    means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
-    if len(means) == len(scores.layers):
-        sensitivities["mean"] = tuple(means)
+    if scores is not None:
+        sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+        means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
+        if len(means) == len(scores.layers):
+            sensitivities["mean"] = tuple(means)
     lengths: tuple[Tensor, ...] | None = None
     if task.scoring.norm_stats != "batch":
         by_name = wanda(task)
@@ -139,26 +147,33 @@ def _blend(task: ScoringTask, scores: Scores, aside: Data | None) -> Blend:
     has_aside = aside is not None and not aside.is_empty
     chosen = aside if has_aside else task.data
     assert chosen is not None
-    return Blend(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
+    return BlendInputs(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
-def _why_unscored(info: MethodInfo, data: Data | None, statements: bool) -> str:
+def _starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
+    """Whether a blend gives no more than the first mask of a search in a large network of linear layers (T21).
+
+    There Wanda's is taken, which is the best start there is for language models, and no other is tried.
+    """
+    is_start = info.is_blend and options.repair in (True, "joint") and task.scoring.norm_stats != "batch"
+    return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
+
+
+def _why_unscored(info: MethodInfo, data: Data | None, statements: bool, starts_search: bool) -> str:
     """Why a method gets no sensitivities; empty if it does."""
-    if info.is_scored:
+    if info.is_scored and not starts_search:
         return ""
     if data is None:
-        return f"{info.name} looks at no data: give some, and there is a statement (T17)"
+        return f"{info.name} was given no data; with data there would be bounds"
     if not statements:
-        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives a statement for its masks"
+        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives bounds for its masks"
     if info.needs_data and not data.can_be_read_again:
-        return (
-            f"{info.name} has used up the iterator: give a list, a loader or a tensor, and there is a statement (T17)"
-        )
+        return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
 
 
 def _scored(
-    task: ScoringTask, info: MethodInfo, reduce: Reduce, splits: bool, advance: Callable[[int], None]
+    task: ScoringTask, reduce: Reduce, splits: bool, with_means: bool, advance: Callable[[int], None]
 ) -> tuple[Scores, Batch]:
     """The scores of a model, and the first batch of points."""
     examples: list[Batch] = []
@@ -168,7 +183,7 @@ def _scored(
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=info.is_blend)
+    scores = score(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=with_means)
     return scores, examples[0]
 
 

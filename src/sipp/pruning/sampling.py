@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.row_loops import MAX_DRAWS, as_array, check_rows, compiled_rows, decay, over_rows, smallest_of
-from sipp.errors import DataError
+from sipp.allocation.row_loops import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
 from sipp.records.numerics import BOUND_DTYPE
 
 _BATCH = 2**22  # weights drawn from at once: bounds memory
@@ -161,20 +160,6 @@ def _add_again(count: np.ndarray, again: np.ndarray) -> None:
         more = again[min(at, last)]
         count[j] += more if is_drawn else 0.0
         at += is_drawn
-
-
-def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> Tensor:
-    """F x K float64 counts of draws with replacement from `share_FK`, made until `kept_F` columns were hit (T8a).
-
-    Rows need m < number of positive shares, m > 0.
-    """
-    check_rows("draw_until", share_FK, numbers=[kept_F])
-    n_possible_F = (share_FK > 0).sum(1)
-    if not bool(((kept_F > 0) & (kept_F < n_possible_F)).all()):
-        raise DataError("draw_until: a row keeps at least 1 and fewer than its number of positive shares")
-    share, ones = as_array(share_FK), np.ones(len(share_FK))
-    lot = Lot(share, ones, np.arange(len(share)), as_array(kept_F.to(torch.int64)))
-    return torch.from_numpy(draw_lots_until([lot], generator)[0]).to(share_FK.device)
 
 
 def draw_fixed(share_FK: Tensor, n_draws_F: Tensor, generator: torch.Generator) -> Tensor:

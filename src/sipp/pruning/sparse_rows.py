@@ -24,7 +24,6 @@ from sipp.allocation.row_loops import (
     MAX_DRAWS,
     add_up,
     as_array,
-    check_rows,
     compiled_rows,
     draws_of_row,
     fill_rates,
@@ -283,16 +282,6 @@ def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_co
         n_draws_F=torch.zeros_like(eps_F),
         eps_F=eps_F,
     )
-
-
-def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
-    """w^_j = n_j w_j / (N q_j) of T8, in the dtype of the weights; 0 where nothing was drawn."""
-    check_rows("reweighted", weight_FK, beside=[count_FK, share_FK])
-    weights, share, count = map(as_array, (_wide(weight_FK), share_FK, count_FK))
-    values, mask = np.empty_like(weights), np.empty(weights.shape, dtype=np.bool_)
-    ones, n_draws = np.ones((2, len(weights)))
-    _reweigh(np.arange(len(weights)), share, ones, count, weights, values, mask, n_draws)
-    return _in_range(values, n_draws, weight_FK.dtype).to(weight_FK.device)
 
 
 @compiled_rows

@@ -74,17 +74,17 @@ class Assumption:
         seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
         if self.plausible:
             return (
-                f"The assumption of T4 looks plausible on this data: {seen}; T5-T12 rest on it, a held-out certificate "
-                "(T14) does not."
+                f"The theory's assumption (T4) looks plausible on this data: {seen}. The paper's bounds (T5-T12) rest "
+                "on it; a certificate (T14) does not."
             )
         text = (
-            f"The assumption of T4 does not look plausible on this data: {seen}, and it speaks of every weight; T5-T12 "
-            "rest on it and are not proved here, a held-out certificate (T14) does not rest on it."
+            f"The theory's assumption (T4) does not look plausible on this data: {seen}, but it is about every weight. "
+            "The paper's bounds (T5-T12) rest on it and are not proved here; a certificate (T14) does not need it."
         )
         if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
             text += (
-                " Read literally it nearly always fails for a fan-in above a few: the ratios of a row sum to at most 1 "
-                "in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
+                " Read literally, it nearly always fails once rows have more than a few weights: the ratios of a row "
+                "sum to at most 1 in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
             )
         return text
 
@@ -93,7 +93,7 @@ class Assumption:
         """In plain words: whether the inequality that the assumption is there for held on the holdout."""
         total = self.total
         if total.es_failures is None:
-            return "The ES inequality was not looked at: give a holdout."
+            return "The ES inequality was not checked: pass a holdout."
         counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
         return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
 

@@ -25,7 +25,7 @@ class Coverage:
     q: int  # maxima that are used together
 
     def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} points)"
+        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} inputs)"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -43,7 +43,7 @@ class Guarantee:
     k_constant: float
     reason: str  # why it is not met; empty when it is
     n_weights: int  # that are not zero
-    n_refuting: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
+    n_never_above: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
     layers: Coverage  # of Delta_l, for each layer by itself (T18)
 
     @property
@@ -53,10 +53,10 @@ class Guarantee:
     @property
     def contradicted(self) -> bool:
         """Whether the data refutes the assumption: were it true, such a weight had a chance of exp(-n/K) at most."""
-        if self.n_refuting == 0:
+        if self.n_never_above == 0:
             return False
         # of n_weights so many would be expected at most, and by Markov's inequality as many as there are is as unlikely
-        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_refuting
+        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_never_above
 
     @property
     def verdict(self) -> str:
@@ -100,17 +100,17 @@ class Measured:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
         two = f"{sure(self.joint_confidence)} (two checks)"
-        few = f"Few points: give {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
+        few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
-            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} points kept apart. Of new inputs drawn like "
-            f"the calibration points, all but {percent_up(self.share)} keep every row within its measured eps, "
-            f"{sure(self.confidence)}; all but {percent_up(self.layers_share)} keep a layer within its measured bound, "
-            f"{two}"
+            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
+            f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
+            f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
+            f"bound, {two}"
         )
         if self.epsilon is None:
-            return f"{text}. No statement about the network: {self.network_reason}."
+            return f"{text}. There is no bound for the network: {self.network_reason}."
         share = percent_up(self.network_share)
-        return f"{text}; all but {share} move the output by at most {self.epsilon:.4g} times its size, {two}."
+        return f"{text}; for all but {share}, the output moves by at most {self.epsilon:.4g} times its size, {two}."
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -141,8 +141,8 @@ class NetworkBound:
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
         if self.guarantee is None:
-            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes independent points only"
-        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on T4: {self.guarantee}"
+            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes only independent inputs"
+        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on an assumption: {self.guarantee}"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

@@ -23,10 +23,9 @@ from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, percent, percent_up, points_up
 from sipp.records.html import folded, table_html, text_html, view
 
-SCHEMA = "sipp-certificate/1"
-WITH_COPIES = "sipp-certificate/2"  # of a holdout with copies, which the first schema counted as independent points
-OF_TOKENS = "sipp-certificate/3"  # about the tokens of sequences (T22): it says what it measures
-USUAL = ("output", "class")  # what the others measure
+SCHEMA = "sipp-certificate/4"
+OF_POINTS = "sipp-certificate/1"  # as earlier versions wrote them: this one counted copies as independent points,
+OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3")  # and only the last says what it measures
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
@@ -42,7 +41,7 @@ Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
 Flag = Annotated[bool, Field(strict=True)]
 Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
 Measure = Literal["output", "kl", "next-token"]
-Choice = Annotated[int, Field(strict=True)] | Text | None
+OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Certificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
-    output: Choice  # which part of the models' output was compared
+    output: OutputSelector  # which part of the models' output was compared
     calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
@@ -109,7 +108,7 @@ class Certificate:
 
     @property
     def _headline(self) -> str:
-        return self.verdict + (", but of no use" if self.is_useless else "")
+        return self.verdict + (", but useless" if self.is_useless else "")
 
     def __str__(self) -> str:
         return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
@@ -142,7 +141,7 @@ class AccuracyCertificate:
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text
-    output: Choice
+    output: OutputSelector
     calibration_checked: Flag
     ledger_kept: Flag
     prior_uses: Count
@@ -171,23 +170,24 @@ class AccuracyCertificate:
         if self.measure == "next-token":
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
-            given = _points(self, "labelled").rstrip(",")
+            given = _counted(self, "labelled inputs").rstrip(",")
             claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
-            different = " different ones" if self.n_duplicates else ""  # of which no copy is counted
-            claim += f"before and wrong after, {self.n_gained:,}{different} the other way round."
+            distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
+            claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
-            claim = f"pruning changes the chosen class of at most {limit} of inputs, so whatever the labels are, it "
-            claim += f"lowers the accuracy {points} ({self.n_differ:,} of {_points(self)} changed)."
+            claim = f"pruning changes the predicted class for at most {limit} of inputs, so whatever the labels are, "
+            claim += f"it lowers the accuracy {points} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
         return start + claim + _caveats(self)
 
     def _of_tokens(self, limit: str, points: str) -> str:
         """The claim about next tokens; a sequence counts once, however long it is."""
-        over = f"on average over the positions of a sequence ({_points(self, 'sequences as')}"
+        over, given = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
-            return f"pruning lowers the accuracy of the next token {points}, {over})."
+            return f"pruning lowers the accuracy of the next token {points}, {over} ({given.rstrip(',')})."
+        seen = percent_up(self.n_differ / (self.n + self.n_duplicates))
         return (
-            f"pruning changes the chosen next token at no more than {limit} of positions, {over}; there it was "
-            f"{percent_up(self.n_differ / (self.n + self.n_duplicates))})."
+            f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {given} "
+            f"it was {seen})."
         )
 
     @property
@@ -206,10 +206,10 @@ class AccuracyCertificate:
         return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
 
 
-def _points(cert: Certificate | AccuracyCertificate, kind: str = "") -> str:
-    """How many points there are, in words; where some are copies, also how many are different, between commas."""
-    points = f"{cert.n + cert.n_duplicates:,} {kind} points".replace("  ", " ")
-    return f"{points}, {cert.n:,} of them different," if cert.n_duplicates else points
+def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
+    """How many inputs there are, in words; where some are copies, also how many are distinct, between commas."""
+    inputs = f"{cert.n + cert.n_duplicates:,} {what}"
+    return f"{inputs}, {cert.n:,} of them distinct," if cert.n_duplicates else inputs
 
 
 def _claim_in_words(cert: Certificate) -> str:
@@ -217,58 +217,64 @@ def _claim_in_words(cert: Certificate) -> str:
     delta, confidence = percent(cert.delta), percent(cert.confidence)
     if cert.k_allowed is None:
         needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
-        text = f"No claim: {_points(cert, 'holdout')} are too few to say anything about all but {delta} of inputs with "
-        text += f"{confidence} confidence; at least {needed:,}{' different' if cert.n_duplicates else ''} are needed."
+        given, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
+        text = f"No claim: {given} are too few to say anything about all but {delta} of inputs with {confidence} "
+        text += f"confidence; at least {needed:,}{distinct} are needed."
         if cert.fixed == "epsilon":
-            text += f" What they show is that at most {percent_up(cert.delta_hat)} of inputs are further off than "
+            text += f" They only show that at most {percent_up(cert.delta_hat)} of inputs are further off than "
             text += f"{_limit(cert)}."
         return text
-    counts = f"{cert.violations:,} of {_points(cert, 'holdout')} were further off, {cert.k_allowed:,} were allowed"
+    given = _counted(cert, "holdout inputs")
+    counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
+    if cert.fixed == "delta":
+        counts = f"{cert.violations:,} of {given} were further off; the limit is the smallest that leaves at most "
+        counts += f"{cert.k_allowed:,}"
     if cert.verdict == "certified" and cert.measure != "output":
-        return f"With {confidence} confidence, for all but at most {delta} of sequences {_of_tokens(cert)} ({counts})."
+        claim = claim_about_tokens(cert)
+        return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
-        start = "True, but of no use: with" if cert.is_useless else "With"
-        end = f" A network whose output is always zero is within {percent(USELESS)}." if cert.is_useless else ""
+        start = "True but useless: with" if cert.is_useless else "With"
+        end = f" Even a network that always outputs zero is within {percent(USELESS)}." if cert.is_useless else ""
         return (
             f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output "
             f"differs from the dense network's by at most {epsilon} of its length ({counts}).{end}"
         )
     if cert.fixed == "delta":
-        return f"Not certified: too many outputs are not finite or not comparable for any error limit ({counts})."
+        return f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
     return (
         f"Not certified at {_limit(cert)} ({counts}); with {confidence} confidence, at most "
-        f"{percent_up(cert.delta_hat)} of inputs are further off, more than the {delta} asked for."
+        f"{percent_up(cert.delta_hat)} of inputs are further off, which is more than the {delta} asked for."
     )
 
 
 def _limit(cert: Certificate) -> str:
     """The epsilon that was asked for."""
     if cert.measure == "kl":
-        return f"{cert.epsilon:g} nats a token"
+        return f"{cert.epsilon:g} nats per token"
     return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
-def _of_tokens(cert: Certificate) -> str:
+def claim_about_tokens(cert: Certificate) -> str:
     """What a certificate says of the tokens of a sequence (T22)."""
     if cert.measure == "next-token":
         limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
-        return f"the pruned network chooses another next token than the dense one at no more than {limit} of positions"
+        return f"the pruned network predicts a different next token at no more than {limit} of positions"
     nats = f"{cert.epsilon:g}" if cert.fixed == "epsilon" else _shown("epsilon", cert.epsilon)
-    return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over the positions)"
+    return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over positions)"
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
-    text = " Any claim here is about inputs drawn like the holdout points, which must be new to both networks."
+    text = " This applies to inputs from the same source as the holdout, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " sipp could not check this: it was not told which points the pruning used."
+        text += " sipp could not check this: it was not told which inputs were used for pruning."
     if cert.n_duplicates:
-        text += f" {cert.n_duplicates:,} of the points are copies of others: they prove nothing, so only different"
-        text += " points count, and what goes wrong at one counts with every copy."
+        text += f" {cert.n_duplicates:,} of the inputs are copies of others: they prove nothing, so each input counts"
+        text += " once, but one that goes wrong counts with every copy."
     if cert.marked:
         times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
-        text += f" These points were used {times} before, so this is no longer a first look: the confidence holds for"
+        text += f" These inputs were used {times} before, so this is no longer a first look: the confidence holds for"
         text += " this claim alone, not for the best of several."
     return text
 
@@ -279,25 +285,25 @@ FIELD_WORDS = {
     "epsilon": "error of the output, relative to its length",
     "delta": "share of inputs that may be further off",
     "confidence": "how sure the claim is",
-    "violations": "points further off than epsilon",
+    "violations": "inputs further off than epsilon",
     "mode": "whether labels were used",
-    "n_lost": "points right before, wrong after",
-    "n_gained": "points wrong before, right after",
-    "n_differ": "points whose class changed",
-    "n": "different holdout points",
-    "n_duplicates": "copies of them beside",
-    "data_hash": "of the points",
+    "n_lost": "inputs right before, wrong after",
+    "n_gained": "inputs wrong before, right after",
+    "n_differ": "inputs whose class changed",
+    "n": "distinct holdout inputs",
+    "n_duplicates": "further copies among them",
+    "data_hash": "of the inputs",
     "dense_hash": "of the dense network",
     "pruned_hash": "of the pruned network",
     "dtype": "of the outputs",
     "output": "which part of the output was compared; None: all of it",
-    "calibration_checked": "no calibration point is among the holdout",
-    "ledger_kept": "uses of the points are recorded",
-    "prior_uses": "earlier claims on these points, in the ledger",
+    "calibration_checked": "no calibration input is in the holdout",
+    "ledger_kept": "uses of the inputs are recorded",
+    "prior_uses": "earlier claims on these inputs, in the ledger",
     "k_allowed": "violations that the claim allows",
-    "delta_hat": "proved limit of the share further off",
-    "drop_upper": "proved limit of the drop in accuracy",
-    "measure": "what is limited, of each sequence",
+    "delta_hat": "proved limit on the share further off",
+    "drop_upper": "proved limit on the drop in accuracy",
+    "measure": "what is limited",
 }
 LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
 SHEET_DIGITS = 4
@@ -305,22 +311,17 @@ SHEET_DIGITS = 4
 
 def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
     """Headline, sentence and one aligned line per field and derived number with its meaning, for a terminal."""
-    names = (*_names(cert), *derived)
+    names = (*(field.name for field in fields(cert)), *derived)
     rows = [(name, _shown(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
     widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
     return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
 
 
-def _names(cert: AnyCertificate) -> list[str]:
-    """Its fields; what it measures only where that is not the usual."""
-    return [field.name for field in fields(cert) if field.name != "measure" or cert.measure not in USUAL]
-
-
 def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
     """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
     table, n_given = Table(), cert.n + cert.n_duplicates
-    table.add_column(f"of {n_given:,} points")
+    table.add_column(f"of {n_given:,} inputs")
     for column in ("number", "share"):
         table.add_column(column, justify="right")
     for words, count in counts:
@@ -347,7 +348,7 @@ def is_hash(value: Any) -> bool:
 def check_certificate(certificate: object) -> None:
     """Refuses what is neither a certificate nor None."""
     if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
-        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="give what sipp.certify gave")
+        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="pass what sipp.certify returned")
 
 
 def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
@@ -355,8 +356,8 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
     if cert is None:
         return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
-    content: dict[str, Any] = {"schema": _schema_of(cert), "kind": kind, "sentence": cert.sentence}
-    for name in (*_names(cert), *DERIVED[kind]):
+    content: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "sentence": cert.sentence}
+    for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
     return content
@@ -365,12 +366,6 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
 def to_json(cert: AnyCertificate) -> str:
     """The certificate as JSON text."""
     return json.dumps(certificate_values(cert), indent=2, allow_nan=False)
-
-
-def _schema_of(cert: AnyCertificate) -> str:
-    if cert.measure not in USUAL:
-        return OF_TOKENS
-    return WITH_COPIES if cert.n_duplicates else SCHEMA
 
 
 def from_json(text: str) -> AnyCertificate:
@@ -385,7 +380,7 @@ def from_json(text: str) -> AnyCertificate:
     if len(content) != len(pairs):
         raise DataError("the certificate holds a key twice")
     cert = from_values(content)
-    if content["sentence"] != cert.sentence:
+    if content["schema"] == SCHEMA and content["sentence"] != cert.sentence:  # earlier versions had other words
         raise DataError(
             f"certificate key 'sentence' says {content['sentence']!r:.80}, its counts say {cert.sentence!r:.80}: it "
             "was changed, or written by another version"
@@ -396,13 +391,12 @@ def from_json(text: str) -> AnyCertificate:
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
     content = dict(values)
-    schema = content.get("schema")
-    if schema not in (SCHEMA, WITH_COPIES, OF_TOKENS) or content.get("kind") not in (*KINDS,):
-        raise DataError(
-            f"schema must be {SCHEMA!r}, {WITH_COPIES!r} or {OF_TOKENS!r}, kind one of {[*KINDS]}; got {schema!r}"
-        )
-    kind = content["kind"]
-    names = [field.name for field in fields(KINDS[kind]) if field.name != "measure" or schema == OF_TOKENS]
+    schema, kind = content.get("schema"), content.get("kind")
+    if schema not in (SCHEMA, *OLDER) or kind not in (*KINDS,):
+        raise DataError(f"schema must be {SCHEMA!r} or an older one, kind one of {[*KINDS]}; got {schema!r}")
+    if schema != SCHEMA:
+        content = {"measure": KINDS[kind].measure, **content}
+    names = [field.name for field in fields(KINDS[kind])]
     expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
     if set(content) != expected:
         raise DataError(
@@ -412,12 +406,8 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
         cert = SCHEMAS[kind].validate_python({name: content[name] for name in names})
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
-    if schema != _schema_of(cert):
-        what = "the schema of one with copies among its points, and has none"
-        if cert.measure in USUAL and schema == OF_TOKENS:
-            what = "the schema of one about tokens, and is about others"
-        if cert.n_duplicates:
-            what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
+    if schema == OF_POINTS and cert.n_duplicates:
+        what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
         raise DataError(f"the certificate has {what}", fix="certify again")
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert

@@ -139,7 +139,7 @@ _WANTED = {
     "dataclass_type": "must be an object",
     "list_type": "must be a list",
     "tuple_type": "must be a list",
-    "string_pattern_mismatch": "has not the form {pattern}",
+    "string_pattern_mismatch": "does not have the form {pattern}",
     "greater_than_equal": "must be at least {ge:g}",
     "greater_than": "must be greater than {gt:g}",
     "less_than_equal": "must be at most {le:g}",

@@ -11,7 +11,7 @@ from sipp.records.options import Reduce
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BlendTrial:
     """One blend, and how far the network's output moves with its mask."""
 
     p: float
@@ -31,11 +31,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BlendChoice:
     """The blend that was taken, and the whole curve it was chosen from."""
 
-    taken: Candidate
-    tried: tuple[Candidate, ...]
+    taken: BlendTrial
+    tried: tuple[BlendTrial, ...]
     n_points: int
     is_aside: bool = True  # those were not scored; False: too few to keep any aside
 
@@ -44,9 +44,9 @@ class Choice:
         known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         held = "held-back " if self.is_aside else ""
-        points = f"1 {held}point" if self.n_points == 1 else f"{self.n_points} {held}points"
-        where = "that chose it" if self.is_aside else "that were also scored"
-        text = f"{self.taken.name}: output error {self.taken.error:.3g} on {points} {where}"
+        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points} {held}inputs"
+        where = "used to choose it" if self.is_aside else "that were also used for scoring"
+        text = f"{self.taken.name}: output error {self.taken.error:.3g} on {inputs} {where}"
         return text + (f" ({beside})" if beside else "")
 
     def _repr_html_(self) -> str:

@@ -67,21 +67,21 @@ class Comparison:
     def sentence(self) -> str:
         """Which method to use at the smallest keep that leaves most of the output, as far as these points tell."""
         usable = [row for row in map(self.best, self.keeps) if row.error <= MUCH]
-        points = f"{self.n_points:,} {'held-back points' if self.is_aside else 'points of the holdout'}"
+        inputs = f"{self.n_points:,} {'held-back inputs' if self.is_aside else 'holdout inputs'}"
         if not usable:
             best = self.best(self.keeps[0])
             return (
-                f"Use none of them as it is: at keep {best.keep:g} the best, {best.name}, moves the output by "
-                f"{percent_up(best.error)} of its length on {points}. Try a larger keep"
+                f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, moves the output "
+                f"by {percent_up(best.error)} of its length on {inputs}. Try a larger keep"
                 f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
             )
         chosen = usable[-1]
-        text = f"Use {chosen.name} at keep {chosen.keep:g}: on {points} {self._found(chosen)}."
+        text = f"Use {chosen.name} at keep {chosen.keep:g}: on {inputs} {self._found(chosen)}."
         if level := self.level_with(chosen):
-            text += f" These points cannot tell it from {', '.join(row.name for row in level)}."
+            text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
-            text += f" At keep {smaller[0]:g} the best moved it by {percent_up(self.best(smaller[0]).error)}."
-        return text + " It was chosen on these points: certify it on others."
+            text += f" At keep {smaller[0]:g} even the best moved it by {percent_up(self.best(smaller[0]).error)}."
+        return text + " It was chosen on these inputs, so certify it on others."
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
@@ -94,9 +94,9 @@ class Comparison:
 
     @property
     def _head(self) -> str:
-        """Which points chose and which judged, in one line."""
-        judged = "held-back points" if self.is_aside else "points of the holdout"
-        head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} points, "
+        """Which inputs chose and which judged, in one line."""
+        judged = "held-back inputs" if self.is_aside else "holdout inputs"
+        head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
         head += f"judged on {self.n_points:,} {judged}"
         if self.dense_accuracy is not None:
             head += f"; the dense network is right on {self.dense_accuracy:.1%}"
@@ -105,9 +105,9 @@ class Comparison:
     @property
     def _words(self) -> str:
         """What the columns mean."""
-        words = "error: how far the output moved, relative to its length; same: points with the same largest output"
-        words += f"; {BEST}: best"
-        return words + ("; right: points of the right class" if self.dense_accuracy is not None else "")
+        words = "error: how far the output moved, relative to its length; same: inputs with the same largest output"
+        words += "; right: inputs classified correctly" if self.dense_accuracy is not None else ""
+        return f"{words}; {BEST}: best"
 
     def __str__(self) -> str:
         parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
@@ -116,7 +116,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         names = dict.fromkeys(row.name for row in self.rows)
-        return f"<Comparison of {len(names)} methods at {len(self.keeps)} keeps; print() shows it>"
+        return f"<Comparison of {len(names)} methods at {len(self.keeps)} levels; print() shows it>"
 
     def _repr_html_(self) -> str:
         table, errors = self._table(self.keeps), [f"{keep:g}: error" for keep in self.keeps]

@@ -72,7 +72,9 @@ def _numbered(names: Sequence[str], length: int) -> list[str]:
     return [short[name] for name in names]
 
 
-PATH_WORDS = "  bad points: holdout points against the claim; proved limit: of their share of new inputs, or the drop"
+PATH_WORDS = (
+    "  bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+)
 
 
 def labelled(label: str, text: str) -> str:

@@ -104,6 +104,6 @@ def device_of(model: nn.Module) -> torch.device:
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) != 1:
         raise ModelError(
-            f"the model's parameters lie on {', '.join(devices) or 'no device'}", fix="move the model to one device"
+            f"the model's parameters are on {', '.join(devices) or 'no device'}", fix="move the model to one device"
         )
     return torch.device(devices[0])

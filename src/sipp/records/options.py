@@ -87,7 +87,7 @@ def _is_word(value: Any, word: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """Rarely used options of scoring: how calibration points are run, and how scores are computed.
+    """Rarely used options for scoring: how calibration inputs are run, and how scores are computed.
 
     Example:
         >>> import sipp
@@ -116,7 +116,7 @@ class Scoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The two constants of the regularity assumption (T4): every weight now and then gives more than 1/C of its row.
+    """The two constants of the theory's assumption (T4): every weight sometimes gives more than 1/C of its row's sum.
 
     Example:
         >>> import sipp
@@ -177,16 +177,16 @@ class PruneOptions:
     ] = DEFAULT_METHOD
     include: Annotated[
         Selector | None,
-        Shown("Only layers of this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        Shown("Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
     ] = None
     exclude: Annotated[
         Selector | None,
-        Shown("All but layers of this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        Shown("All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
     ] = None
     floor: Annotated[
         Floor,
         Shown(
-            "The least that each row and layer keeps: a share of an even cut such as 0.1, off, or the method's own.",
+            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its own default).",
             "What to prune",
             prune_to=True,
             parse=floor_of,
@@ -195,31 +195,31 @@ class PruneOptions:
     reduce: Annotated[
         Reduce | None,
         Shown(
-            "How scores at many positions become one; mean has no bounds. Default: the method's own.",
+            "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
             "What to prune",
             prune_to=True,
         ),
     ] = None
     draws: Annotated[
         Draws,
-        Shown("Methods that sample: until the budget is reached, or a fixed number of draws (T8).", "What to prune"),
+        Shown("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
     ] = "until"
     confidence: Annotated[
-        float, Shown("Confidence of certificates and of statements about shares of inputs.", "Guarantee", prune_to=True)
+        float, Shown("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
     ] = CONFIDENCE
-    delta: Annotated[float, Shown("Theory: allowed failure probability (T4).", "Guarantee")] = DELTA
-    bound: Annotated[Mode, Shown("Theory: the paper's bound (T12), or operator norms (T13).", "Guarantee")] = "paper"
+    delta: Annotated[float, Shown("Theory: the allowed failure probability.", "Guarantee")] = DELTA
+    bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound one by operator norms.", "Guarantee")] = "paper"
     looks_at_assumption: bool = False
     statements: Annotated[
-        bool, Shown("Skip the theory's statements for methods of others (wt, wanda, ...): faster.", "Guarantee")
+        bool, Shown("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
     ] = True
     repair: Annotated[
         Repairing,
-        Shown("Find mask and weights together, without labels or training.", "Repair", prune_to=True),
+        Shown("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
     ] = False
     blocks: Annotated[
         str | None,
-        Shown("The list of modules to prune one by one, such as model.layers; default: found by itself.", "Repair"),
+        Shown("The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"),
     ] = None
     seed: Annotated[int, Shown("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
@@ -249,6 +249,6 @@ class PruneOptions:
             )
         if not self.statements and (self.bound != "paper" or self.looks_at_assumption):
             raise OptionError(
-                "holdout, bound='sound' and looks_at_assumption serve statements, and statements=False asks for none",
+                "holdout, bound='sound' and looks_at_assumption are for statements, but statements=False asks for none",
                 fix="leave out one or the other",
             )

@@ -22,12 +22,13 @@ RECORDS = {
 }
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
-    **dict.fromkeys(("magnitude", "l1", "l1_unstructured", "global_magnitude", "threshold"), "wt"),
+    **dict.fromkeys(("magnitude", "l1", "global_magnitude", "threshold"), "wt"),
     **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
-    "random_unstructured": "random",
     "uniform": "random",
     "sensitivity": "sipp-det",
 }
+
+OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
 def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -53,16 +54,21 @@ def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, R
     return checked
 
 
-def method_here(name: str) -> str | None:
-    """What a method of this name is called here; None where no other name is known."""
-    return METHODS.get(name.lower().replace("-", "_"))
+def method_here(name: str) -> tuple[str, str] | None:
+    """What a method of this name is called here, and what to write; None where no other name is known."""
+    plain = name.lower().replace("-", "_")
+    if (here := OF_ONE_LAYER.get(plain)) is not None:
+        what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
+        return what, f"give method={here!r}, include='LAYER.weight'; without include= for all layers together"
+    here = METHODS.get(plain)
+    return None if here is None else (f"called {here!r} here", f"give method={here!r}")
 
 
 def _here(name: str, value: Any, known: Any) -> str:
     """How it is written here; empty where that is not known."""
     keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
     if keep and name in SHARES:
-        what = "the share of the weights that stays" if name in KEPT else "the share that stays, not the one that goes"
+        what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")
         is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
         if not is_share:
             return f"give {keep}=, {what}"
@@ -72,5 +78,5 @@ def _here(name: str, value: Any, known: Any) -> str:
     if record in known:
         return f"write {record}=sipp.{kind}({name}=...)"
     if name in TOLERANCES and "method" in known:
-        return f"sipp.prune_to(model, data, holdout, {name}=...) finds the keep for a tolerance"
+        return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
     return ""

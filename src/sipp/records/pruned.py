@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.records.assumption import Assumption
 from sipp.records.bounds import Guarantee, Measured, NetworkBound
-from sipp.records.choice import Choice
+from sipp.records.choice import BlendChoice
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws
 from sipp.records.plots import layer_bars
@@ -100,10 +100,10 @@ class Pruned:
     seed: int
     draws: Draws = "until"
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
-    choice: Choice | None = None  # which blend was taken, and what was tried (T20); None for other methods
+    choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
-    stated: str = ""  # the hash of the weights that all of this is about; empty: they changed since
+    described_hash: str = ""  # the hash of the weights that all of this is about; empty: they changed since
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: OutputChange | None = None  # the output on a few calibration points; None where there were none to run
     seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
@@ -122,12 +122,12 @@ class Pruned:
         """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
         from sipp.records.pruned_words import pruned_details  # which reads this record
 
-        return pruned_details(as_it_is(self))
+        return pruned_details(refreshed(self))
 
     def __str__(self) -> str:
         from sipp.records.pruned_words import pruned_table  # which reads this record
 
-        return pruned_table(as_it_is(self))
+        return pruned_table(refreshed(self))
 
     def __repr__(self) -> str:
         return (
@@ -138,7 +138,7 @@ class Pruned:
     def _repr_html_(self) -> str:
         from sipp.records.pruned_words import pruned_html  # which reads this record
 
-        return pruned_html(as_it_is(self))
+        return pruned_html(refreshed(self))
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the share of its weights that each layer keeps, on `ax` or on new axes, and gives them."""
@@ -146,17 +146,17 @@ class Pruned:
         return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
 
 
-def as_it_is(pruned: Pruned) -> Pruned:
+def refreshed(pruned: Pruned) -> Pruned:
     """The record of the network as it is now: where its weights changed since, nothing that was said of them is left.
 
     Training does that, an edit, or norms that see batches in training mode. Masks and counts stay; where weights are
     no longer zero off the masks, the reason says so.
     """
-    if tensors_hash(pruned.model) == pruned.stated:
+    if tensors_hash(pruned.model) == pruned.described_hash:
         return pruned
     name = not_zero(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
-    return replace(unstated(pruned, reason), stated="", repair=None, assumption=None, moved=None)
+    return replace(without_statements(pruned, reason), described_hash="", repair=None, assumption=None, moved=None)
 
 
 def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
@@ -168,7 +168,7 @@ def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def unstated(pruned: Pruned, reason: str) -> Pruned:
+def without_statements(pruned: Pruned, reason: str) -> Pruned:
     """The record without its statements: they spoke of other values than those that `model` has."""
     bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
     layers = tuple(

@@ -44,7 +44,7 @@ class PrunedOnDisk:
             f"{self.kept:,} of {self.n_weights:,} weights ({self.kept / self.n_weights:.1%}) in {self.n_blocks} blocks"
         )
         done = f", {self.n_resumed} of them by an earlier run" if self.n_resumed else ""
-        return f"kept {share}{done}; {self.n_points} points; written to {self.folder}"
+        return f"kept {share}{done}; {self.n_points} inputs; written to {self.folder}"
 
     def __str__(self) -> str:
         table = plain_table("weight", "weights", "kept", "error before", "error", tight=True)

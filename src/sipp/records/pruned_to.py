@@ -48,7 +48,7 @@ class PrunedTo:
 
     def _table(self) -> Table:
         """One line a level that was tested."""
-        table = plain_table("keep", "weights", "bad points", "proved limit", "test")
+        table = plain_table("keep", "weights", "bad inputs", "proved limit", "test")
         for level in self.path:
             limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
@@ -79,19 +79,19 @@ class PrunedTo:
         return curves(ax, lines, "weights kept (%)", "proved limit (%)")
 
 
-Given = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a network: itself, or what a verb gave
+NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a network: itself, or what a verb gave
 
 
-def without_walk(given: Given) -> nn.Module | Pruned:
+def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
     """The record of the network that a walk ended with (the network, where no level passed), or the network."""
     if isinstance(given, Shrunk):
         return given.model
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
-def points_seen(given: Given) -> frozenset[bytes]:
+def points_seen(given: NetworkLike) -> frozenset[bytes]:
     """Keys of points that chose the network, as far as its record knows them."""
-    record = given if isinstance(given, Shrunk) else without_walk(given)
+    record = given if isinstance(given, Shrunk) else pruned_or_module(given)
     return record.seen if isinstance(record, Pruned | Shrunk) else frozenset()
 
 
@@ -100,11 +100,11 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
     if not isinstance(given, PrunedTo):
         return given
     if given.pruned is None:
-        raise OptionError("prune_to pruned nothing, no level passed", fix="ask for less, or give more holdout points")
+        raise OptionError("prune_to pruned nothing: no level passed", fix="ask for less, or give a larger holdout")
     return given.pruned
 
 
-def certificate_of(given: Given, certificate: AnyCertificate | None) -> AnyCertificate | None:
+def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
     """The certificate that goes with it: the one given, or that of a walk, as long as its network was not changed."""
     held = given.certificate if isinstance(given, PrunedTo) else None
     if certificate is not None or held is None:
@@ -112,6 +112,6 @@ def certificate_of(given: Given, certificate: AnyCertificate | None) -> AnyCerti
     return held if held.pruned_hash == model_hash(network_of(given)) else None
 
 
-def network_of(given: Given) -> nn.Module:
+def network_of(given: NetworkLike) -> nn.Module:
     """The network that is meant; what is none of these is given back, for the caller to refuse."""
     return given.model if isinstance(given, Pruned | PrunedTo | Shrunk) else given

@@ -28,12 +28,12 @@ SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration po
 _ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
 _STRATEGY_WORDS = {
     "det": "det: rows that keep their most sensitive weights",
-    "rand": "rand: rows whose weights are drawn",
-    "lossless": "lossless: rows that keep all that ever mattered on the calibration points",
+    "rand": "rand: rows whose weights are sampled",
+    "lossless": "lossless: rows that keep every weight that mattered on any calibration input",
 }
 _BOUND_WORDS = (
-    "eps: largest relative error of a row, with the assumed and the measured constant (T5-T9, T19)",
-    "Delta: how much terms of both signs cancel",
+    "eps: largest relative error of a row, with the assumed and the measured constant",
+    "Delta: how much positive and negative terms cancel",
     "layer bound: eps measured x Delta",
 )
 
@@ -42,15 +42,15 @@ def pruned_table(pruned: Pruned) -> str:
     """What a person wants to know first, in about a screen: how much is left, what it costs, what to do; the layers."""
     bounds = has_telling_layers(pruned)
     n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
-    hidden = f", and the {n_hidden} layers left out here" if n_hidden else ""
+    hidden = f" and the {n_hidden} layers left out here" if n_hidden else ""
     return "\n".join(
         [
             headline(pruned),
             *summary_lines(pruned),
             labelled("next", next_step(pruned)),
-            text_of(_layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
+            text_of(layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
             *column_words([], bounds),
-            f"print(pruned.details) shows everything: every statement in full{hidden}",
+            f"print(pruned.details) shows every statement in full{hidden}",
         ]
     )
 
@@ -62,7 +62,7 @@ def pruned_details(pruned: Pruned) -> str:
     return "\n".join(
         [
             headline(pruned),
-            text_of(_layers_table(pruned, strategies=names, bounds=True)),
+            text_of(layers_table(pruned, strategies=names, bounds=True)),
             *column_words(names, has_bounds),
             *summary_lines(pruned, in_full=True),
             labelled("next", next_step(pruned)),
@@ -78,7 +78,7 @@ def headline(pruned: Pruned) -> str:
     )
 
 
-def _layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
+def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
     """One line a layer, without columns that are empty; with `ends` only so many of the first and of the last."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = ["weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in strategies)]
@@ -119,7 +119,7 @@ def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
 def pruned_html(pruned: Pruned) -> str:
     """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = _layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
+    table = layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
     return view(
         headline(pruned),
         labels_html([*_summary(pruned), ("next", next_step(pruned))]),
@@ -148,10 +148,10 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
         lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
     if pruned.kept != pruned.budget:
-        why = f"only {pruned.kept:,} weights have a positive sensitivity"
+        why = f"but only {pruned.kept:,} weights have a positive sensitivity"
         if pruned.draws == "fixed":
-            why = "with draws='fixed' the number kept is random, and at most that on average"
-        lines.append(("weights", f"asked for {pruned.budget:,}: {why}"))
+            why = "but with draws='fixed' the number kept is random, and at most that on average"
+        lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
     if pruned.choice is not None:
         lines.append(("chosen", f"{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
@@ -179,7 +179,9 @@ def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
         is_telling = _is_small(pruned.measured.epsilon) or measured_layers
         found.insert(0, (is_telling, "measured", str(pruned.measured)))
     shown = [(label, text) for is_telling, label, text in found if in_full or is_telling]
-    return shown or [("theory", f"no useful bound for this network: {_why_nothing(pruned)}; a certificate gives one")]
+    return shown or [
+        ("theory", f"no useful bound for this network: {_why_nothing(pruned)}; make a certificate instead")
+    ]
 
 
 def has_telling_layers(pruned: Pruned) -> bool:
@@ -221,17 +223,19 @@ def moved_warning(pruned: Pruned) -> str:
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
     if not math.isfinite(moved.error):
-        return f"an output is not finite, or the dense one is 0, on {_points_of(moved)}: see what the dense model gives"
+        return (
+            f"an output is not finite, or the dense one is 0, on {_inputs_of(moved)}: check what the dense model gives"
+        )
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_points_of(moved)}: measure what that "
+        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_inputs_of(moved)}: measure what that "
         "costs before you use it"
     )
 
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do now: with a network whose output moved far, or with another one."""
-    if not pruned.stated:
-        return "the weights changed: certify them, sipp.certify(model, pruned.model, new_inputs), or prune again"
+    if not pruned.described_hash:
+        return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
         if is_certified:
             return "sipp eval measures accuracy, sipp report makes a page"
@@ -242,27 +246,27 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
             "sipp.save_folder(pruned, folder) stores it; sipp.sparse(pruned, example) runs it faster"
         )
     if pruned.repair is not None:
-        repair = "more points to repair on" if in_shell else "sipp.repair with steps= and more points"
+        repair = "more data for the repair" if in_shell else "sipp.repair with steps= and more data"
     else:
         repair = "--repair" if in_shell else "repair=True"
     compare, keep = ("sipp compare", "--keep") if in_shell else ("sipp.compare", "keep")
     measure = "sipp.certify_accuracy(model, pruned, labelled_inputs)"
     if in_shell:
         measure = "sipp eval" if is_certified else "sipp eval and --holdout"
-    costly = f"try {repair}, another method ({compare} says which), or a larger {keep}; or train it"
+    costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
     return f"{measure} on new inputs; if it costs too much, {costly}"
 
 
-def _points_of(moved: OutputChange) -> str:
-    points = "1 calibration point" if moved.n_points == 1 else f"{moved.n_points:,} calibration points"
-    return points + (" that were held back" if moved.aside else "")
+def _inputs_of(moved: OutputChange) -> str:
+    held = "held-back " if moved.aside else ""
+    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
 
 
 def cost_of(pruned: Pruned) -> str:
     """The best of the statements about the network, in plain words, or what was seen on calibration points."""
     is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may be of other values
-    if is_dense and pruned.stated and pruned.repair is None:
-        return "nothing was removed, the output is the same."
+    if is_dense and pruned.described_hash and pruned.repair is None:
+        return "nothing was removed, so the output is the same."
     found = []
     if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
         found.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
@@ -270,8 +274,8 @@ def cost_of(pruned: Pruned) -> str:
         found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
     if not found or not min(found)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
-            return "not known yet for new inputs."
-        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_points_of(pruned.moved)}"
+            return "not known for new inputs yet."
+        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_inputs_of(pruned.moved)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(found)
     return (

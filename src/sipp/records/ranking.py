@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
+from sipp.records.choice import BlendTrial
 from sipp.records.options import Constants, Draws, Method, NormStats, Reduce, method_name
 from sipp.records.pattern import Pattern
 from sipp.records.scores import Scores
@@ -15,14 +16,16 @@ from sipp.records.weights import Weight
 
 
 @dataclass(frozen=True)
-class Blend:
+class BlendInputs:
     """What the choice is made from, whatever the budget."""
 
-    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart, none
+    # at all where a search of its own follows
     points: Any  # the calibration points that choose it, a Data
     is_aside: bool  # those were not scored
     norm_stats: NormStats
     lengths: tuple[Tensor, ...] | None = None  # F x K a layer: |w| times the length of its input, where that is finite
+    taken: BlendTrial | None = None  # chosen at another budget: no other is tried
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Ranking:
     floor: float | None = None  # under rows and layers; None: they may die
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
-    blend: Blend | None = None  # what a blend is chosen from; None for other methods
+    blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
 
     @property
     def method_name(self) -> str:

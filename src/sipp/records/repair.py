@@ -97,12 +97,12 @@ class Repair:
     def sentence(self) -> str:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
-        text = f"{n_refitted} of {len(self.layers)} weights refitted on {self.n_points} points"
+        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_points} inputs"
         if self.way != "refit":
             by = "together" if self.way == "joint" else f"by {self.way}"
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
-                f"mask and weights found {by} on {self.n_points:,} points ({n_moved:,} weights differ from the "
+                f"mask and weights found {by} on {self.n_points:,} inputs ({n_moved:,} weights differ from the "
                 "first mask)"
             )
         if self.polish is not None:
@@ -110,11 +110,11 @@ class Repair:
         if self.output_before is not None:
             before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (
-                f"; output error on {self.n_judged:,} held-back points: {number(self.output_before)} {before}, "
+                f"; output error on {self.n_judged:,} held-back inputs: {number(self.output_before)} {before}, "
                 f"{number(self.output_after)} after"
             )
             if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
-                text += f", fitted on the other {self.n_judged_fit:,}"
+                text += f" (fitted to {self.n_judged_fit:,} other inputs)"
         elif self.n_judged == 0:
-            text += "; too few different points to hold some back, so the error on new ones is unknown"
+            text += "; too few distinct inputs to hold any back, so the error on new ones is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import DataError
-from sipp.records.certificate import from_values
+from sipp.records.certificate import Certificate, from_values
 from sipp.records.checking import first_problem
 from sipp.records.speed import Speed, speed_headline, speed_words
 
@@ -105,6 +105,7 @@ class CertificateRecord(Record):
     mode: str | None = None  # of T16
     epsilon: float | Literal["inf"] | None = None
     drop_upper: float | None = None  # of T16
+    measure: str | None = None  # of T22; None: the usual one of its kind
 
     @model_validator(mode="after")
     def _follows_from_its_counts(self) -> CertificateRecord:
@@ -120,7 +121,18 @@ class CertificateRecord(Record):
     @property
     def limit(self) -> float | None:
         """The certified epsilon, None where no finite one was proved."""
-        return None if self.epsilon == "inf" else self.epsilon
+        return None if self.epsilon == "inf" or self.verdict != "certified" else self.epsilon
+
+    @property
+    def output_limit(self) -> float | None:
+        """The certified epsilon where it is an error of the output, and not one of tokens (T22)."""
+        return self.limit if self.measure in (None, "output") else None
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether what it certifies says nothing."""
+        found = None if self.is_refusal else from_values(given_values(self))
+        return isinstance(found, Certificate) and found.is_useless
 
     @cached_property
     def sentence(self) -> str:

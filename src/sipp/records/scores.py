@@ -30,8 +30,8 @@ class LayerScores:
     sign_complexity: float | None  # Delta_l; None where points could not be told apart
     output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
     quadrants_B: Tensor | None  # of each point: the four norms ||Z_l^{st}(x)|| added up, by ||f(x)|| (T18); or unknown
-    first_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
-    apart_FK: Tensor | None = None  # and on those of S2 alone
+    sensitivity_s1_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
+    sensitivity_s2_FK: Tensor | None = None  # and on those of S2 alone
     mean_FK: Tensor | None = None  # the mean over patches instead of the largest, where both were asked for (T20)
 
 
@@ -48,7 +48,7 @@ class Scores:
     batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
     keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
     dependence: str  # why an output was seen to be no function of its point alone: nothing is promised; empty: fine
-    chose: frozenset[bytes] = frozenset()  # points beside those scored that chose something: a blend, repaired values
+    selection_keys: frozenset[bytes] = frozenset()  # other points that chose something: a blend, repaired values
     n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
 
     @property
@@ -57,9 +57,9 @@ class Scores:
         return len(self.keys)
 
     @property
-    def known(self) -> frozenset[bytes]:
+    def all_seen_keys(self) -> frozenset[bytes]:
         """All that chose the pruning: no point of these can judge it."""
-        return self.keys | self.chose
+        return self.keys | self.selection_keys
 
     @property
     def n_outputs(self) -> int:

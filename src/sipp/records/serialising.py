@@ -12,10 +12,10 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.bounds import NetworkBound
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
-from sipp.records.choice import Choice
+from sipp.records.choice import BlendChoice
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.pruned import Pruned, as_it_is, not_zero
+from sipp.records.pruned import Pruned, not_zero, refreshed
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 from sipp.records.seen_points import seen_words
 
@@ -27,7 +27,7 @@ LAYER_KEYS = (
 )  # fmt: skip
 GUARANTEE_KEYS = (
     "met", "verdict", "contradicted", "delta", "n", "n_needed", "unit", "c_constant", "k_constant", "reason",
-    "n_weights", "n_refuting",
+    "n_weights",
 )  # fmt: skip
 
 
@@ -37,18 +37,18 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
     It is the network as it is now; what it was pruned from is known by the certificate alone.
     """
     if not isinstance(pruned, Pruned):
-        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="give what sipp.prune gave")
+        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
     check_certificate(certificate)
     if name := not_zero(pruned.model, pruned.masks):
         raise ModelError(
-            "a weight outside of its mask is not zero: the record would count weights of another network",
+            "a weight outside its mask is not zero: the record would count the weights of another network",
             where=name,
-            fix="hold the masks while you train (sipp.hold), or set what they leave out to zero",
+            fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
         )
     pruned_hash = model_hash(pruned.model)
     if certificate is not None and certificate.pruned_hash != pruned_hash:
-        raise OptionError("certificate is about another network than this one", fix="certify pruned.model")
-    now = as_it_is(pruned)
+        raise OptionError("the certificate is about another network", fix="certify pruned.model")
+    now = refreshed(pruned)
     return {
         "kind": PRUNED_KIND,
         "format": PRUNED_FORMAT,
@@ -60,7 +60,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
         **pruning_values(now),
-        "seen": seen_words(pruned.seen) if now.stated else "",  # of weights that changed since, more is not known
+        "seen": seen_words(pruned.seen) if now.described_hash else "",  # who chose changed weights is not known
     }
 
 
@@ -80,7 +80,12 @@ def pruning_values(pruned: Pruned) -> Values:
         "layers": [{**_named(layer, LAYER_KEYS), "dead_rows": len(layer.dead_rows)} for layer in pruned.layers],
         "bound": _bound_values(pruned.bound),
         "guarantee": None if guarantee is None else str(guarantee),
-        "conditions": guarantee and {**_named(guarantee, GUARANTEE_KEYS), "layers": asdict(guarantee.layers)},
+        "conditions": guarantee
+        and {
+            **_named(guarantee, GUARANTEE_KEYS),
+            "n_refuting": guarantee.n_never_above,
+            "layers": asdict(guarantee.layers),
+        },
         "measured": measured
         and {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)},
         "moved": pruned.moved and asdict(pruned.moved),
@@ -91,7 +96,7 @@ def pruning_values(pruned: Pruned) -> Values:
     return {key: json_value(value) for key, value in found.items()}
 
 
-def _choice_values(choice: Choice) -> Values:
+def _choice_values(choice: BlendChoice) -> Values:
     """Which blend was taken, and how far each that was tried moves the output (T20)."""
     tried = [{**asdict(one), "name": one.name, "is_taken": one == choice.taken} for one in choice.tried]
     return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}

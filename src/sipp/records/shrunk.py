@@ -52,14 +52,14 @@ class Shrunk:
     off_by: float  # the largest difference of an output on the example, relative to the largest number of that output
     left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
     hash_before: str  # of the network before, as certificates name it
-    stated: str  # the hash of `model` as it was made: of other weights nothing here is said
+    described_hash: str  # the hash of `model` as it was made: of other weights nothing here is said
     certificate: AnyCertificate | None = None  # about the network before, which computes the same
     seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
 
     @property
     def is_as_made(self) -> bool:
         """Whether the network still has the weights that it was given: it computes what the one before did."""
-        return tensors_hash(self.model) == self.stated
+        return tensors_hash(self.model) == self.described_hash
 
     def _table(self) -> Table:
         """One line a weight."""
@@ -75,12 +75,12 @@ class Shrunk:
         lines = [
             ("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
             ("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
-            ("outputs", f"the same on this example, to rounding ({self.off_by:.0e} of the largest)"),
+            ("outputs", f"the same on this example, up to rounding ({self.off_by:.0e} of the largest)"),
         ]
         if self.left_alone:
-            lines.append(("left alone", f"all channels that these read stay: {listed(self.left_alone)}"))
+            lines.append(("left alone", f"these keep all channels that they read: {listed(self.left_alone)}"))
         if self.certificate is not None and self.is_as_made:
-            words = f"of the network before, which computes the same. {self.certificate.sentence}"
+            words = f"made for the network before, which computes the same. {self.certificate.sentence}"
             lines.append(("certificate", words))
         return lines
 

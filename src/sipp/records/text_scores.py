@@ -38,7 +38,7 @@ class TextScores:
             f"{self.n_tokens:,} tokens predicted",
         ]
         if self.kl is not None and self.same_token is not None:
-            lines.append(f"KL:              {self.kl:.4g} nats a token from the dense network")
+            lines.append(f"KL:              {self.kl:.4g} nats per token from the dense network")
             lines.append(f"same next token: {self.same_token:.2%} of positions")
         return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,6 +22,15 @@ class Weight:
     @property
     def n_weights(self) -> int:
         return self.n_rows * self.fan_in
+
+
+LARGE = 4 << 20  # weights in all
+
+
+def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
+    """Whether they are many, and of linear layers: to try whole networks would cost as much as a search."""
+    n_weights = sum(weight.n_weights for weight in weights)
+    return n_weights > LARGE and all(parameters[weight.name].ndim == 2 for weight in weights)
 
 
 def to_rows(weight: Weight, tensor: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.attribution import Orders
-from sipp.inputs.capture import Forms, form_of, goes_by_form, is_new_form, probe, runner
+from sipp.inputs.batches import points_at
+from sipp.inputs.capture import Forms, few_of, form_of, goes_by_form, is_new_form, probe, runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
@@ -105,9 +106,9 @@ def take_census(
     forms: Forms,
     patches_per_feature: int = PATCHES_PER_FEATURE,
 ) -> Census:
-    """One pass of the dense network, in which every batch of a new form is checked (see `runner`).
+    """The dense network looked at, every batch of a new form checked (see `runner`).
 
-    Batches of one form and as many points are run once: unless the model goes by values, they are used alike.
+    Unless the model goes by values, a few points speak for all batches of their form.
     """
     order: list[list[str]] = []
     windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
@@ -117,7 +118,7 @@ def take_census(
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
     fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
-    alike: dict[tuple[Any, ...], tuple[Counter[str], Counter[str], Counter[str]]] = {}
+    alike: dict[tuple[Any, ...], tuple[int, Counter[str], Counter[str], Counter[str]]] = {}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         name = weight.name
@@ -140,16 +141,18 @@ def take_census(
         is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
         known = probe(model, layers, batch, "running", forms) if is_padded or is_new_form(batch, forms) else None
         orders.append(known.orders if known is not None and is_padded else None)
-        form = (batch.n_points, *form_of(batch))
-        uses, bytes_here, patches_here = alike.get(form, (Counter(), Counter(), Counter()))
+        stands_for_all = not is_padded and goes_by_form(batch, forms)
+        few = points_at(batch, few_of(batch.n_points)) if stands_for_all else batch
+        form = form_of(batch)
+        n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
         if not uses:
-            runner(model, layers, orders=orders[-1])(batch, on_use)
+            runner(model, layers, orders=orders[-1])(few, on_use)
             windows.clear()
-            if not is_padded and goes_by_form(batch, forms):
-                alike[form] = uses, bytes_here, patches_here
+            if stands_for_all:
+                alike[form] = n_run, uses, bytes_here, patches_here
         n_uses.append(uses)
-        n_bytes.update(bytes_here)
-        n_patches.update(patches_here)
+        n_bytes.update({name: n * batch.n_points // n_run for name, n in bytes_here.items()})
+        n_patches.update({name: n * batch.n_points // n_run for name, n in patches_here.items()})
     strides = {
         name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
         for name, sizes in positions.items()

@@ -83,6 +83,8 @@ def _norms_behind(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batc
         for name, module in model.named_modules()
         if isinstance(module, _BatchNorm) and module.running_mean is not None
     }
+    if not means:
+        return {}
     with scoring_mode(model, "running"), _Readers(bare) as readers:
         output = run_batch(model, fresh(batch))
     shown = {id(tensor) for tensor in tensors_in(output)}

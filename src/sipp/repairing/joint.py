@@ -17,7 +17,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.allocation import even_layers, largest, largest_above_floor
+from sipp.allocation.even import even_layers
+from sipp.allocation.floors import largest_above_floor
+from sipp.allocation.largest_scores import largest
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.blocks import Blocks, find_blocks
@@ -29,7 +31,7 @@ from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.pattern import Pattern
-from sipp.records.weights import Weight, from_rows, to_rows
+from sipp.records.weights import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
 from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places
@@ -48,7 +50,7 @@ TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many p
 PATCHES_PER_FEATURE = 256  # more than a refit looks at: a search fits masks too
 SAME_BUDGET = 0.01  # relative: layers that keep nearly as many are not tried twice
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
-SMALL = 4 << 20  # weights up to which all layers are tried; of larger networks the first ones
+SMALL = LARGE  # weights up to which all layers are tried; of larger networks the first ones
 FIRST_OF = 8  # with one in so many of the weights
 
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
@@ -111,16 +113,16 @@ class Joint:
     def sentence(self) -> str:
         """The outcome in one sentence."""
         n_new = sum(layer.support == "joint" for layer in self.layers)
-        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} points"
+        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} inputs"
         if self.way == "joint":
             text += f", a = {self.a:g}, budgets {self.budgets}"
         if self.output_after is not None:
-            text += f"; output error on {self.n_judged} held-back points: {number(self.output_before)} before, "
+            text += f"; output error on {self.n_judged} held-back inputs: {number(self.output_before)} before, "
             text += f"{number(self.output_after)} after"
             if self.n_points > self.n_judged_fit:
-                text += f" with the {self.n_judged_fit} other points fitted alone"
+                text += f" (fitted to {self.n_judged_fit} other inputs)"
         elif self.n_judged == 0:
-            text += "; too few different points to hold some back: its error on others is not known"
+            text += "; too few distinct inputs to hold any back, so the error on new ones is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text
 
 
@@ -165,11 +167,11 @@ def joint(
     """
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
-    if _is_like_a_language_model(masks) and tuple(candidates) == AIMS:
+    weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
+    if is_like_a_language_model(list(weights.values()), masks) and tuple(candidates) == AIMS:
         candidates = LARGE_AIMS
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
-    weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
     found = find_blocks(model, parts.batches[0], blocks)
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
@@ -202,11 +204,6 @@ def joint(
         output_chosen=at_first if is_worse else at_last,
         undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
     )
-
-
-def _is_like_a_language_model(masks: Masks) -> bool:
-    """Whether the network is large, and of linear layers."""
-    return sum(mask.numel() for mask in masks.values()) > SMALL and all(mask.ndim == 2 for mask in masks.values())
 
 
 def _candidates(a: float | Sequence[float]) -> tuple[float, ...]:

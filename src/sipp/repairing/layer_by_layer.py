@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs.blocks import find_blocks
 from sipp.inputs.capture import Forms
-from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance, progress_bar
@@ -21,7 +20,7 @@ from sipp.records.pruned import OutputChange, not_zero
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.gathering import stretches
 from sipp.repairing.intercepts import find_places
-from sipp.repairing.parts import Parts, divided, judged_error
+from sipp.repairing.parts import Parts, judged_error
 from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
 from sipp.repairing.stages import pair_of
@@ -52,11 +51,10 @@ def repair_network(
     dense: nn.Module,
     given: nn.Module,
     masks: Mapping[str, Tensor],
-    data: AnyData,
+    parts: Parts,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
-    n_points: int | None = None,
     seed: int = 0,
     blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
@@ -64,7 +62,6 @@ def repair_network(
 ) -> Repaired:
     """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
     check_same_tensors(dense, given, masks)
-    parts = divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), judged_error(dense, given, parts)
     with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:

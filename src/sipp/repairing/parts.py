@@ -10,10 +10,11 @@ from torch import nn
 
 from sipp.errors import DataError
 from sipp.inputs.batches import concatenated, fresh, points_at
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
-from sipp.records.numerics import integers
+from sipp.records.numerics import device_of, integers
 
 # One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
 # choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
@@ -38,6 +39,11 @@ class Parts:
     @property
     def aside(self) -> list[Batch]:
         return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
+
+
+def parts_of(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> Parts:
+    """The points that a repair of this network is given, read once."""
+    return divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
 
 
 def divided(batches: Iterable[Batch]) -> Parts:

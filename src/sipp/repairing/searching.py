@@ -8,6 +8,7 @@ rho grows as the choice settles. The values are left to the exact least squares 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,10 @@ ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 500
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
 GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
+# On a CPU, of so many numbers a few are sorted to see where the least that is kept lies, and those near it
+FEWEST_SAMPLED = 1 << 16
+SAMPLED_OF = 31  # odd: rows are often a power of two long
+SAMPLE_NOISE = 4.0  # roots of its size: how far off a sample's rank may be
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 
 
@@ -57,16 +62,33 @@ class Rule:
 
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest numbers that are allowed."""
-        size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
+        if not bool(self.may_FK.all()):
+            size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
             return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
             lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
             size_FK = size_FK.scatter(1, best_F1, lifted_F1)
-        mask_FK = torch.zeros(size_FK.shape, dtype=torch.bool, device=size_FK.device)
-        mask_FK.view(-1)[size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices] = True
-        return mask_FK
+        return _largest(size_FK.reshape(-1), self.n_kept).view_as(size_FK)
+
+
+def _largest(size_N: Tensor, n_kept: int) -> Tensor:
+    """The mask of the largest numbers. On a CPU only those near the least of them, as a sample shows it, are sorted."""
+    if size_N.is_cuda or len(size_N) < FEWEST_SAMPLED:
+        return torch.zeros(len(size_N), dtype=torch.bool, device=size_N.device).index_fill_(
+            0, size_N.topk(n_kept, sorted=False).indices, True
+        )
+    sample = size_N[::SAMPLED_OF].sort(descending=True).values
+    at, aside = n_kept / len(size_N) * len(sample), SAMPLE_NOISE * math.sqrt(len(sample))
+    first, last = math.floor(at - aside), math.ceil(at + aside)
+    mask_N = size_N > (float(sample[first]) if first >= 0 else math.inf)
+    near = size_N >= (float(sample[last]) if last < len(sample) else -math.inf)
+    near_N = near.logical_xor_(mask_N).nonzero().flatten()  # what lies above is near or above
+    n_left = n_kept - int(mask_N.sum())
+    if not 0 <= n_left <= len(near_N):  # an odd sample: all may be near
+        mask_N, near_N, n_left = torch.zeros_like(mask_N), torch.arange(len(size_N)), n_kept
+    return mask_N.index_fill_(0, near_N[size_N[near_N].topk(n_left, sorted=False).indices], True)
 
 
 def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
@@ -92,13 +114,15 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule, bases: Bases | N
     dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in scaled])
     kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
     sizes, rho, n_rounds, before_FK = [len(one.dense_GRK.flatten(0, 1)) for one in scaled], FIRST_RHO, 0, mask_FK
+    inverses = [one.inverse(rho) for one in scaled]
     while n_rounds < MOST_ROUNDS:
-        drawn = (rho * kept_FK - push_FK).split(sizes)
-        free_FK = torch.cat([one.solved(drawn_RK, rho) for one, drawn_RK in zip(scaled, drawn)])
-        wish_FK = free_FK + push_FK / rho
+        drawn = (rho * kept_FK).sub_(push_FK).split(sizes)
+        parts = zip(scaled, drawn, inverses)
+        free_FK = torch.cat([one.solved(drawn_RK, rho, inverse) for one, drawn_RK, inverse in parts])
+        wish_FK = torch.add(free_FK, push_FK, alpha=1 / rho)
         mask_FK = rule.largest(wish_FK.abs())
-        kept_FK = torch.where(mask_FK, wish_FK, 0.0)
-        push_FK = push_FK + rho * (free_FK - kept_FK)
+        kept_FK = wish_FK * mask_FK
+        push_FK = wish_FK.sub_(kept_FK).mul_(rho)  # what push + rho (free - kept) comes to
         n_rounds += 1
         if n_rounds % ROUNDS_A_LOOK == 0:
             changed = int((mask_FK & ~before_FK).sum())
@@ -106,6 +130,7 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule, bases: Bases | N
                 break
             rho *= next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
             before_FK = mask_FK
+            inverses = [one.inverse(rho) for one in scaled]
     return mask_FK, n_rounds
 
 
@@ -148,18 +173,27 @@ def _eigen(unit_GKK: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A block in the units in which its system has a unit diagonal, by the eigenvectors of that system."""
+    """A block in the units in which its system has a unit diagonal."""
 
     dense_GRK: Tensor
-    wanted_GRK: Tensor  # times the eigenvectors
+    wanted_GRK: Tensor
     basis: _Basis
 
-    def solved(self, drawn_RK: Tensor, rho: float) -> Tensor:
-        """The v of  (A + rho) v = r + drawn, rows below each other."""
+    def inverse(self, rho: float) -> Tensor | None:
+        """(A + rho)^-1, where rounds with it until rho grows are less work than by eigenvectors; else None."""
+        n_rows, fan_in = self.dense_GRK.shape[1:]
+        if fan_in >= ROUNDS_A_LOOK * n_rows:
+            return None
         vectors_GKK = self.basis.vectors_GKK
-        drawn_GRK = drawn_RK.view_as(self.dense_GRK) @ vectors_GKK
-        found_GRK = ((self.wanted_GRK + drawn_GRK) / (self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT
-        return found_GRK.flatten(0, 1)
+        return (vectors_GKK / (self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT
+
+    def solved(self, drawn_RK: Tensor, rho: float, inverse_GKK: Tensor | None) -> Tensor:
+        """The v of  (A + rho) v = r + drawn, rows below each other."""
+        wanted_GRK = self.wanted_GRK + drawn_RK.view_as(self.dense_GRK)
+        if inverse_GKK is not None:
+            return (wanted_GRK @ inverse_GKK).flatten(0, 1)
+        vectors_GKK = self.basis.vectors_GKK
+        return ((wanted_GRK @ vectors_GKK).div_((self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT).flatten(0, 1)
 
 
 def _scaled(block: Rows, bases: Bases) -> _Scaled:
@@ -168,4 +202,4 @@ def _scaled(block: Rows, bases: Bases) -> _Scaled:
     basis = bases.of(xx_GKK / block.n)
     wanted_GRK = wanted_GRK / block.n / basis.scale_GK[:, None]
     dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * basis.scale_GK[:, None]
-    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK.to(SCORE_DTYPE) @ basis.vectors_GKK, basis)
+    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK.to(SCORE_DTYPE), basis)

@@ -5,7 +5,7 @@ With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact wa
     kept side:     solve the kept rows and columns of A + ridge I;
     removed side:  c = r H - m H, where m lives on the removed weights and makes c zero there:  H_mm m = (r H)_m.
 The smaller side is taken, so that a row costs at most (K/2)^3 / 3 products, and one that keeps all next to none.
-Where that is more than steps of conjugate gradients cost, all rows at once, those are taken: on a GPU, and for large K.
+Where steps of conjugate gradients, many rows at once, cost less, those are taken: on a GPU, and for large K.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
 
 SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
 
 
-# Conjugate gradients: until what is left of each right side is this small, which leaves less than 1e-4 of the gain even
-# where the system's eigenvalues lie as far apart as its ridge allows; or after so many steps.
-SMALL_REST = 1e-5
+# Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
+# rows of a piece taken together; or after so many.
+STEPS_A_LOOK = 5
+SMALL_GAIN = 1e-3
 MOST_STEPS = 400
-STEPS_A_LOOK = 10
-TYPICAL_STEPS = 100
-# Products in the time of one of a step: a factor of a single row is a small piece of work, on a GPU above all, where
-# each step costs as much as so many products even when there is little to do
-SLOWER = {"cpu": 4.5, "cuda": 20.0}
+TYPICAL_STEPS = 40
+N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
+# Products of a factor in the time of one of a step: a factor of a single row is a small piece of work, and in float64.
+# On a GPU each step costs as much as so many products even when there is little to do.
+SLOWER = {"cpu": 9.0, "cuda": 20.0}
 LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
     """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
 
-    A row whose system is not positive definite, as rounded, becomes NaN.
+    A row whose factor shows a system that is not positive definite, as rounded, becomes NaN. Right sides should be of
+    changes, not of whole weights: steps end where little is left to gain.
     """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     is_met_GK = diagonal_GK > 0
@@ -74,22 +76,46 @@ def _is_cheaper_by_steps(n_kept_N: Tensor, fan_in: int) -> bool:
 
 
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
-    """The solutions within the masks by conjugate gradients; NaN where rounding leaves a system not positive."""
-    rest_GRK = torch.where(mask_GRK, wanted_GRK, 0.0)
-    found_GRK, way_GRK = torch.zeros_like(rest_GRK), rest_GRK
+    """The solutions within the masks by conjugate gradients, as many rows at a time as fit the memory."""
+    n_groups, n_rows, fan_in = wanted_GRK.shape
+    n_bytes = SOLVE_BYTES.get(wanted_GRK.device.type, SOLVE_BYTES["cpu"])
+    most = max(1, n_bytes // (N_KEPT_ALIVE * SCORE_DTYPE.itemsize * n_groups * fan_in))
+    small_GKK, found_GRK = system_GKK.to(SCORE_DTYPE), torch.zeros_like(wanted_GRK)
+    for start in range(0, n_rows, most):
+        rows = slice(start, start + most)
+        rest_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
+        length_GR1 = rest_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: every row in units of its own
+        length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
+        found_GRK[:, rows] = length_GR1 * _steps(
+            small_GKK, (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE), length_GR1
+        )
+    return found_GRK
+
+
+def _steps(system_GKK: Tensor, rest_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Tensor) -> Tensor:
+    """The solutions for right sides that are 0 off the masks. A row whose system bends the wrong way stops there.
+
+    Each step lowers  c A c - 2 c.r  by  step * |rest|^2,  which in the units of the rows tells what all of them gained.
+    """
+    found_GRK, way_GRK = torch.zeros_like(rest_GRK), rest_GRK.clone()
     length_GR1 = rest_GRK.square().sum(2, keepdim=True)
-    enough_GR1 = SMALL_REST**2 * length_GR1
+    weight_GR1 = (unit_GR1 / unit_GR1.max()).square()
+    gained, recent = (torch.zeros((), dtype=BOUND_DTYPE, device=rest_GRK.device) for _ in range(2))
     for n_steps in range(1, MOST_STEPS + 1):
-        ahead_GRK = torch.where(mask_GRK, way_GRK @ system_GKK, 0.0)
+        ahead_GRK = (way_GRK @ system_GKK).mul_(mask_GRK)
         bend_GR1 = (way_GRK * ahead_GRK).sum(2, keepdim=True)
-        step_GR1 = torch.where(length_GR1 > enough_GR1, length_GR1 / bend_GR1, 0.0)
-        found_GRK = torch.where(bend_GR1 >= 0, found_GRK + step_GR1 * way_GRK, torch.nan)
-        rest_GRK = rest_GRK - step_GR1 * ahead_GRK
+        step_GR1 = torch.where(bend_GR1 > 0, length_GR1 / bend_GR1, 0.0)
+        found_GRK.addcmul_(step_GR1, way_GRK)
+        rest_GRK = rest_GRK.addcmul(step_GR1, ahead_GRK, value=-1.0)
+        recent = recent + (weight_GR1 * step_GR1 * length_GR1).sum()
         new_GR1 = rest_GRK.square().sum(2, keepdim=True)
-        way_GRK = rest_GRK + torch.where(length_GR1 > enough_GR1, new_GR1 / length_GR1, 0.0) * way_GRK
+        way_GRK.mul_(torch.where(length_GR1 > 0, new_GR1 / length_GR1, 0.0)).add_(rest_GRK)
         length_GR1 = new_GR1
-        if n_steps % STEPS_A_LOOK == 0 and not bool((length_GR1 > enough_GR1).any()):
-            break
+        if n_steps % STEPS_A_LOOK == 0:
+            gained = gained + recent
+            if not bool(recent > SMALL_GAIN * gained):
+                break
+            recent = torch.zeros_like(recent)
     return found_GRK
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sipp.inputs.data import AnyData, data_of
 from sipp.progress import progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Scoring
@@ -15,7 +14,7 @@ from sipp.records.pattern import Pattern
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
 from sipp.repairing.layer_by_layer import LEARNING_RATE, Repaired
-from sipp.repairing.parts import divided, judged_error
+from sipp.repairing.parts import Parts, judged_error
 from sipp.repairing.polishing import polish
 from sipp.scoring.sensitivities import chunk_of
 
@@ -23,16 +22,16 @@ from sipp.scoring.sensitivities import chunk_of
 def search_network(
     dense: nn.Module,
     masks: Mapping[str, Tensor],
-    data: AnyData,
+    parts: Parts,
     *,
     way: Literal["joint"] | Fitting = "joint",
     floor: float | None = None,
     pattern: Pattern | None = None,
     a: Sequence[float] = AIMS,
     budgets: Sequence[Budgets] = BUDGETS,
+    fits_all: bool = True,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
-    n_points: int | None = None,
     seed: int = 0,
     blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
@@ -41,13 +40,12 @@ def search_network(
     """A copy of the dense network with as many weights as the masks keep: which, and their values, found together.
 
     `way` is our search, or one of others by its definition.
-    `steps` polish it against the dense outputs; then the points that choose and judge are not fitted, so that they can
-    stop the polish. Where steps lose on those, none is taken.
+    Unless `fits_all`, the points that choose and judge are not fitted. `steps` polish it against the dense outputs;
+    those points are not fitted then either, so that they can stop the polish. Where steps lose on them, none is taken.
     """
-    parts = divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
     n_bytes = chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
-    fits_all = not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
+    fits_all = fits_all and not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
     n_fits = 2 if fits_all else 1
     with progress_bar("finding masks and weights", n_fits * len(masks) + steps, shown=progress) as advance:
         found = joint(

@@ -10,7 +10,7 @@ from math import fsum
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
 from sipp.report.contents import Article, Cell, Finding, Section, Table
-from sipp.report.numbers import is_useless, number
+from sipp.report.numbers import certified_limit, is_useless, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
@@ -18,9 +18,9 @@ from sipp.report.series import Curve, Point
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
-    "Output moved: distance from the dense network's output, divided by its length, on a few calibration points, some "
-    "of which may have been used for pruning. Certified: on held-out points; each certificate holds by itself, but the "
-    "best of several does not."
+    "Output moved: distance from the dense network's output, divided by its length, on a few calibration inputs, some "
+    "of which may have been used for pruning. Certified: on held-out inputs; each certificate holds on its own, but "
+    "the best of several does not."
 )
 
 Value = Callable[[PrunedModel], float | None]
@@ -77,8 +77,9 @@ def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
 
 
 def certified(model: PrunedModel) -> float | None:
-    """The certified error; of several certificates the largest, because the best of several is no claim."""
-    return max((one.limit for one in model.all_certificates if one.limit is not None), default=None)
+    """The certified error of the output; of several certificates the largest: the best of several is no claim."""
+    known = [one.output_limit for one in model.all_certificates]
+    return max((limit for limit in known if limit is not None), default=None)
 
 
 def certified_drop(model: PrunedModel) -> float | None:
@@ -122,7 +123,7 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[Comparison]:
     accuracies, moved = network_curves(group, accuracy_of(group)), network_curves(group, lambda model: model.moved)
     found = (
         Comparison("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
-        Comparison("moved", "Output moved", "output moved on calibration points", moved),
+        Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
         Comparison("certified", "Certified", "certified error of the output", network_curves(group, certified)),
     )
     return [one for one in found if one.curves]
@@ -144,7 +145,7 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
             plots.append(lines(f"networks{index}-{one.key}", f"{one.title}{of}", view, of="network"))
         rows.append(plots)
     has_accuracy = common_points(models) is not None
-    note = f"Accuracy: measured by sipp eval; it is no claim about other inputs. {NOTE}" if has_accuracy else NOTE
+    note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
     shown = [row for row in rows if row]
     return Article(
         ident="networks",
@@ -175,7 +176,7 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
             best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
             shown = (number(values[best], "share"), worst, number(values[worst], "share"))
             return Finding(f"At keep {number(keep, 'share')}, {best} {does}", sentence.format(*shown))
-    return Finding("Networks side by side", "No two methods were pruned to the same keep from one dense network.")
+    return Finding("Networks side by side", "No two methods were pruned to the same keep from the same dense network.")
 
 
 def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
@@ -202,30 +203,32 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
             cells |= _accuracy_cells(accuracies_on(model, points))
         cells["dead rows"] = Cell(f"{model.record.dead_rows:,}")
         cells["output moved"] = Cell("unknown" if model.moved is None else number(model.moved, "share"))
-        cells["certified within"] = certified_cell(certified(model))
+        cells["certified within"] = certified_cell(model)
         if has_drops:
             drop = certified_drop(model)
             cells["certified drop"] = Cell("none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points")
         rows.append((model.name, cells))
     caption = "From most to least kept; of several certificates, the weakest."
     caption += f" Accuracy: on {points.data.what}." if points is not None else ""
-    caption += " Certified drop: the accuracy falls by at most so much." if has_drops else ""
+    caption += " Certified drop: the accuracy falls by at most this much." if has_drops else ""
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
 def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, Cell]:
     if found is None:
-        return {"accuracy": Cell("not measured", "", "on these points"), "accuracy, dense": Cell("not measured")}
+        return {"accuracy": Cell("not measured", "", "on these inputs"), "accuracy, dense": Cell("not measured")}
     dense, pruned = found
     title = f"{number(pruned - dense, 'points')} against the dense network"
     cell = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
     return {"accuracy": cell, "accuracy, dense": Cell(number(dense, "share"))}
 
 
-def certified_cell(limit: float | None) -> Cell:
-    """A certified error, marked where it says nothing."""
+def certified_cell(model: PrunedModel) -> Cell:
+    """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
+    limit = certified(model)
     if limit is None:
-        return Cell("none")
+        others = [one for one in model.all_certificates if one.limit is not None]
+        return Cell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
     if is_useless(limit):
         return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return Cell(percent_up(limit))

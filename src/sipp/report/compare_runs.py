@@ -79,7 +79,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
         f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
-        "One row for each network and schedule; panels and single runs open below.",
+        "One row for each network and schedule; open the panels and single runs below.",
     )
     caption = "Accuracy (top-1), mean over seeds, and its change in points; keep: share of weights left."
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
@@ -90,7 +90,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
 def _change_cell(keep: float | None, change: float | None, method: str) -> Cell:
     if keep is None or change is None:
         return Cell("not done")
-    words = f"{number(change, 'points')} against the dense network at {number(keep, 'share')} keep"
+    words = f"{number(change, 'points')} against the dense network at keep {number(keep, 'share')}"
     return Cell(f"{100 * change:+.2f} ({method})", tone_of(change), words)
 
 

@@ -388,7 +388,7 @@ def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> 
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(names)), texts, fontsize=5.5 if len(names) > MANY else 6.5)
         axes.tick_params(axis="y", labelleft=True)
-    figure.supxlabel(f"{label}, at {number(list(levels.values())[-1], 'share')} keep", fontsize=8)
+    figure.supxlabel(f"{label}, at keep {number(list(levels.values())[-1], 'share')}", fontsize=8)
     return True
 
 

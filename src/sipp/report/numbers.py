@@ -6,16 +6,25 @@ import math
 from decimal import ROUND_CEILING, Context
 from typing import Literal
 
+from sipp.records.certificate import USELESS
+from sipp.records.display import percent_up
+
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
 TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
-USELESS = 0.9  # a certified error from here on, near the output's own length: a network of zeros has 1
 MINUTE, HOUR = 60.0, 3600.0
 
 
 def is_useless(limit: float) -> bool:
-    """Whether a certified error is near the output's own length, or above: then it says nothing."""
+    """Whether a certified error of the output is its own length, or more: then it says nothing."""
     return limit >= USELESS
+
+
+def certified_limit(epsilon: float, measure: str | None) -> str:
+    """The epsilon of a certificate in the unit of what it measures, rounded up."""
+    if measure == "kl":
+        return f"{up(epsilon)} nats"
+    return f"{percent_up(epsilon)}{' of positions' if measure == 'next-token' else ''}"
 
 
 def number(value: float | None, unit: Unit = "number") -> str:

@@ -28,11 +28,11 @@ def page(
     *,
     path: str | PathLike[str] = "page.html",
 ) -> Path:
-    """Writes one page of pruned networks and what is certified about them, and gives its path.
+    """Writes a page about pruned networks and what is certified about them, and returns its path.
 
-    `pruned` is what `prune` or `prune_to` gave, a list of such, or {name: such}. Each certificate must be about one of
-    them; it is shown with that one, and so is the one that `prune_to` made. The page needs no network;
-    an older page at `path` is replaced, no other file is.
+    `pruned` is what `prune` or `prune_to` returned, or several of these as a list or as {name: result}. Each
+    certificate must be about one of these networks and is shown with it, as is the one that `prune_to` made. The page
+    works offline. An older page at `path` is replaced, but no other kind of file.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -50,7 +50,7 @@ def page(
     results = [_shown(name, record_of(one), claims) for name, one in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
-        raise OptionError("a certificate is about none of these networks", fix="give the network it was made of")
+        raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     write_file(target, render(results, version=f"sipp {__version__}").encode(errors="replace"), PAGE, force=True)
     return target
 

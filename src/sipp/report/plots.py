@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sipp.records.display import percent_up, points_up
+from sipp.records.certificate import USELESS
+from sipp.records.display import points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
-from sipp.report.numbers import USELESS, Unit, is_useless, number, up
+from sipp.report.numbers import Unit, certified_limit, number, up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
@@ -26,7 +27,7 @@ CERTIFICATE_ROWS = {  # {key of its record: what it is called}
     "epsilon": "epsilon",
     "delta": "delta",
     "confidence": "confidence",
-    "n": "points",
+    "n": "inputs",
     "violations": "further off",
     "k_allowed": "allowed",
     "drop_upper": "largest drop",
@@ -151,7 +152,7 @@ def _method_choice(run: Run) -> dict[str, Any]:
 
 
 def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
-    options = [f"{number(keep, 'share')} keep (level {level})" for level, keep in series.levels_of(run).items()]
+    options = [f"keep {number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
     return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
 
 
@@ -174,7 +175,7 @@ def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
     contradicted = record.bound is not None and record.bound.contradicted
     cards = statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
     if record.choice is not None:
-        cards.append({"title": "Blend that was taken", "text": f"{record.choice.words}.", "rows": []})
+        cards.append({"title": "Chosen blend", "text": f"{record.choice.words}.", "rows": []})
     return cards
 
 
@@ -201,7 +202,7 @@ def statement_cards(
     text = f"The conditions are met: {bound.words}." if bound.words else "The conditions of the theorem are met."
     if not bound.holds:
         word = "Contradicted by the data" if contradicted else "Not met"
-        text = f"{word}, so this epsilon is a number and not a promise: {bound.reason}."
+        text = f"{word}, so this epsilon is a number, not a guarantee: {bound.reason}."
     rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", number(bound.delta)])
@@ -217,12 +218,11 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
     for key, name in CERTIFICATE_ROWS.items():
         value = values.get(key)
         if isinstance(value, float):
-            words = {"epsilon": percent_up, "drop_upper": points_up}.get(key, number)
-            rows.append([name, words(value)])
+            limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": points_up(value)}
+            rows.append([name, limits.get(key, number(value))])
         elif value is not None:
             rows.append([name, f"{value:,}" if type(value) is int else str(value)])
-    limit = certificate.limit if certificate.drop_upper is None else certificate.drop_upper
-    useless = limit is not None and is_useless(limit)
+    useless = certificate.is_useless
     title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
     return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
 

@@ -16,7 +16,7 @@ from sipp.records.schemas import (
 )
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, rows_of
-from sipp.report.numbers import Unit, counted, is_useless, number
+from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
@@ -25,8 +25,8 @@ from sipp.report.summary import (
     best_evaluation,
     lead,
     next_steps,
-    output_moved,
     outputs_rows,
+    shown_output_change,
     tiles_of,
 )
 
@@ -50,7 +50,7 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     return Article(
         ident=ident,
         kicker="pruned model",
-        title=f"{pruned.name}: {pruned.arm} at {number(record.keep, 'share')} keep",
+        title=f"{pruned.name}: {pruned.arm} at keep {number(record.keep, 'share')}",
         remarks=pruned.marks,
         lead=lead(pruned),
         steps=next_steps(pruned),
@@ -70,7 +70,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
         return None
     text = "Distance from the dense network's output, divided by its length."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
-    found = output_moved(pruned)
+    found = shown_output_change(pruned)
     heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
     finding = Finding(heading, "Other numbers on this page answer other questions:")
     return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
@@ -86,9 +86,10 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     plot = bars(f"{ident}-layers", "Layer by layer", "layer", names, list(known.values()), choices=choices)
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
-    heading = f"{least.name} keeps least: {least.kept:,} of {least.n_weights:,} weights"
+    heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
     lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights and output only a bias."
-    return Section("Layers", Finding(heading, lost if dead else "Every row of every layer keeps a weight."), [[plot]])
+    none_lost = "Every row of every layer keeps at least one weight."
+    return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
 
 
 # --- promises -------------------------------------------------------------------------------------------------------
@@ -107,10 +108,10 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
     if record.certificate is None and pruned.certificates:
         cards = cards[1:]
     finding = Finding(
-        "What is guaranteed, and how surely",
+        "What is guaranteed, and with what confidence",
         "All statements compare the pruned network as it was saved with the one it was pruned from.",
     )
-    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is promised", cards)]])
+    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is guaranteed", cards)]])
 
 
 # --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
@@ -120,7 +121,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     """How good the network is beside the dense one, on which points; a card for each set of points."""
     heading = f"The output moved by {number(first.error_mean, 'share')} of its length on average"
     if first.error_mean is None:
-        heading = f"An output is not finite on {first.n_not_finite:,} points"
+        heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
     if first.accuracies is not None:
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
@@ -141,9 +142,9 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
     if one.dense_loss is not None and one.pruned_loss is not None:
         rows.append(["loss", f"{number(one.pruned_loss)} pruned, {number(one.dense_loss)} dense (cross-entropy)"])
     if one.same_class is not None:
-        rows.append(["same class", f"{number(one.same_class, 'share')} of points"])
+        rows.append(["same class", f"{number(one.same_class, 'share')} of inputs"])
     if one.error_mean is None:
-        rows.append(["epsilon", f"not finite on {one.n_not_finite:,} points"])
+        rows.append(["epsilon", f"not finite on {counted(one.n_not_finite, 'input')}"])
     else:
         mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
         rows.append(["epsilon", f"{mean} mean, {median} median, {largest} largest"])
@@ -156,17 +157,17 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
 def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     """What was taken and how far it moves the output, and how that was found out; no plot where only one was tried."""
     taken, n_tried = choice.taken, len(choice.tried)
-    error = "" if taken.error is None else f": just pruned, the output moved by {number(taken.error, 'share')}"
-    where = "held back from scoring" if choice.is_aside else "that were also scored"
+    error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
+    where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
     others = "No other was tried: the output of an untrained network says nothing about the trained one."
     rows = []
     if n_tried > 1:
-        others = f"{n_tried} scores were tried; a small lead counts as chance."
-        names = [f"{one.name} (taken)" if one.is_taken else one.name for one in choice.tried]
+        others = f"{n_tried} scores were tried; a small lead is taken for chance."
+        names = [f"{one.name} (chosen)" if one.is_taken else one.name for one in choice.tried]
         view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
-    points = counted(choice.n_points, "calibration point")
-    detail = f"Errors are shares of the output's length, just pruned, on {points} {where}. {others}"
+    inputs = counted(choice.n_points, "calibration input")
+    detail = f"Errors are shares of the output's length, right after pruning, on {inputs} {where}. {others}"
     return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
 
 
@@ -183,15 +184,15 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     else:
         what = "Finding mask and weights together" if is_joint else "Refitting the kept weights"
         heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
-    judged = "The error on unused points was not measured."
+    judged = "The error on unused inputs was not measured."
     if repaired.n_judged:
-        judged = f"Errors are shares of the output's length, on {repaired.n_judged:,} unused points"
+        judged = f"Errors are shares of the output's length, on {repaired.n_judged:,} unused inputs"
         n_fitted = repaired.n_judged_fit
         is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
-        judged += f", for the same search on the other {n_fitted:,}." if is_other else "."
+        judged += f", after the same search on {n_fitted:,} others." if is_other else "."
     detail = (
-        f"{judged} {repaired.n_points:,} points were fitted, without labels; {repaired.n_aside:,} were used to "
-        "choose, and for the errors of layers. Certificates are about the repaired network."
+        f"{judged} {repaired.n_points:,} inputs were used for the fit, without labels; {repaired.n_aside:,} were used "
+        "to make choices and to measure the errors of layers. Certificates cover the repaired network."
     )
     detail += f" Undone: {repaired.undone}." if repaired.undone else ""
     layers = repaired.layers
@@ -225,9 +226,10 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
     best = bench.runs[-1]
     finding = Finding(
         f"{bench.smaller:.2f} times smaller as a small file (sipp export --to small); {best.words}",
-        f"Against torch running the same pruned network in its better memory format, in turns, {best.n_points:,} "
-        f"points a call, {counted(bench.n_threads, 'thread')} of {bench.machine}: the median, and where the middle "
-        f"80 % of pairs of calls lie. Steps are timed on one thread, {bench.step_points:,} points at a time.",
+        "Compared with torch running the same pruned network in its better memory format; timed in turns, "
+        f"{counted(best.n_points, 'input')} per call, on {counted(bench.n_threads, 'thread')} of {bench.machine}. The "
+        "figures are the median and the range of the middle 80 % of pairs of calls. Steps are timed on one thread, "
+        f"{counted(bench.step_points, 'input')} at a time.",
     )
     size = facts(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
     if best.runs_dense:  # no step was run
@@ -248,22 +250,22 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
         ["weights in memory", f"{found.memory:,} bytes"],
         ["dense in memory", f"{found.memory_dense:,} bytes"],
     ]
-    entropy = "Values and entropy: the kept values, and n H(keep) bits for positions."
+    entropy = "Values and entropy: the kept values, and n H(keep) bits for their positions."
     cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
         rows = [
             ["dense", f"{number(run.dense_ms)} ms"],
-            ["dense, points/s", f"{rates[0]:,.0f}"],
+            ["dense, inputs/s", f"{rates[0]:,.0f}"],
             ["sparse", f"{number(run.sparse_ms)} ms"],
-            ["sparse, points/s", f"{rates[1]:,.0f}"],
+            ["sparse, inputs/s", f"{rates[1]:,.0f}"],
             ["speed", run.words],
             ["outputs differ by", number(run.off_by)],
         ]
-        title = "One point a call" if run.n_points == 1 else f"{run.n_points:,} points a call"
+        title = "One input per call" if run.n_points == 1 else f"{run.n_points:,} inputs per call"
         cards.append({"title": title, "text": "", "rows": rows})
-    limit = None if pruned.record.certificate is None else pruned.record.certificate.limit
-    useless = bool(bench.certified) and limit is not None and is_useless(limit)
+    certificate = pruned.record.certificate
+    useless = bool(bench.certified) and certificate is not None and certificate.is_useless
     title = "Useless certificate" if useless else "Certified"
-    text = bench.certified or "No certificate about the stored values."
+    text = bench.certified or "No certificate for the stored values."
     return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

@@ -23,7 +23,7 @@ from sipp.report.words import OF_RUNS, WORDS, about_method
 from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
-LEDE = "Point at a plot, or focus it and use the arrow keys, for exact values; every plot has its table."
+LEDE = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
 
 
 def render(

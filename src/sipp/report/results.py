@@ -116,7 +116,7 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
         folders = _result_folders(path)
         if not folders:
             raise DataError(
-                f"neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of such",
+                f"neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of these",
                 where=path,
             )
         for folder in folders:
@@ -186,7 +186,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
     bench = None if values is None else checked(BenchRecord, values, path)
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
-        marks += (f"{BENCH_NAME} is about another network and not shown: run sipp bench again.",)
+        marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)
     beside, more = _beside(folder, record)
     certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
     evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
@@ -217,7 +217,7 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
             del found[path.name]
             marks.append(
-                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} of other networks and not shown."
+                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} for other networks and is not shown."
             )
         elif what == "certificate":
             marks.append(f"{path.name} is shown unchecked; sipp certify --verify checks it.")

@@ -14,7 +14,7 @@ from sipp.report.plots import run_plots
 from sipp.report.results import Run
 from sipp.report.series import Curve
 
-FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so it is no guarantee"
+FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
 # Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
 WORST = "t4"
@@ -26,12 +26,12 @@ def run_article(run: Run, ident: str, title: str) -> Article:
     caveats = []
     if not run.finished:
         caveats.append(
-            f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds "
-            "that are there, so levels may rest on different numbers of seeds."
+            f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds done "
+            "so far, so levels may rest on different numbers of seeds."
         )
     if len(run.origins) > 1:
         caveats.append(
-            f"This run was resumed with other data, code or device: its numbers have {len(run.origins)} origins."
+            f"This run was resumed with different data, code or device: its numbers have {len(run.origins)} origins."
         )
     return Article(
         ident=ident,
@@ -80,8 +80,8 @@ def _tiles(run: Run) -> list[Tile]:
         Tile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
         Tile("methods", str(len(series.methods_of(run)))),
         Tile("seeds", str(len(series.seeds_of(run)))),
-        Tile("test points", "unknown" if test is None else f"{test:,}"),
-        Tile("time in all", seconds(series.seconds_of(run))),
+        Tile("test inputs", "unknown" if test is None else f"{test:,}"),
+        Tile("total time", seconds(series.seconds_of(run))),
     ]
 
 
@@ -92,27 +92,31 @@ def _sections(run: Run, ident: str) -> list[Section]:
     scores = Finding(
         "Which scores were kept",
         "The scores by which a method ranks weights (for sipp methods the sensitivity), counted just before a level "
-        "was pruned, first seed. Scores of different methods have different scales. Methods that sample may keep small "
-        "scores, and so do rows that are kept whole.",
+        "was pruned, for the first seed. Scores of different methods have different scales. Methods that sample may "
+        "keep small scores, and so may rows that are kept whole.",
     )
     allocation = Finding(
         "Where each method spends its budget",
-        "Kept share of each layer (number of weights in brackets) against that of the whole network; mean over seeds.",
+        "Kept share of each layer (number of weights in brackets) compared with the whole network; mean over seeds.",
     )
     # A new section is a row here, with its plots in `run_plots`
     wanted = [
-        ("Promises", certificate_finding(run), [["certified", "theory"] if is_met else ["certified"], ["statements"]]),
+        (
+            "Guarantees",
+            certificate_finding(run),
+            [["certified", "theory"] if is_met else ["certified"], ["statements"]],
+        ),
         ("Layers", layers_finding(run), [["layers"]]),
         ("Budget", allocation, [["allocation"]]),
         ("Scores", scores, [["scores"]]),
         ("Time", time_finding(run), [["times"]]),
     ]
-    choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill as the run goes on.")
+    choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
     first = _known(plots, [["pruned", "retrained"], ["accuracy"]])
     sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
     for kicker, finding, keys in wanted:
         if rows := _known(plots, keys):
-            is_folded = kicker == "Promises" and "theory" in plots and not is_met
+            is_folded = kicker == "Guarantees" and "theory" in plots and not is_met
             folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
             sections.append(Section(kicker, finding, rows, folded=folded))
     return sections
@@ -131,7 +135,7 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
         rows += [(prefix + key, value) for key, value in rows_of(given_values(origin))]
     certified = [one.certificate for one in run.records if one.certificate is not None]
     hashes = [str(given_values(one)["data_hash"]) for one in certified if not one.is_refusal]
-    return rows + [("holdout points (SHA-256)", digest) for digest in hashes[-1:]]
+    return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
 
 
 # --- which method to use --------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def best_choice(run: Run) -> Finding | None:
         change, keep, method = max((p.mean, -p.keep, curve.method) for curve in found for p in curve.points)
         return Finding(
             f"No method stays within {limit} of the dense network",
-            f"Nearest: {method} at keep {number(-keep, 'share')}, {number(change, 'points')} top-1.",
+            f"The closest is {method} at keep {number(-keep, 'share')}: {number(change, 'points')} top-1.",
         )
     least = min(reached.values())
     near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
@@ -173,7 +177,7 @@ def best_choice(run: Run) -> Finding | None:
         if curve.method in near
     }
     best = max(means, key=lambda method: means[method])
-    detail = f"The sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
+    detail = f"This is the sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
     others = [method for method in near if method != best]
     if others:
         detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."
@@ -203,7 +207,7 @@ def method_table(run: Run) -> Table | None:
             cells.append(Cell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
-    near = f"green: within {100 * TOLERANCE:g} points of dense, orange and red: beyond."
+    near = f"green: within {100 * TOLERANCE:g} points of dense; orange and red: beyond."
     words = "Accuracy (top-1) after training in %, mean over seeds, by share of weights kept"
     return Table(f"{words}; {near}", head, tuple(rows))
 
@@ -219,7 +223,7 @@ def spread_words(run: Run) -> str:
     n_common = min(len(curve.points) for curve in found)
     last = {curve.method: curve.points[n_common - 1] for curve in found}
     best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
-    text = f"At {number(last[best].keep, 'share')} keep, {best} changes top-1 accuracy by "
+    text = f"At keep {number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
     text += number(last[best].mean, "points")
     if best != worst:
         text += f" (mean), {worst} by {number(last[worst].mean, 'points')}"
@@ -240,16 +244,16 @@ def certificate_finding(run: Run) -> Finding:
     n_tried = sum(record.certificate is not None for record in run.records)
     if not found:
         if n_tried:
-            return Finding("No network got a certificate", "Each refusal is given below in its own words.")
+            return Finding("No network got a certificate", "The reason for each refusal is given below.")
         return Finding(
-            "No certificate: the run set no holdout aside",
+            "No certificate: the run has no holdout",
             "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
         )
     # All methods, not the best of them: the confidence of a certificate does not hold for the best of several.
     first = {curve.method: curve.points[0] for curve in found}
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
     heading = (
-        f"At {number(first[best].keep, 'share')} keep, outputs are certified within {percent_up(first[best].high)}"
+        f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"
     )
     if is_useless(first[best].high):
         heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
@@ -260,9 +264,9 @@ def certificate_finding(run: Run) -> Finding:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with
     detail = (
-        f"Epsilon is the relative change of the outputs against {of}, before retraining; it says nothing about the "
-        f"retrained network. {n_tried} networks were certified on the same points: each claim holds at its own "
-        "confidence, but the best of several does not. The heading shows the largest value over seeds."
+        f"Epsilon is the relative change of the outputs compared with {of}, before retraining; it does not cover the "
+        f"retrained network. {n_tried} networks were certified on the same inputs: each claim holds on its own, but "
+        "the best of several does not. The heading shows the largest value over seeds."
     )
     return Finding(heading, detail)
 
@@ -276,7 +280,7 @@ def layers_finding(run: Run) -> Finding:
         return Finding("Layers", "No pruned network is finished yet.")
     if not with_dead:
         return Finding(
-            f"No row lost all its weights, in any of {n_layers} layers",
+            f"No row lost all its weights in any of {n_layers} layers",
             "Every row kept at least one weight at every level.",
         )
     most, least = max(dead, key=lambda m: dead[m].mean), min(dead, key=lambda m: dead[m].mean)
@@ -284,7 +288,7 @@ def layers_finding(run: Run) -> Finding:
     heading += f", {least} {number(dead[least].mean, 'count')}" if most != least else ""
     return Finding(
         heading,
-        "A dead row has lost all of its weights: its output is only a bias. Means over seeds; a layer's "
+        "A dead row has lost all its weights: its output is only a bias. Means over seeds; a layer's "
         "epsilon is the largest over its rows and over seeds.",
     )
 
@@ -300,6 +304,6 @@ def time_finding(run: Run) -> Finding:
     detail = "Totals over all levels and seeds; the rest is training."
     compiling = series.compiling_of(run)
     if compiling is not None:
-        detail += f" Compilation, once after an install, is not counted: {seconds(compiling)}."
+        detail += f" Compiling, once after an install, took {seconds(compiling)} and is not counted."
     note = "" if run.pipeline is None else run.pipeline.note_on_time
     return Finding(heading, f"{detail} {note}".rstrip())

@@ -123,7 +123,7 @@ def dense_mean(run: Run, metric: str) -> float | None:
 
 def certified_curves(run: Run) -> tuple[Curve, ...]:
     """Epsilon of the holdout certificates against keep; a level at which one seed has no finite one has no point."""
-    return _curves(_points(run, lambda record: record.certificate.limit if record.certificate else None))
+    return _curves(_points(run, lambda record: record.certificate.output_limit if record.certificate else None))
 
 
 def theory_curves(run: Run) -> tuple[Curve, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, Certificate, from_values
+from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, Step, Tile
-from sipp.report.numbers import counted, is_useless, number
+from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
@@ -29,25 +29,25 @@ def lead(pruned: PrunedModel) -> Finding:
     heading = f"{number(record.keep, 'share')} of the weights are left"
     if measured is not None and measured.accuracies is not None:
         before, after = measured.accuracies
-        heading += f", accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
-    elif (moved := output_moved(pruned)) is not None:
-        heading += f", the output moves by {number(moved[0], 'share')}"
+        heading += f", and the accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
+    elif (moved := shown_output_change(pruned)) is not None:
+        heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
-    rows = "every row keeps a weight" if not dead else f"{counted(dead, 'row')} lost all weights"
-    repaired = ", with repair" if record.repair else ""
+    rows = "every row keeps at least one weight" if not dead else f"{counted(dead, 'row')} lost all weights"
+    repaired = " and repaired" if record.repair else ""
     return Finding(
         heading,
-        f"Pruned by {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights in "
+        f"Pruned with {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights kept in "
         f"{counted(len(record.layers), 'layer')}; {rows}.",
     )
 
 
-def output_moved(pruned: PrunedModel) -> tuple[float, str] | None:
+def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """The one number for how far outputs move, and on which points: on new points where they were measured."""
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
-    return None if pruned.moved is None else (pruned.moved, "on a few calibration points")
+    return None if pruned.moved is None else (pruned.moved, "on a few calibration inputs")
 
 
 def tiles_of(pruned: PrunedModel) -> list[Tile]:
@@ -67,9 +67,9 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
             f"{stored} as a small file (sipp export --to small), {dense} before",
         )
         run = bench.runs[-1]
-        place = f"{counted(run.n_points, 'point')} a call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = Tile("speed", run.headline, f"{run.words}: by sipp.sparse, {place}")
-    found = output_moved(pruned)
+        place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        speed = Tile("speed", run.headline, f"{run.words}: with sipp.sparse, {place}")
+    found = shown_output_change(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
         moved = Tile("output moves by", number(found[0], "share"), f"of its length, {found[1]}")
@@ -84,13 +84,14 @@ def _guarantee(pruned: PrunedModel) -> Tile:
     if about_accuracy[0] is not None:
         return Tile("guarantee", f"drop at most {points_up(about_accuracy[0])}", words)
     if about_outputs:
-        limit = about_outputs[0].limit or 0.0
-        return Tile("guarantee", "useless" if is_useless(limit) else f"within {percent_up(limit)}", words)
+        first = about_outputs[0]
+        within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
+        return Tile("guarantee", "useless" if first.is_useless else within, words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
-        return Tile("guarantee", "in theory", "The theory's bound is met, for all but a share of inputs")
+        return Tile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
     return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
@@ -110,11 +111,13 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        return f"On new inputs accuracy falls by at most {points_up(found.drop_upper)} {sure}"
-    if not isinstance(found, Certificate) or certificate.verdict != "certified" or certificate.limit is None:
+        return f"On new inputs, the accuracy falls by at most {points_up(found.drop_upper)} {sure}"
+    if certificate.verdict != "certified" or certificate.limit is None:
         return ""
+    if found.measure != "output":
+        return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
     limit = percent_up(certificate.limit)
-    if is_useless(certificate.limit):
+    if found.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's length"
     return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
 
@@ -134,14 +137,14 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(Step("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
-    moved = output_moved(pruned)
+    moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
         if not record.repair:
             command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"
             steps.append(Step("Bring back most of what was lost, without training:", command))
         else:
             command = "sipp.hold(model, masks, optimizer=optimizer)"
-            steps.append(Step("Too much lost? Keep more weights, or retrain with the zeros held:", command))
+            steps.append(Step("Too much lost? Keep more weights, or retrain while the zeros are held:", command))
     if pruned.bench is None and in_shell:
         steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
     if len(steps) < 2:
@@ -159,14 +162,14 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
             number(one, "share") for one in (measured.error_mean, measured.error_median, measured.error_max)
         )
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
-        rows.append(["half of the points", f"at most {median}"])
-        rows.append(["the worst point", largest])
+        rows.append(["half of the inputs", f"at most {median}"])
+        rows.append(["the worst input", largest])
     if pruned.moved is not None:
         at_top = "" if rows else "; the number at the top of the page"
         rows.append(
             [
-                "on calibration points",
-                f"{number(pruned.moved, 'share')}: over all of them together, so large outputs count more{at_top}",
+                "on calibration inputs",
+                f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
             ]
         )
     rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]

@@ -8,16 +8,16 @@ from sipp.scoring.methods import METHODS
 
 MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's length"
 WORDS = {
-    "keep": "share of the prunable weights that is left: 10 % keep means 90 % zeros",
+    "keep": "share of the prunable weights that are kept: keep 10 % means 90 % zeros",
     "dense": "the network before pruning",
     "dense top-1": "accuracy of the network before pruning",
-    "top-1": "accuracy: share of test points whose largest output is the right class",
+    "top-1": "accuracy: share of test inputs whose largest output is the right class",
     "just pruned": "accuracy before any retraining",
-    "dead rows": "rows (outputs of a layer) that lost all of their weights and give only a bias",
+    "dead rows": "rows (outputs of a layer) that lost all their weights and output only a bias",
     "output moves by": MOVED,
     "output moved": MOVED,
-    "guarantee": "measured on points that neither network has seen; holds for new points drawn like them",
-    "certified within": "guaranteed for new points drawn like the holdout, at the confidence of the certificate",
+    "guarantee": "measured on inputs that neither network has seen; holds for new inputs from the same source",
+    "certified within": "guaranteed for new inputs from the source of the holdout, with the certificate's confidence",
     "least keep": "the smallest share of weights that this run pruned to",
     "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
 }
@@ -28,7 +28,7 @@ _ABOUT = {row.name: row.about for row in METHODS}
 def about_method(arm: str) -> str:
     """What a method does, in a line; one that the package does not know is the user's own."""
     name, _, form = arm.partition(BETWEEN)
-    words = _ABOUT.get(name, "a score of the user's own")
+    words = _ABOUT.get(name, "a score from the user's own code")
     if form == REPAIRED:
         return f"{words}; then mask and weights were fitted to the dense network without labels"
-    return f"{words}; by the {form} over patches" if form else words
+    return f"{words}; with the {form} over patches" if form else words

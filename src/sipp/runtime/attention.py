@@ -22,7 +22,7 @@ from sipp.native.instructions import (
     at,
     constant,
     each,
-    floats_on_stack,
+    floats_on_heap,
     fused,
     load,
     splat,
@@ -39,7 +39,7 @@ from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
 AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
-MOST_SCORES = 2**16  # floats of one strip, on the stack
+MOST_SCORES = 2**16  # floats of one strip
 
 
 class AttentionArguments(NamedTuple):
@@ -177,24 +177,28 @@ def _is_ready(x: Any, arena: Arena) -> bool:
 def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     width = lanes * n_vectors * FLOAT
-    scores = floats_on_stack(b, n_keys * n_vectors * lanes)
     bad = variables(b, [constant(0.0, lanes)])[0]
     n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
-    with each(b, *args.share(n_tasks)) as task:
-        strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
-        head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
+    with floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
+        has_room = b.icmp_unsigned("!=", scores, I64(0))
+        with b.if_then(b.not_(has_room)):  # torch runs what raises the flag
+            b.store(constant(float("nan"), lanes), bad)
+        first, last = args.share(n_tasks)
+        with each(b, first, b.select(has_room, last, first)) as task:
+            strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
+            head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
-        def start(name: str) -> Any:
-            steps = args.number(f"{name}_per_point"), args.number(f"{name}_per_head")
-            return b.add(args.number(name), b.add(b.mul(point, steps[0]), b.mul(head, steps[1])))
+            def start(name: str) -> Any:
+                steps = args.number(f"{name}_per_point"), args.number(f"{name}_per_head")
+                return b.add(args.number(name), b.add(b.mul(point, steps[0]), b.mul(head, steps[1])))
 
-        moved = b.mul(strip, I64(width))
-        q, out, mask = (b.add(start(name), moved) for name in ("q", "out", "mask"))
-        largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
-        totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
-        inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
-        _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, bad)
+            moved = b.mul(strip, I64(width))
+            q, out, mask = (b.add(start(name), moved) for name in ("q", "out", "mask"))
+            largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
+            totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
+            inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
+            _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, bad)
     raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
 

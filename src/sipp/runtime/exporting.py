@@ -25,7 +25,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice, check_path
 from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
@@ -58,13 +58,13 @@ class Exported:
     def __str__(self) -> str:
         if self.to == "reader":
             return f"{self.path}: {self.n_bytes:,} bytes of Python, run on the file: every bit is the same"
-        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros stored in place; read back, "
+        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
             return f"{text}every bit is the same; {with_it}"
         if self.to not in TRACED:
             return text + "every bit is the same"
-        points = "any number of points" if self.n_points is None else f"{self.n_points} points at a time only"
+        points = "any number of inputs" if self.n_points is None else f"{self.n_points} inputs at a time only"
         if self.has_tokens:
             points += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}; other sizes are fixed"
@@ -75,7 +75,7 @@ class Exported:
 
 @torch.inference_mode(False)
 def export(
-    model: Given,
+    model: NetworkLike,
     path: str | PathLike[str],
     *,
     to: Target,
@@ -109,7 +109,7 @@ def export(
         raise OptionError(f"path={path!r:.80} is not a path of a file", fix="give one such as 'net.onnx'")
     check_choice("values", values, get_args(Values))
     if to != "hf" and (values != "same" or shard != SHARD or tokenizer is not None):
-        raise OptionError(f"values, shard and tokenizer are of to='hf', not of to={to!r}", fix="leave them out")
+        raise OptionError(f"values, shard and tokenizer are for to='hf', not for to={to!r}", fix="leave them out")
     if (example is None) == (to in TRACED):
         words = "needs an example: it holds a traced network" if example is None else "takes no example"
         raise OptionError(f"to={to!r} {words}", fix=f"give an example to {' and '.join(TRACED)}, and only there")

@@ -46,6 +46,7 @@ class Op:
     out: int
     n_dims: int = 0  # of its result, or of the first one
     n_floats: int = 0
+    dtype: torch.dtype | None = None
     beside: int | None = None
     act: str = NONE
     larger: int | None = None  # constant: how many times larger each row was before a norm went into it
@@ -138,7 +139,8 @@ def _read(exported: Any) -> Graph:
             args, shape = tuple(known(node.args)), shapes[number]
             is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
-            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape)))
+            dtype = getattr(_first(node.meta.get("val")), "dtype", None)
+            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape), dtype))
         elif node.op == "output":
             outputs = [known(arg) for arg in node.args[0]]
         else:
@@ -148,9 +150,14 @@ def _read(exported: Any) -> Graph:
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 
 
+def _first(value: Any) -> Any:
+    """A result, or the first one of several."""
+    return value[0] if isinstance(value, (list, tuple)) and value else value
+
+
 def _shape(value: Any) -> tuple[int, ...]:
     """The shape of a result, or of the first one."""
-    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    first = _first(value)
     return tuple(first.shape) if isinstance(first, Tensor) else ()
 
 
@@ -208,7 +215,10 @@ def _is_open(op: Op, readers: dict[int, int]) -> bool:
 
 
 def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
-    """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own."""
+    """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own.
+
+    In float32 or wider: torch computes norms of half precision in float32, and their parameters may be float32.
+    """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
     if len(taken) != 1 or taken[0].args[1] != 0 or readers[norm.out] != 1:
         return
@@ -217,6 +227,8 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
     assert mean is not None and variance is not None
     dtype = constants[norm.args[3].value].dtype
+    if norm.dtype != dtype or dtype not in (torch.float32, torch.float64):
+        return
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
@@ -228,7 +240,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     if source is None or not can_fold:
         constants[weight.value], constants[bias.value] = scale[:, None, None, None].to(dtype), offset.to(dtype)
         args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
-        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats)
+        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats, dtype)
         return
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:

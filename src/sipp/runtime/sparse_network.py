@@ -18,7 +18,7 @@ from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
@@ -128,7 +128,7 @@ class Sparse:
         """Empties the weights that no plan holds, unless torch is to run the network."""
         if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._packed = pack_parameters(self._model, held)
+            self._packed |= pack_parameters(self._model, held)  # some may be packed still: memory may have ended
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
@@ -188,8 +188,8 @@ class Sparse:
                 parameter.data = before[name]
             self._laid_out = self._given
         kept = table_of(plan) if is_dense else plan
-        medians = median(raced[0]), median(raced[1])
-        return Compiled(kept, chunk, is_dense, is_finite, *medians, speed_of(*raced), choices[best])
+        seconds, dense_seconds = median(raced[0]), median(raced[1])
+        return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, speed_of(*raced), choices[best])
 
     @property
     def steps(self) -> list[Step]:
@@ -226,14 +226,14 @@ def _copied(value: Any) -> Any:
 
 
 @torch.inference_mode(False)
-def sparse(model: Given, example: Any) -> Sparse | SparseOnGpu:
-    """The model as a callable that skips its zeros, on the CPU or a CUDA GPU: same call, same outputs to rounding.
+def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
+    """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
-    It runs where the model is: float32 on the CPU, to 1e-4 of an output's size; float32, fp16 and bf16 on a GPU.
-    `model` may be what `prune` or `prune_to` gave, too. `example` is an input like those to come: a tensor, a tuple of
-    arguments, or a dict of keyword arguments. The model is left as it was; later changes of its weights are not seen.
-    Masks that `hold` or torch.nn.utils.prune keep on it are zeros here. For padded tokens of an nn.TransformerEncoder
-    torch has two answers; these are the ones it gives where gradients are recorded: no nested tensors, so not 0.
+    It runs where the model is: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16 on a
+    GPU. `model` is a network, or what `prune` or `prune_to` returned. `example` is an input like those you will use: a
+    tensor, a tuple of arguments, or a dict of keyword arguments. The model is left as it was; later changes to its
+    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. For padded tokens of an
+    nn.TransformerEncoder torch has two answers; here they are as with gradients: no nested tensors, so not 0.
 
     Example:
         >>> import torch, sipp

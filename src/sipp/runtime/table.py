@@ -50,7 +50,7 @@ def left_to_torch(steps: list[Step]) -> str:
 
 def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
     """What it comes to, as labels and texts."""
-    ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} points at a time"
+    ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} inputs at a time"
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
         if reads_memory(plan.graph):
@@ -64,5 +64,5 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
         ("left to torch", left_to_torch(plan.steps)),
         ("network", ran if compiled.is_dense else f"{ran}; {times}: {speed}"),
         ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
-        ("compiled in", f"{seconds:.1f} s; times of steps are those of one thread, of the network those of all"),
+        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the network on all"),
     )

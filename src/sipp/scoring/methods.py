@@ -67,9 +67,9 @@ class MethodInfo:
 
 
 METHODS: tuple[MethodInfo, ...] = (
-    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back points",
+    MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back inputs",
                BLEND, POINTS, floor=0.1),
-    MethodInfo("sipp-hybrid", "per row the better of keeping the most sensitive weights and sampling",
+    MethodInfo("sipp-hybrid", "for each row, the better of keeping the most sensitive weights and sampling",
                SENSITIVITY, POINTS, "hybrid"),
     MethodInfo("sipp-det", "keeps the most sensitive weights",
                SENSITIVITY, POINTS),
@@ -83,11 +83,11 @@ METHODS: tuple[MethodInfo, ...] = (
                "baselines:snip", LABELS),
     MethodInfo("random", "keeps weights at random",
                "baselines:random"),
-    MethodInfo("lamp", "magnitudes, each relative to the larger ones of its layer",
+    MethodInfo("lamp", "keeps the largest magnitudes relative to the larger ones in their layer",
                "lamp:lamp"),
-    MethodInfo("wanda", "magnitude times the length of its input, compared within each row",
+    MethodInfo("wanda", "keeps the largest magnitude times length of the input, within each row",
                "wanda:wanda", POINTS, "row"),
-    MethodInfo("synflow", "keeps the paths of the largest products of magnitudes, found in 100 steps",
+    MethodInfo("synflow", "keeps the paths with the largest products of magnitudes, in 100 steps",
                "synflow:synflow", POINTS),
     MethodInfo("grasp", "keeps the weights that carry most of the gradient's norm",
                "grasp:grasp", LABELS),
@@ -95,9 +95,9 @@ METHODS: tuple[MethodInfo, ...] = (
                "erk:erk"),
     MethodInfo("obs", "keeps the weights whose removal the rest of the row can least compensate",
                "obs:obs", POINTS, "layer"),
-    MethodInfo("sparsegpt", "column by column, the weights to the right make up for those that go",
+    MethodInfo("sparsegpt", "prunes column by column; the weights to the right make up for what was removed",
                "baselines:wt", POINTS, "layer", fitting="sparsegpt"),
-    MethodInfo("alps", "mask and weights of each layer together, by alternating directions",
+    MethodInfo("alps", "finds mask and weights of each layer together, by alternating directions",
                "baselines:wt", POINTS, "layer", fitting="alps"),
 )  # fmt: skip
 
@@ -110,10 +110,10 @@ OWN_METHODS = "for a score of your own see sipp.register_method"
 def register_method(
     name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
 ) -> None:
-    """Adds a score of your own to the methods: `prune`, `compare`, recipes and the page then know it by its name.
+    """Adds your own score to the methods: `prune`, `compare`, recipes and the page then know it by its name.
 
-    `score` is given a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
-    `task.parameters()` are the weights to score, `task.model` the network in eval mode, `task.batches()` its data:
+    `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
+    `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
     `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
     `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.
@@ -127,7 +127,7 @@ def register_method(
         16
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use small letters, digits, - and _")
+        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use lower-case letters, digits, - and _")
     if name in NAMES or name == "given":
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):
@@ -152,7 +152,7 @@ def method_of(method: Any) -> MethodInfo:
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
     if isinstance(method, str) and (here := method_here(method)) is not None:
-        raise OptionError(f"method={method!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
+        raise OptionError(f"method={method!r} is {here[0]}", fix=here[1], option="method")
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
@@ -163,7 +163,7 @@ def refuse_fitted(method: Any, what: str) -> None:
     row = method_of(method)
     if row.fitting is not None:
         raise OptionError(
-            f"method={row.name!r} finds new values with its mask, and {what}",
+            f"method={row.name!r} finds new values along with its mask, but {what}",
             fix="use it with sipp.prune or sipp.compare",
             option="method",
         )

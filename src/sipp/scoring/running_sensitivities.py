@@ -141,19 +141,19 @@ class RunningSensitivities:
                 fix=f"leave it as it is with exclude={self.weight.name!r}",
                 option="exclude",
             )
-        first_FK = self.sensitivities()
-        apart_FK = None if self.apart is None else self._times_weights(self.apart)
+        s1_FK = self.sensitivities()
+        s2_FK = None if self.apart is None else self._times_weights(self.apart)
         return LayerScores(
             weight=self.weight,
             # a maximum of maxima: the bits of one pass over all points
-            sensitivity_FK=first_FK if apart_FK is None else torch.maximum(first_FK, apart_FK),
+            sensitivity_FK=s1_FK if s2_FK is None else torch.maximum(s1_FK, s2_FK),
             order=self.order,
             n_outputs=self.n_outputs,
             sign_complexity=self.norms.sign_complexity,
             output_ratio=self.norms.output_ratio,
             quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
-            first_FK=None if apart_FK is None else first_FK,
-            apart_FK=apart_FK,
+            sensitivity_s1_FK=None if s2_FK is None else s1_FK,
+            sensitivity_s2_FK=s2_FK,
         )
 
     def _count(self, use: WeightUse, rows: slice, batch: Batch) -> None:

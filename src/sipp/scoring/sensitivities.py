@@ -61,10 +61,10 @@ def sensitivity(
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> dict[str, Tensor]:
-    """The sensitivity of every prunable weight, {parameter name: float32 tensor of the parameter's shape}, in [0, 1].
+    """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    All points are used unless `scoring.n_points` says how many; "theory" takes what T4 asks for at `delta`, which
-    serves nothing else here.
+    All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
+    `delta` (T4), which is used for nothing else here.
 
     Example:
         >>> import sipp, torch

@@ -38,10 +38,10 @@ def sample_size(
     exclude: Selector | None = None,
     constants: Constants = Constants(),
 ) -> int:
-    """The number of calibration points that pruning needs for its guarantee at failure probability `delta` (T4).
+    """Returns how many calibration inputs the theory asks for at failure probability `delta` (T4).
 
-    `example` is one batch; eta and rho are read off one dry run of the model over it. `method` decides how many events
-    share delta: `sipp-simple` needs a few points more.
+    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
+    one you will prune with: `sipp-simple` needs a few more inputs.
 
     Example:
         >>> import sipp, torch

@@ -127,7 +127,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
             made.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"could not be written ({error.strerror or error}); what was there before is whole",
+            f"could not be written ({error.strerror or error}); what was there before is untouched",
             where=path,
             fix="free space or allow writing and run the same command again, or give another place",
         ) from error
@@ -135,9 +135,9 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         sync_folder(target.parent)
     except OSError as error:
         raise DataError(
-            f"was written, whole, but a power cut may undo that ({error.strerror or error})",
+            f"was written completely, but a power cut may undo that ({error.strerror or error})",
             where=path,
-            fix="look after the disk, and write it again",
+            fix="check the disk, and write it again",
         ) from error
     with contextlib.suppress(OSError):  # others clean up too, and not everybody may look in there
         _remove_stale(target)

@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sipp.errors import DataError
-from sipp.records.contents import MOST_WEIGHTS, Count, Line, Statements, StrictRecord
 from sipp.records.options import Precision
+from sipp.records.saved_file import MOST_WEIGHTS, Count, Line, StoredStatements, StrictRecord
 from sipp.storage.coding import DTYPES, FLOATS, MOST_SYMBOLS_PER_BYTE, PositionKind, bitmask_bytes, least_gap_bytes
 from sipp.storage.files import read_file, sha256_of
 from sipp.storage.rounding import FORMATS, Rounding
@@ -38,7 +38,7 @@ MOST_INDEX_BYTES = 16 * 2**20  # enough for 50,000 tensors
 MOST_AXES = 64
 SCALE_BYTES = 4
 FOREIGN = (
-    "is not a file of sipp.save, or its beginning was changed; for a plain safetensors file use "
+    "is not a file from sipp.save, or its beginning was changed; for a plain safetensors file use "
     "safetensors.torch.load_file"
 )
 _OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-(?:file|part)/[0-9]{1,4})"')
@@ -170,7 +170,7 @@ class Index(StrictRecord):
     sipp: Line
     torch: Line
     precision: Precision  # as asked for
-    statements: Statements | None
+    statements: StoredStatements | None
     certificate: str | None  # as `to_json` writes it
     buffers_hash: str | None = None  # of buffers that the state_dict leaves out; None: there are none
     parts: tuple[Part, ...] = ()  # in the order of the tensors; (): the data lie in the same file

@@ -18,11 +18,11 @@ from torch.nn.parameter import is_lazy
 from sipp.allocation.patterns import breaking
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
-from sipp.records.contents import About, Contents, StoredTensor
-from sipp.records.identity import with_buffers
+from sipp.records.hashing import with_buffers
 from sipp.records.network_hash import state_hash
 from sipp.records.options import Precision
 from sipp.records.pattern import pattern_of
+from sipp.records.saved_file import About, SavedFile, StoredTensor
 from sipp.storage.coding import (
     DTYPES,
     FLOATS,
@@ -165,7 +165,7 @@ def _where(
         if kept_K is not None:
             if _has_nonzero(is_stored_K & ~kept_K, flat_K):
                 raise ModelError(
-                    "a weight outside of its mask is not zero", where=name, fix="set it to zero, or give its own mask"
+                    "a weight outside its mask is not zero", where=name, fix="set it to zero, or give its own mask"
                 )
             is_stored_K |= kept_K
         kind, code = encode_positions(is_stored_K)
@@ -194,7 +194,7 @@ def _decode(entry: Entry, data: memoryview, what: str) -> tuple[Tensor, Tensor |
     if isinstance(entry.mask, Positions):
         is_stored_K = decode_positions(entry.mask.kind, mask_code, entry.n_weights, entry.mask.kept, what)
         if _has_nonzero(~is_stored_K, flat_K):
-            raise DataError(f"{what}: a weight outside of its mask is not zero; it was not written by sipp.save")
+            raise DataError(f"{what}: a weight outside its mask is not zero; it was not written by sipp.save")
     mask = None if entry.mask is None else torch.from_numpy(is_stored_K).reshape(entry.shape)
     return flat_K.reshape(entry.shape), mask
 
@@ -222,14 +222,14 @@ def contents_of(
     masks: dict[str, Tensor],
     certificate: AnyCertificate | None,
     state: Mapping[str, Tensor],
-) -> Contents:
+) -> SavedFile:
     """The record of a file with this index and these stored values; a certificate is about them by their hash alone."""
     about: About | None = None
     if certificate is not None:
         stored = with_buffers(state_hash(state), index.buffers_hash)
         about = "stored values" if certificate.pruned_hash == stored else "values before rounding"
     pattern = None if index.statements is None else index.statements.pattern
-    return Contents(
+    return SavedFile(
         path=path,
         sha256=sha256,
         n_bytes=n_bytes,
@@ -247,7 +247,7 @@ def contents_of(
     )
 
 
-def read_network(path: Path) -> tuple[dict[str, Tensor], Contents]:
+def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     """The state_dict in a file of `save`, and what else is inside, after every check."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
-from sipp.records.certificate import SCHEMA, WITH_COPIES
+from sipp.records.certificate import OLDER, SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
 from sipp.storage.files import staged, staged_for, write_atomic
 from sipp.storage.tensors import metadata_in
@@ -86,7 +86,7 @@ SCORES = Kind("file of scores of `sipp score`", _is_scores)
 BENCH = Kind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
 EVALUATION = Kind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
 NETWORK = Kind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA, WITH_COPIES))
+CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
 PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
 
 
@@ -99,7 +99,7 @@ def refuse_inputs(path: Path, inputs: Inputs) -> None:
         if is_same or real in theirs.parents:
             what = "is" if is_same else "holds"
             raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never written over, also with --force",
+                f"{path} {what} what {option} reads ({read}), which is never overwritten, even with --force",
                 fix="give another place",
             )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.records.identity import entries_hash, with_buffers
+from sipp.records.hashing import entries_hash, with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
 from sipp.storage.files import (
@@ -37,8 +37,10 @@ from sipp.storage.files import (
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
 
-NO_NETWORK = "Its network is not here, so that its record was not checked against it."
-CUT_SHORT = f"{RECORD_NAME} is not up to date, as a save was cut short: shown is the record in {WEIGHTS_NAME}."
+NO_NETWORK = "The network is missing, so its record could not be checked against it."
+CUT_SHORT = (
+    f"{RECORD_NAME} is out of date because a save was interrupted; the record in {WEIGHTS_NAME} is shown instead."
+)
 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:

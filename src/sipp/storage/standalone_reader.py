@@ -61,7 +61,7 @@ def _unpacked(path: str, *kinds: str) -> tuple[bytes, bytes, str]:
         kind, digest = header["__metadata__"]["format"], header["__metadata__"]["sha256"]
         end = start + header["index"]["data_offsets"][1]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of sipp.save") from error
+        raise ValueError(f"{path} is not a file from sipp.save") from error
     if kind not in kinds or hashlib.sha256(content[start:]).hexdigest() != digest:
         raise ValueError(f"{path} is damaged, or of a version that is not read here ({kind})")
     return content[start:end], content[end:], digest

@@ -42,11 +42,11 @@ def assess(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """What can be said about a network that was pruned or repaired by any means: the statements of `prune` (T17).
+    """The same record as from `prune`, for a network that was pruned or repaired by any means (T17).
 
-    `pruned` is the network `dense` with other weights (a ModelError says where it is another network), or masks
-    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. The points
-    that chose the mask may be among `data`. They may not be in the `holdout`, which `bound="sound"` needs.
+    `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
+    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
+    contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
     Example:
         >>> import sipp, torch
@@ -59,7 +59,7 @@ def assess(
     check_choice("bound", bound, get_args(Mode))
     check_record("scoring", scoring, Scoring)
     if bound == "sound" and holdout is None:
-        raise OptionError("bound='sound' needs a holdout here: points that the pruning was not chosen on")
+        raise OptionError("bound='sound' needs a holdout here: inputs that played no part in the pruning")
     dense = unwrap(dense)
     if isinstance(pruned, Mapping):
         given = _with_masks(dense, pruned)
@@ -89,7 +89,7 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ModelError(f"masks: {name!r} holds other values than 0 and 1", fix="give a bool tensor, True = kept")
+            raise ModelError(f"masks: {name!r} holds values other than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)
     with torch.no_grad():
         for name, mask in masks.items():

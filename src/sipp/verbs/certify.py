@@ -28,13 +28,13 @@ from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 
 
 @torch.inference_mode(False)
 def certify(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     delta: float = HOLDOUT_DELTA,
@@ -46,15 +46,15 @@ def certify(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
-    """A certificate of P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence (T14).
+    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence (T14).
 
-    Without `epsilon` the smallest provable one is reported; with it, whether it holds, and the provable delta_hat.
-    `pruned` is a network, or what `prune` or `prune_to` gave, with the points that chose it, as far as it knows: the
-    holdout may hold none of them, nor any of `calibration`. `output` picks from tuple or dict outputs: an index, a key,
-    or a function of the output. `ledger`: a JSON-lines file in which every look at these points is recorded.
-    Of a language model a point is a sequence, and `measure` may be another distance (T22): "kl", the mean over its
-    positions of KL(f || f^) of the next token, in nats, or "next-token", the share of its positions at which another
-    next token is chosen.
+    Without `epsilon`, it finds the smallest one that can be proved; with it, it says whether the claim holds, and which
+    delta_hat can be proved. `pruned` is a network, or what `prune` or `prune_to` returned. Such a record knows which
+    inputs it was made with: the holdout must contain none of these, and none of `calibration`. `output` picks from
+    tuple or dict outputs: an index, a key, or a function of the output. `ledger` is a JSON-lines file that records
+    every use of these inputs. For a language model an input is a sequence, and `measure` may be another distance (T22):
+    "kl", the KL divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share
+    of positions where a different next token is predicted.
 
     Example:
         >>> import sipp, torch
@@ -101,7 +101,7 @@ def certify(
 @torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     confidence: float = CONFIDENCE,
@@ -111,11 +111,11 @@ def certify_accuracy(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> AccuracyCertificate:
-    """A certificate of accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16).
+    """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence (T16).
 
-    `labels="auto"` uses labels where the batches carry them (the record's `mode` says which); outputs are n x classes.
-    Of a language model (n x tokens x vocabulary) a point is a sequence, and what counts is the share of its positions
-    at which the next token's choice changed; with `labels="use"` it is judged by the text itself (T22).
+    `labels="auto"` uses labels if the batches have them (the record's `mode` says so); outputs are n x classes.
+    For a language model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its
+    positions where the predicted next token changed; with `labels="use"` it is judged by the text itself (T22).
 
     Example:
         >>> import sipp, torch

@@ -11,24 +11,24 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.measures import beside_dense
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import as_given, points_at
 from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.labels import Truth, cross_entropy, truth_of, why_not_measured
+from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside
-from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_seed
 from sipp.records.comparison import Compared, Comparison
-from sipp.records.numerics import BOUND_DTYPE, budget_of, device_of
+from sipp.records.numerics import budget_of, device_of
 from sipp.records.options import (
     DEFAULT_METHOD,
     DELTA,
@@ -41,6 +41,7 @@ from sipp.records.options import (
     check_repair,
 )
 from sipp.records.other_names import in_our_words
+from sipp.repairing.parts import parts_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut, ways_of
@@ -69,12 +70,12 @@ def compare(
     seed: int = 0,
     progress: bool = True,
 ) -> Comparison:
-    """What every method does to the output of `model` at a few keeps, on points that chose no weights. `print` it.
+    """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
-    Judged on the `holdout`, or on the last quarter of `data`, which then chooses nothing: give data in random order.
-    `repair` adds every network as `prune` with that option leaves it. Without `methods` it is a usual set, with labels
-    `snip` too. The points choose among methods: what is then certified needs others, and a look at a holdout belongs
-    in its `ledger`. All points are held in memory.
+    Methods are judged on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
+    data in random order. `repair` adds every network as `prune` with that option leaves it. Without `methods`, a usual
+    set is compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on
+    others, and record the use of a holdout in its `ledger`. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -98,8 +99,10 @@ def compare(
     judged = task.with_points(None, points.chosen)
     dense = _Judge(task.model, points, output)
     baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
-    if baseline.why_no_accuracy:
+    if baseline.why_no_accuracy and baseline.same is not None:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
+    fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
+    parts = parts_of(task.model, points.chosen, seed=seed) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
@@ -108,10 +111,11 @@ def compare(
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
                 for way in own_way:
-                    found, _ = repaired_cut(ranking, found, points.chosen, way, chunk_bytes=scoring.chunk_bytes)
+                    assert parts is not None
+                    found, _ = repaired_cut(ranking, found, parts, way, chunk_bytes=scoring.chunk_bytes)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
-                if repair:
-                    fixed, _ = repaired_cut(ranking, found, points.chosen, repair, chunk_bytes=scoring.chunk_bytes)
+                if repair and parts is not None:
+                    fixed, _ = repaired_cut(ranking, found, parts, repair, chunk_bytes=scoring.chunk_bytes)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())
@@ -157,13 +161,13 @@ class _Judge:
             self.dense,
             other,
             self.points.judging,
-            lambda f, g, batch: _measure(f, g, batch, why),
+            lambda f, g, batch: beside_dense(f, g, batch, why),
             self.output,
             known,
             ledger=ledger,
             claim=COMPARING,
         )
-        far_n, size_n, has_classes_n, same_n, has_label_n, right_n = found.measured.unbind(1)
+        _, far_n, size_n, has_classes_n, same_n, has_label_n, _, _, right_n, _, _ = found.measured.unbind(1)
         size = float(size_n.mean())
         moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
         error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
@@ -173,35 +177,15 @@ class _Judge:
         return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, has_label_n))
 
 
-def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """Of each point: ||f^ - f||^2, ||f||^2, whether there are classes, the same one, a label, the right one.
-
-    `why` gathers why labels that are there give no accuracy.
-    """
-    n = len(f)
-    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
-    far_n, size_n = (g_nk - f_nk).square().sum(1), f_nk.square().sum(1)
-    no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
-    has_classes = f.dim() == 2 and f.shape[1] > 1
-    finite_n = g_nk.isfinite().all(1)
-    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
-    why.update([truth.why] if truth.why else [])
-    truth_n = None if truth.classes_n is None else truth.classes_n.to(f.device)
-    same_n = finite_n & (f_nk.argmax(1) == g_nk.argmax(1)) if has_classes else no_n
-    right_n = no_n if truth_n is None else finite_n & (g_nk.argmax(1) == truth_n)
-    found = (far_n, size_n, no_n | has_classes, same_n, no_n | (truth_n is not None), right_n)
-    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
-
-
 def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
     """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
     if holdout is None:
         task, aside = set_points_aside(task, PruneOptions())
         if aside.is_empty:
-            raise DataError("there are too few points to keep some aside", fix="give at least 4, or a holdout")
+            raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
         judging = _not_among(task.points, aside)
         if judging.is_empty:
-            raise DataError("all points kept aside are copies of others", fix="give different points, or a holdout")
+            raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return _Points(task.points, judging)
     task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
     held = data_of(holdout, device=device_of(task.model), role="holdout")
@@ -221,7 +205,7 @@ def _not_among(chosen: Data, aside: Data) -> Data:
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
     """Refuses a ledger that cannot be read, and one for points that are no holdout."""
     if ledger is not None and holdout is None:
-        raise OptionError("ledger records looks at a holdout, and there is none", fix="give a holdout", option="ledger")
+        raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
         ledger_lines(ledger)
 

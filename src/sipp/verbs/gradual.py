@@ -126,10 +126,10 @@ def gradual(
 ) -> Gradual:
     """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
 
-    `train_step` trains the model in place; give the `optimizer` that it uses, so that nothing it remembers brings a
-    pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is cut with it. Each cut scores
-    the model as it is then on `data`, read once a cut; where LoRA is trained (peft), with what it adds, which is masked
-    with the weights and merged into them at the end. At the end the model has `keep` of its prunable weights and is a
+    `train_step` trains the model in place. Pass the `optimizer` that it uses, so that nothing it remembers brings a
+    pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is pruned too. Each cut scores
+    the current model on `data`, which is read once per cut. If LoRA is trained (peft), what it adds to a weight is
+    scored and masked with it, and merged at the end. At the end, the model has `keep` of its prunable weights and is a
     plain module again; the masks are in the record.
 
     Example:
@@ -237,6 +237,6 @@ def _checked_model(
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):
-        raise ModelError("masks of the model are held, and would be released at the end", fix="release(model) first")
+        raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     n_weights = sum(weight.n_weights for weight in weights)
     return n_weights, budget_of(keep, n_weights)

@@ -7,13 +7,13 @@ from os import PathLike
 import torch
 
 from sipp.records.checking import check_path
-from sipp.records.contents import Contents
+from sipp.records.saved_file import SavedFile
 from sipp.storage.network_tensors import read_network
 
 
 @torch.inference_mode(False)
-def inspect(path: str | PathLike[str]) -> Contents:
-    """What is inside a file of `save`, after the same checks as `load`: `print` it.
+def inspect(path: str | PathLike[str]) -> SavedFile:
+    """Returns what is in a file written by `save`, after the same checks as `load`. `print` it.
 
     Example:
         >>> import sipp, tempfile, torch

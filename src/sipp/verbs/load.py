@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.records.checking import check_path
-from sipp.records.contents import Contents
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash
+from sipp.records.saved_file import SavedFile
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
-    "the saved network, which a stored certificate is about, had other values than `into` in buffers that no "
-    "state_dict holds (persistent=False); set them, or certify this network"
+    "in buffers that no state_dict holds (persistent=False), `into` has other values than the saved network, which a "
+    "stored certificate is about; set them, or certify this network"
 )
 
 
@@ -29,10 +29,10 @@ def load(path: str | PathLike[str], into: None = None) -> dict[str, Tensor]: ...
 def load(path: str | PathLike[str], into: nn.Module) -> nn.Module: ...
 @torch.inference_mode(False)
 def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
-    """The network of a file of `save`: in `into`, which is given back, or as a plain state_dict on the CPU.
+    """Loads the network from a file written by `save`: into the model `into`, or as a plain state_dict on the CPU.
 
-    Names, shapes and dtypes must be those of `into`; it is left as it was where anything is wrong. The file's
-    masks are in `sipp.inspect(path).masks`.
+    Names, shapes and dtypes must match those of `into`; if anything is wrong, it is left as it was. The file's masks
+    are in `sipp.inspect(path).masks`.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -61,7 +61,7 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     return into
 
 
-def _check_fits(contents: Contents, model: nn.Module) -> None:
+def _check_fits(contents: SavedFile, model: nn.Module) -> None:
     """Raises ModelError with the names where the model has other names, shapes or dtypes than the file."""
     own, path = model.state_dict(), contents.path
     stored = {name: (one.dtype, one.shape) for one in contents.tensors for name in one.names}
@@ -70,7 +70,9 @@ def _check_fits(contents: Contents, model: nn.Module) -> None:
             f"{path} does not hold {listed(missing)}, which the model has; build the saved {contents.model}"
         )
     if unknown := [name for name in stored if name not in own]:
-        raise ModelError(f"{path} holds {listed(unknown)}, which the model has not; build the saved {contents.model}")
+        raise ModelError(
+            f"{path} holds {listed(unknown)}, which the model does not have; build the saved {contents.model}"
+        )
     named_tensors(model)  # lazy, meta and other tensors that cannot take values
     found = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in own.items()}
     wrong = [

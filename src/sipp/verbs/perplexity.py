@@ -22,19 +22,19 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.numerics import device_of
-from sipp.records.pruned_to import Given, network_of
+from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.records.text_scores import TextScores
 
 
 @torch.inference_mode(False)
 def perplexity(
-    model: Given, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
+    model: NetworkLike, data: AnyData, *, dense: nn.Module | None = None, output: Output = None, progress: bool = True
 ) -> TextScores:
-    """How well a causal language model predicts windows of token numbers; with `dense`, how far it is from that one.
+    """Measures how well a causal language model predicts windows of token numbers, and how far it is from `dense`.
 
-    `data` are windows as `sipp.text(..., apart=False)` gives them (n x tokens), or batches of these; positions that an
-    `attention_mask` calls padding are not counted. `output` picks the logits (n x tokens x vocabulary) where the model
-    gives several tensors. Windows are run one by one, whatever their batches: logits are large.
+    `data` holds windows from `sipp.text(..., apart=False)` (n x tokens), or batches of these; positions that an
+    `attention_mask` marks as padding are not counted. `output` picks the logits (n x tokens x vocabulary) if the model
+    returns several tensors. Windows are run one at a time, whatever the batches, because logits are large.
 
     Example:
         >>> import sipp, torch

@@ -15,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_moved, put_back, spared_by_name
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_change, put_back, spared_by_name
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
 from sipp.records.options import (
@@ -40,6 +40,7 @@ from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired, repair_network
+from sipp.repairing.parts import Parts, parts_of
 from sipp.repairing.with_new_masks import search_network
 from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
@@ -72,16 +73,18 @@ def prune(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """A pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+    """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
-    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `bound` chooses how the
-    network statement is computed: the paper's formula, or operator norms on the graph. What rests on a maximum over
-    points holds for all but a share of inputs, at `confidence` (T18), smallest for the network with a `holdout` of
-    points that serve nothing else. `bound="sound"` needs such: without, the last quarter of `data` is kept aside, not
-    scored. `looks_at_assumption` adds what data and holdout say of T4; `statements=False` saves the sensitivities of
-    baselines (T17). With a `floor` no row dies, and a layer keeps that share of an even cut.
-    `repair=True` finds mask and weights together, from the method's mask on (T21); `"refit"` keeps that mask. It walks
-    a network block by block where it finds blocks, or by the list of modules that `blocks` names ("model.layers").
+    `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
+    and the weights together, starting from the method's mask (T21); `"refit"` keeps that mask. A repair goes through
+    the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
+    With a `floor`, every row keeps at least one weight, and every layer that share of an even cut.
+
+    `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
+    measured on inputs holds for all but a share of new inputs, with the given `confidence` (T18); for the network, that
+    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
+    quarter of `data` is held back and not scored. `looks_at_assumption` reports what data and holdout say about the
+    theory's assumption (T4). `statements=False` skips the sensitivities of methods that do not need them (T17).
 
     Example:
         >>> import sipp, torch
@@ -119,12 +122,15 @@ def prune_with(
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
-        moved = output_moved(ranking, found, task)
+        moved = output_change(ranking, found, task)
+    ranking = replace(ranking, ranks=(), blend=None)  # as large as the network, and no longer needed
     for way in ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
+        if way != "refit":
+            found = replace(found, model=task.model, rows=(), dense=())  # a search starts from the masks alone
         found, repaired = repaired_cut(
             ranking,
             found,
-            task.points,
+            parts_of(ranking.model, task.points, seed=options.seed),
             way,
             blocks=options.blocks,
             chunk_bytes=options.scoring.chunk_bytes,
@@ -149,29 +155,31 @@ def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
 def repaired_cut(
     ranking: Ranking,
     found: Cut,
-    data: AnyData,
+    parts: Parts,
     way: Repairing | Fitting,
     *,
     blocks: str | None = None,
     chunk_bytes: ChunkBytes = "auto",
     like: Repair | None = None,
+    fits_all: bool = True,
     progress: bool = False,
 ) -> tuple[Cut, Repaired]:
     """The same number of weights with values fitted to the dense network, and what the repair did.
 
     By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
-    repair where one is given in `like`; or as others find them.
+    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted.
     """
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = repair_network(dense, found.model, found.masks, data, **run)
+        fixed = repair_network(dense, found.model, found.masks, parts, **run)
     else:
         known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
         known |= {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_network(dense, masks, data, floor=ranking.floor, pattern=ranking.pattern, **known, **run)
+        fixed = search_network(dense, masks, parts, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
@@ -185,12 +193,10 @@ def _checked_holdout(
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:
         raise OptionError(
-            "a holdout serves statements, and statements=False asks for none", fix="leave out one or the other"
+            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
     if options.blocks is not None and not ways:
-        raise OptionError(
-            "blocks= is the list that a repair walks, and none is asked for", fix="give repair, or leave it"
-        )
+        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
     if ways and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
@@ -200,7 +206,7 @@ def _checked_holdout(
             "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
         )
     if held is not None and data is None:
-        raise OptionError("holdout serves statements about points, and there is no data", fix="give both, or neither")
+        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
     if options.looks_at_assumption and held is not None and not held.can_be_read_again:
         raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
     return held

@@ -72,13 +72,13 @@ def prune_on_disk(
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> PrunedOnDisk:
-    """Prunes the blocks of a network whose weights lie in files, one after the other, into the folder `out`.
+    """Prunes a network whose weights are in files, one block after another, into the folder `out`.
 
-    `model` holds no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is
-    the folder with its model.safetensors, or several with their index. Each block keeps the share `keep`, or the
-    pattern; what lies before and behind the blocks stays dense. They are the list of modules with most weights, or the
-    list that `blocks` names ("model.layers"). `repair=True` finds mask and weights together and makes up for what
-    earlier blocks lost (T21). Call it again with the same arguments to go on where it was stopped.
+    `model` has no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is the
+    folder with its model.safetensors, or several files and their index. Each block keeps the share `keep`, or the
+    pattern; everything before and after the blocks stays dense. The blocks are the list of modules with the most
+    weights, or the list that `blocks` names ("model.layers"). `repair=True` finds the mask and the weights together and
+    makes up for what earlier blocks lost (T21). Call it again with the same arguments to resume a stopped run.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -106,7 +106,7 @@ def prune_on_disk(
     )
     if (keep is None) == (pattern is None):
         raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
-    refuse_fitted(options.method, "prune_on_disk fits by repair=True alone")
+    refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())

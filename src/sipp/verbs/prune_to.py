@@ -2,7 +2,8 @@
 
 The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
 order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be
-chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels.
+chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels; where
+levels are repaired, so is the choice of a blend, of a and of the kind of budgets, at the first level looked at.
 
 The data is read once for every level. Points are matched by content, so a loader may shuffle; data that gives other
 points in another pass is refused. The walk and its certificate are one look at the holdout: one line of the ledger,
@@ -43,7 +44,7 @@ from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.cutting import Cut, cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
@@ -69,22 +70,24 @@ from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
+from sipp.repairing.layer_by_layer import Repaired
+from sipp.repairing.parts import Parts, parts_of
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
+N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
 # The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
 # better than it is: its own points chose its weights.
 START_MARGIN = 3
-REPAIRED_MARGIN = 8  # its weights were fitted to these points, which flatter it more
 
 
-def default_levels() -> tuple[float, ...]:
-    """The values of `keep` that are tested: 30, from 1 to 0.02, on a log scale that is finer at the dense end."""
-    return tuple(SPARSEST ** ((i / (N_LEVELS - 1)) ** DENSE_END) for i in range(N_LEVELS))
+def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
+    """The values of `keep` that are tested: n, from 1 to 0.02, on a log scale that is finer at the dense end."""
+    return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
 @in_our_words
@@ -111,10 +114,10 @@ def prune_to(
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:
-    """The sparsest network of the grid whose claim is certified on the holdout (T15), or the dense one if none is.
+    """Returns the sparsest network that can be certified on the holdout (T15), or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both at the given confidence. With `repair` the repaired networks are what is certified.
+    `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -128,16 +131,16 @@ def prune_to(
         method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair, confidence=confidence
     )
     checked_method(options)
-    refuse_fitted(options.method, "a walk would fit every level anew")
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
     claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
-    grid = _checked_levels(levels)
+    grid = _checked_levels(levels, N_REPAIRED_LEVELS if repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
     seen, points = _surveyed(calibration, holdout)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     ranking = rank(task, options, progress=progress)
     walker = _Walker(
-        ranking, output, seed, len(grid), claim, repair, _repair_data(repair, calibration), scoring.chunk_bytes
+        ranking, output, seed, len(grid), claim, repair, _parts(ranking, repair, calibration, seed), scoring.chunk_bytes
     )
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
@@ -176,11 +179,13 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
     return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _repair_data(repair: Repairing, calibration: AnyData | None) -> AnyData | None:
+def _parts(ranking: Ranking, repair: Repairing, calibration: AnyData | None, seed: int) -> Parts | None:
     """The points that levels are repaired on; None where they are not repaired."""
-    if repair and calibration is None:
-        raise OptionError("repair=True reads the data for every level", fix="give a list, a loader or a tensor")
-    return calibration if repair else None
+    if not repair:
+        return None
+    if calibration is None:
+        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
+    return parts_of(ranking.model, calibration, seed=seed)
 
 
 def _walk(
@@ -269,14 +274,14 @@ class _Walker:
         n_levels: int,
         claim: _Claim,
         repair: Repairing,
-        repair_data: AnyData | None,
+        parts: Parts | None,
         chunk_bytes: ChunkBytes,
     ) -> None:
         self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
         self.chunk_bytes = chunk_bytes
-        self.repair, self.repair_data = repair, repair_data  # None: levels are not repaired
+        self.repair, self.parts = repair, parts  # None: levels are not repaired
         self.like: Repair | None = None  # what the first level chose of a joint search
-        self.repaired: dict[int, Pruned] = {}  # by budget
+        self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
@@ -292,25 +297,30 @@ class _Walker:
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` gives it."""
-        if budget in self.repaired:
-            return self.repaired[budget]
-        if self.repair_data is None:
+        if self.parts is None:
+            found, fixed = cut(self.ranking, budget, seed=self.seed), None
+        else:
+            found, fixed = self._repaired(self.parts, budget)
+        return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
+
+    def _repaired(self, parts: Parts, budget: int) -> tuple[Cut, Repaired]:
+        """The repaired network of a level; the first one chooses for all."""
+        if budget not in self.repaired:
             found = cut(self.ranking, budget, seed=self.seed)
-            return pruned_of(self.ranking, found, statements_of(self.ranking, found))
-        found = cut(self.ranking, budget, seed=self.seed)
-        found, fixed = repaired_cut(
-            self.ranking, found, self.repair_data, self.repair, chunk_bytes=self.chunk_bytes, like=self.like
-        )
-        self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)  # chosen once for all levels
-        self.repaired[budget] = pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
+            if found.choice is not None and self.ranking.blend is not None:
+                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
+            options: dict[str, Any] = {"chunk_bytes": self.chunk_bytes, "like": self.like, "fits_all": False}
+            found, fixed = repaired_cut(self.ranking, found, parts, self.repair, **options)
+            self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
+            self.repaired[budget] = found, fixed
         return self.repaired[budget]
 
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""
-        if self.repair_data is None:
+        if self.parts is None:
             write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.seed)[0])
         else:
-            self.sparse = self.record(budget).model
+            self.sparse = self._repaired(self.parts, budget)[1].model
 
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""
@@ -350,7 +360,6 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], 
     test the walk starts at the first level.
     """
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
-    margin = START_MARGIN if walker.repair_data is None else REPAIRED_MARGIN
     n_left = len(grid).bit_length()
     with progress_bar("where to begin", n_left, shown=progress) as advance:
         while high - low > 1:
@@ -361,19 +370,19 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], 
             advance(1)
             n_left -= 1
             if n_left == len(grid).bit_length() - 2:  # the first level also chooses for all others, and takes longer
-                n_more = n_left + margin
+                n_more = n_left + START_MARGIN
                 text = f"prune_to tries about {n_more} more levels"
                 estimate_line(text, n_more * (monotonic() - began), shown=progress)
-    return max(0, low - margin)
+    return max(0, low - START_MARGIN)
 
 
 def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
     return PrunedTo(ranking.model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
 
 
-def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
+def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
     if levels is None:
-        return default_levels()
+        return default_levels(n_default)
     if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
         raise OptionError(
             f"levels is a {type(levels).__name__}, not a list of values of keep, such as (0.5, 0.25, 0.1)"
@@ -389,7 +398,9 @@ def _checked_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
     """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
     if not data_of(holdout).can_be_read_again:
-        raise DataError("the holdout is an iterator, and read for every level", fix="give a list, a loader or a tensor")
+        raise DataError(
+            "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
+        )
     check_model("dense", model)
     if ledger is not None:
         ledger_lines(ledger)

@@ -7,7 +7,7 @@ import warnings
 from sipp.bounds.statements import Statements
 from sipp.errors import DeadRowsWarning
 from sipp.pruning.cutting import Cut
-from sipp.pruning.ranking import points_seen
+from sipp.pruning.ranking import ranking_seen_keys
 from sipp.records.assumption import Assumption
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -41,10 +41,10 @@ def pruned_of(
         choice=cut.choice,
         assumption=assumption,
         repair=None if repaired is None else repaired.record,
-        stated=tensors_hash(cut.model),
+        described_hash=tensors_hash(cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
-        seen=points_seen(ranking) | (frozenset() if repaired is None else repaired.keys),
+        seen=ranking_seen_keys(ranking) | (frozenset() if repaired is None else repaired.keys),
     )
 
 
@@ -61,5 +61,5 @@ def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
         text = f"{what}: {listed(gone)}; floor=0.1 prevents that"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
     if rows:
-        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one per row"
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 (0 %, but at least one each) prevents it"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)

@@ -15,10 +15,11 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes
 from sipp.records.pattern import pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, unstated
+from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.weights import to_rows
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
+from sipp.repairing.parts import parts_of
 from sipp.repairing.with_new_masks import search_network
 
 MOST_STEPS = 10_000_000
@@ -41,16 +42,17 @@ def repair(
     chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> Pruned:
-    """The pruned network with its kept weights refitted to the dense `model`, without labels; masks stay as they are.
+    """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask` they are only where a search begins that finds as many weights and their values together (T21).
+    With `moves_mask`, a search starts from these masks and finds as many weights and their values together (T21).
 
-    Layer by layer in the order of execution, each row's kept weights and its intercept get the least-squares fit of the
-    dense layer's outputs, on the inputs that the repaired network itself meets. Then `steps` of Adam bring the outputs
-    of the whole network nearer to the dense ones. One point in twenty of `data` chooses: a layer that is not better
-    there is left alone, and the polish stops where it no longer gains. One in twenty does nothing but judge the result,
-    if there are 80 points or more: with fewer the record has no estimate. `repair` of the record says what was done.
-    All points are used unless `n_points` says how many; all of them are held in memory. Neither model is changed.
+    Layer by layer in the order of execution, each row's kept weights and its intercept are fitted to the dense layer's
+    outputs by least squares, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
+    outputs of the whole network closer to the dense ones (the polish). One input in twenty is used to choose: a layer
+    that does not improve on these is left alone, and the polish stops once it no longer helps. With 80 inputs or more,
+    another one in twenty is used only to judge the result; with fewer, the record has no estimate. The record's
+    `repair` says what was done. All inputs are used unless `n_points` says how many, and all are held in memory.
+    Neither model is changed.
 
     Example:
         >>> import sipp, torch
@@ -69,21 +71,22 @@ def repair(
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     check_same_tensors(dense, given, pruned.masks)
-    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "n_points": n_points, "seed": seed}
+    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "seed": seed}
     chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
+    parts = parts_of(dense, data, n_points=n_points, seed=seed)
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        found = search_network(dense, pruned.masks, data, floor=0.0 if alive else None, pattern=pattern, **chosen)
+        found = search_network(dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen)
     else:
-        found = repair_network(dense, given, pruned.masks, data, **chosen)
-    about = unstated(pruned, UNSTATED)  # what was promised spoke of the old values
+        found = repair_network(dense, given, pruned.masks, parts, **chosen)
+    about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
         about,
         model=found.model,
         masks=found.masks,
         layers=_recounted(about.layers, dense, found.masks) if moves_mask else about.layers,
-        stated=tensors_hash(found.model),
+        described_hash=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
         seen=pruned.seen | found.keys,

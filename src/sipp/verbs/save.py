@@ -14,12 +14,12 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
 from sipp.records.checking import check_choice, check_path, check_size
-from sipp.records.contents import Contents, Statements
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
-from sipp.records.pruned import Pruned, as_it_is
-from sipp.records.pruned_to import Given, certificate_of, without_walk
+from sipp.records.pruned import Pruned, refreshed
+from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
+from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
 from sipp.storage.network_file import MARK, MARK_OF_PARTS, Index, pack, write_index
 from sipp.storage.network_parts import planned_parts, write_network
@@ -35,21 +35,21 @@ from sipp.storage.network_tensors import (
 
 @torch.inference_mode(False)
 def save(
-    pruned: Given,
+    pruned: NetworkLike,
     path: str | PathLike[str],
     *,
     values: Precision = "fp32",
     masks: Mapping[str, Tensor] | None = None,
     certificate: AnyCertificate | None = None,
     shard: str | int | None = None,
-) -> Contents:
-    """Writes a network to one small file, and gives what is in it: bytes, encodings, how far values moved. `print` it.
+) -> SavedFile:
+    """Writes a network to one small file, and returns what is in it: bytes, encodings, changed values. `print` it.
 
-    `values`: "fp32" and "lossless" keep every bit ("lossless" codes the bytes of all numbers, which takes longer);
-    "fp16", "bf16" and "int8" (one scale a row) round the parameters of two axes or more, nothing else. A plain module
-    may come with `masks`; without, its zeros are what is not kept. A `certificate` must be about this network, or
-    about what the file will give back; that of `prune_to` is stored with its network. `shard` ("5GB", or bytes) is the
-    size of the largest file: the numbers lie in parts beside it then, which belong to it.
+    `values`: "fp32" and "lossless" keep every bit ("lossless" compresses the bytes of all numbers, which takes longer);
+    "fp16", "bf16" and "int8" (one scale per row) round parameters with two or more axes, and nothing else. For a plain
+    module you can pass `masks`; otherwise its zeros count as pruned. A `certificate` must be about this network, or
+    about the network as it will be read from the file; the one from `prune_to` is stored automatically. `shard` ("5GB",
+    or bytes) is the size of the largest file: the numbers are then in several parts next to it.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -63,7 +63,7 @@ def save(
         True
     """
     certificate = certificate_of(pruned, certificate)
-    pruned = without_walk(pruned)
+    pruned = pruned_or_module(pruned)
     model, masks = _network(pruned, masks)
     target = check_path("path", path, "net.sipp.safetensors")
     check_choice("values", values, get_args(Precision))
@@ -86,7 +86,7 @@ def save(
     stored, _ = decode_network(index, map(memoryview, pieces), "the network")
     if index.is_moved and (apart := cannot_share(groups, stored)):
         raise ModelError(
-            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} rounds them apart",
+            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
             fix="save with values='fp32' or 'lossless', or untie them",
         )
     content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
@@ -96,7 +96,7 @@ def save(
     )
     is_about_stored = found.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
-        raise OptionError("certificate is about another network than the one to save; certify this one")
+        raise OptionError("the certificate is about another network than the one to save; certify this one")
     return replace(found, n_bytes=write_network(target, content, parts))
 
 
@@ -108,7 +108,7 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
     if not isinstance(pruned, nn.Module):
         raise OptionError(
             f"a {type(pruned).__name__} cannot be saved",
-            fix="give what sipp.prune or sipp.prune_to gave, or an nn.Module",
+            fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
     if masks is not None and not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")
@@ -133,10 +133,10 @@ def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def _statements(pruned: Pruned) -> Statements:
-    said = pruning_values(as_it_is(pruned))
+def _statements(pruned: Pruned) -> StoredStatements:
+    said = pruning_values(refreshed(pruned))
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
-    return Statements(
+    return StoredStatements(
         **{key: said[key] for key in keys},
         network=said["bound"]["words"],
         rows_and_layers=said["guarantee"],

@@ -19,11 +19,11 @@ from sipp.storage.pruned_folder import write_pruned
 def save_folder(
     pruned: Pruned | PrunedTo, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None
 ) -> Path:
-    """Writes the folder that `sipp prune --out` writes, network and record, and gives its path.
+    """Writes the same folder as `sipp prune --out`, with network and record, and returns its path.
 
-    `sipp report`, `bench`, `eval` and `certify` take it. It holds the old network or the new one, whichever process
-    writes or is killed; a folder with other content is refused. A `certificate` must be about this network; that of
-    `prune_to` is stored with its network. One small file instead: `sipp.save`.
+    `sipp report`, `bench`, `eval` and `certify` can read it. Even if the process is killed, it holds either the old
+    network or the new one; a folder with other content is refused. A `certificate` must be about this network; the one
+    from `prune_to` is stored automatically. For one small file instead, use `sipp.save`.
 
     Example:
         >>> import sipp, tempfile, torch

@@ -14,7 +14,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
-from sipp.records.pruned_to import Given, PrunedTo, network_of, points_seen
+from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
 from sipp.runtime.examples import call_of, guessed_call, off_by, own_tensors
 from sipp.runtime.graph import program_of
@@ -32,12 +32,12 @@ UNITS = 64  # in others: so many of theirs
 
 
 @torch.inference_mode(False)
-def shrink(model: Given, example: Any = None) -> Shrunk:
-    """The network without its dead rows and channels, and without inputs that nobody reads: plain smaller layers.
+def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
+    """Removes dead rows and channels, and inputs that no layer reads: the result has smaller plain layers.
 
-    `model` may be what `prune` or `prune_to` gave, too; it is left as it was. `example` is an input as `sparse` takes
-    it; without, one of noise is made for the first layer. What cannot be removed with certainty stays, and the record
-    names it. Outputs on the example are compared before anything is given back.
+    `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. `example` is an input as for
+    `sparse`; without one, noise in the shape of the first layer is used. Channels that cannot be removed safely stay,
+    and the record names them. Outputs on the example are compared before anything is returned.
 
     Example:
         >>> import sipp, torch
@@ -92,7 +92,7 @@ def shrink(model: Given, example: Any = None) -> Shrunk:
         off_by=moved,
         left_alone=tuple(channels.left_alone),
         hash_before=before,
-        stated=tensors_hash(made),
+        described_hash=tensors_hash(made),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=points_seen(model),
     )
@@ -135,13 +135,13 @@ def _allowed(expected: list[Any]) -> float:
 
 def _differs(moved: float) -> ModelError:
     how = (
-        "does not run, or gives outputs of other shapes or other numbers beside them,"
+        "does not run, or returns other shapes or other plain numbers,"
         if moved == torch.inf
         else f"differs by {moved:.1e}"
     )
     return ModelError(
-        f"the smaller network {how} on the example, so it is not given",
-        fix="see that the forward pass computes with no number of channels, draws nothing and gives finite numbers",
+        f"the smaller network {how} on the example, so it is not returned",
+        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
     )
 
 

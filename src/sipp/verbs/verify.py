@@ -18,7 +18,7 @@ from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
 from sipp.records.html import text_html, view
-from sipp.records.pruned_to import Given
+from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
 from sipp.verbs.certify import certify_accuracy
 
@@ -49,7 +49,7 @@ class Verification:
 def verify(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     *,
     output: Output = None,
@@ -96,11 +96,11 @@ def verify(
             "pruned_hash: that this network is the certified one without dead channels, as its record says"
         )
     if not (cert.calibration_checked and calibration is not None):
-        why = "yes: give the calibration points" if cert.calibration_checked else "no: it claims nothing about them"
-        unchecked.append(f"calibration_checked: the certificate says {why}")
+        why = "says yes; pass calibration= to check it" if cert.calibration_checked else "says no, and claims nothing"
+        unchecked.append(f"calibration_checked: the certificate {why}")
     if ledger is None or not cert.ledger_kept:
-        why = f"{cert.prior_uses} uses before: give the ledger" if cert.ledger_kept else "none was kept: not known"
-        unchecked.append(f"ledger_kept, prior_uses: the certificate says {why}")
+        why = f"says {cert.prior_uses}; pass ledger= to check it" if cert.ledger_kept else "was made without a ledger"
+        unchecked.append(f"ledger_kept, prior_uses: the certificate {why}")
     else:
         differ, unsure = _compare_uses(cert, ledger)
         reasons, unchecked = reasons + differ, unchecked + unsure
@@ -110,7 +110,7 @@ def verify(
 def _look_again(
     cert: AnyCertificate,
     dense: nn.Module,
-    pruned: Given,
+    pruned: NetworkLike,
     holdout: Any,
     output: Output,
     calibration: Any,
@@ -140,8 +140,8 @@ def _believed(cert: AnyCertificate) -> list[str]:
     first = "epsilon, delta" if isinstance(cert, Certificate) and cert.fixed == "epsilon" else "delta"
     chosen = f"fixed, {first}, confidence" if isinstance(cert, Certificate) else "mode, confidence"
     lines = [
-        "data_hash: that the points are independent draws, and new to both networks",
-        f"{chosen}: that they were chosen before the points were looked at",
+        "data_hash: that the inputs were drawn independently and are new to both networks",
+        f"{chosen}: that they were chosen before the inputs were used",
     ]
     if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
         lines.append("output: that the function of this name is the one that was used")

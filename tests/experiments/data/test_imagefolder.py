@@ -70,7 +70,7 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ant is missing"):
         index_folders(tmp_path)
     (tmp_path / "val" / "bee").mkdir()
-    with pytest.raises(DataError, match="classes that train/ has not: bee"):
+    with pytest.raises(DataError, match="classes that train/ does not have: bee"):
         index_folders(tmp_path)
 
 

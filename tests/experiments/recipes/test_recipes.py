@@ -125,6 +125,7 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "train: {epoch: 3}", ("train.epoch'", "did you mean 'train.epochs'")),
         (GOOD + "trian: {epochs: 3}", ("unknown key 'trian'", "did you mean 'train'")),
         (GOOD + "train: {decay: {facto: 0.1}}", ("train.decay.facto", "did you mean 'train.decay.factor'")),
+        (GOOD + "short: {repetitions: 1}", ("unknown key 'short'",)),
         (GOOD + "train: {rate: 1e-3}", ("train.rate", "1.0e-3")),
         (GOOD + "train: {rate: '0.1'}", ("train.rate", "text")),
         (GOOD + "train: {rate: .nan}", ("train.rate", "finite")),
@@ -214,9 +215,20 @@ def test_settings_and_hash() -> None:
 
 
 def test_bases_alone_are_not_recipes() -> None:
-    for name in ("base", "base-cifar10", "../catalog", "nope"):
+    for name in ("base", "base-cifar10", "base-cifar10-short", "digits-iterative-short", "../catalog", "nope"):
         with pytest.raises(OptionError, match="unknown recipe"):
             load_recipe(name)
+
+
+def test_a_short_form_is_its_recipe_with_what_its_bases_say_of_it(tmp_path: Path) -> None:
+    full, short = load_recipe("vgg16-cifar10-iterative"), load_recipe("vgg16-cifar10-iterative-short")
+    assert (short.train.epochs, short.retraining.epochs, short.repetitions, short.prune.levels) == (30, 15, 1, 5)
+    changed = {"name", "repetitions", "train", "retrain", "prune"}
+    assert {key for key, value in config_of(full).items() if config_of(short)[key] != value} == changed
+    path = tmp_path / "mine.yaml"
+    for base in (full, short):
+        path.write_text(f"base: {base.name}\n")
+        assert config_of(load_recipe(str(path))) == {**config_of(base), "name": "mine"}
 
 
 def test_descriptions_are_those_of_the_checked_recipes() -> None:

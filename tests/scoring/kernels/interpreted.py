@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,7 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         "tiny and huge": (a * 1e-30, inverse * 1e30, positive),
         "huge and tiny": (a * 1e30, inverse * 1e-30, positive),
         "the last patch alone": (alone, inverse, positive),
+        "reciprocals that add up to infinity": (a, torch.full_like(inverse, 1e37), positive),
         "lines of very different scale": (a, inverse * torch.logspace(-30, 30, 5).view(1, 1, 5, 1), positive),
     }
 
@@ -115,6 +117,24 @@ def test_half_precision_operands_are_computed_in_float32(dtype: torch.dtype) -> 
     assert sums.dtype == torch.float32
     expected = reference.quadrant_sums(weight.to(dtype), a.to(dtype))
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
+    """Three rows of 2^30 weights and one more, in files of which only what is written to is ever there."""
+    fan_in, n_rows, n_patches = 2**30 + 1, 3, 4
+    positive, best = (
+        torch.from_file(str(tmp_path / str(dtype)), shared=True, size=n_rows * fan_in, dtype=dtype)
+        for dtype in (torch.int8, torch.int32)
+    )
+    a, inverse = torch.rand(1, 1, n_patches), torch.rand(n_patches, 2, n_rows)
+    positive[fan_in] = 1
+    gpu._raise_best[(1, 1, 1)](
+        a, inverse, torch.ones(2, n_rows), torch.full((n_patches,), 1e9), positive, best, n_rows, fan_in, n_patches,
+        STRETCH=32, ROWS=4, CHUNK=32, MOST_SINGLE=2,
+    )  # fmt: skip
+    signs = torch.tensor([1, 0, 1])  # the second row has a positive weight
+    expected = (a.view(-1, 1) * inverse[:, signs, torch.arange(n_rows)]).amax(0)
+    assert torch.equal(best[::fan_in].clone().view(torch.float32), expected)
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:

@@ -16,10 +16,7 @@ import torch
 from scoring.kernels import block_products
 from torch import Tensor
 
-from sipp.allocation.row_bounds import draws_for, expected_kept
-from sipp.errors import DataError, OptionError
-from sipp.pruning.sampling import draw_until
-from sipp.pruning.sparse_rows import reweighted
+from sipp.errors import DataError
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
@@ -165,21 +162,6 @@ def test_both_shapes_are_named() -> None:
         cpu.quadrant_sums(rand(2, 3, 5), rand(2, 4, 70))
     with pytest.raises(DataError, match="complex64"):
         checks.check_lines("here", rand(2, 2).to(torch.complex64))
-
-
-def test_rows_and_numbers_that_do_not_fit_are_refused() -> None:
-    rows, numbers = rand(6, 5).double(), torch.full((6,), 2.0)
-    for wrong in (numbers[:3], numbers.repeat(2), numbers[:, None]):
-        with pytest.raises((DataError, OptionError)):
-            expected_kept(rows, wrong)
-        with pytest.raises((DataError, OptionError)):
-            draws_for(rows, wrong)
-        with pytest.raises(DataError):
-            draw_until(rows, wrong.long(), torch.Generator())
-    with pytest.raises(DataError):
-        draw_until(rows, torch.full((6,), 5), torch.Generator())  # no fewer than the row has
-    with pytest.raises(DataError):
-        reweighted(rows, rows[:, :3], rows)
 
 
 IN_A_PROCESS = """

@@ -21,6 +21,7 @@ from sipp.native.compiling import calling, compiled
 from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import maxima
+from sipp.scoring.kernels.cpu.layout import Calls, Layer
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -212,6 +213,27 @@ def test_several_callers_at_once() -> None:
     expected = ratios(weight, a)
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(r, expected) for r in pool.map(lambda _: ratios(weight, a), range(8)))
+
+
+def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread may do before the loops of this one start: more geometries than are kept, and new memory."""
+    windows, weight, factors, _ = layer(GEOMETRIES[0], "both", 3)
+    expected, expected_squares = max_ratios(windows, 2, weight, **factors)
+    real, meanwhile, ready = cpu._calls, [], [cpu.no_ratios(rand(1, 4, k), torch.ones(1, 4).double()) for k in (6, 45)]
+
+    def interrupted(layer: Layer) -> Calls:
+        factors_TB = torch.tensor([[1.0], [0.0]])
+        for i in range(20):
+            for some in ready:
+                other = rand(1, 1, 120 + i, some.shape[2] + i)[..., : some.shape[2]]
+                cpu._layer("another thread", some, other, 1, factors_TB)
+        # as long as what this layer reads: memory that was freed is written anew
+        meanwhile.extend(torch.zeros(n, dtype=torch.int64) for n in (7 * 18, 45) * 40)
+        return real(layer)
+
+    monkeypatch.setattr(cpu, "_calls", interrupted)
+    best, squares = max_ratios(windows, 2, weight, **factors)
+    assert meanwhile and torch.equal(best, expected) and torch.equal(squares, expected_squares)
 
 
 class Net(nn.Module):

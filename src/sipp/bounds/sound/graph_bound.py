@@ -75,13 +75,13 @@ class GraphBound:
 
 @torch.inference_mode(False)
 def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
-    """A bound on ||f^(x) - f(x)|| for each sample of `inputs`, or the reason why there is none (T13).
+    """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or gives the reason why there is no bound (T13).
 
     `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
-    arguments, or its keyword arguments), samples along the first axis. Both networks are copied to eval mode and
-    float64: the models given are left as they were. The bound is about exact arithmetic: what rounding does to networks
-    that run in float32 or less is not in it (it is in the network statement of `prune` and `assess`, T18).
-    `fold_batchnorm` bounds a linear map and the BatchNorm that alone follows it as one map, which is never looser.
+    arguments, or its keyword arguments), with samples along the first axis. Both networks are copied to eval mode and
+    float64; the originals are left as they were. The bound assumes exact arithmetic: it leaves out the rounding errors
+    of networks that run in float32 or less (the network bound of `prune` and `assess` includes them, T18). With
+    `fold_batchnorm`, a linear map and the BatchNorm right after it are bounded as one map, which is never looser.
 
     Example:
         >>> import sipp, torch

@@ -42,13 +42,13 @@ def sound_network_bound(
     `points` are new to the pruning; those that were scored all the same (by their content) do not count.
     """
     if scores.batch_dependent:
-        return no_bound("BatchNorm on batch statistics has no bound for one point", None, mode="sound")
+        return no_bound("BatchNorm on batch statistics has no bound for a single input", None, mode="sound")
     if scores.dependence:
         return no_bound(scores.dependence, None, mode="sound")
     worst, keys, same = 0.0, set[bytes](), _same_tensors(dense, pruned)
     data = data_of(points, device=device_of(dense), role="holdout")
     if data.is_empty:
-        return no_bound("too few points to keep one aside: give more, or a holdout", None, mode="sound")
+        return no_bound("too few inputs to hold one back: pass more, or a holdout", None, mode="sound")
     for batch in data.batches():
         inputs: Any = batch.kwargs or batch.args
         found = sound_bound(dense, pruned, inputs)
@@ -57,10 +57,12 @@ def sound_network_bound(
         epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
         worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
         keys |= set(draw_keys_of(batch))
-    covered = coverage(len(keys - scores.known), 1, confidence)
-    causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, at one of the points"]
+    covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
+    causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
     if covered.share > MOST_SHARE:
-        causes.append(f"{covered.n} points that are new to the pruning say nothing of most inputs (T18)")
+        causes.append(
+            f"{covered.n} inputs that are new to the pruning are too few: nothing follows for most new inputs"
+        )
     return NetworkBound("sound", worst, None, None, "; ".join(causes), {}, covered)
 
 

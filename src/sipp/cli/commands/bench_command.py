@@ -20,27 +20,38 @@ N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
 
 
 def bench(
-    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
+    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
     model: Annotated[
         str | None,
-        option("Built-in network or package.module:callable; built-in ones are recognised.", MODEL_PANEL),
+        option("A built-in network (recognised automatically) or package.module:callable.", MODEL_PANEL),
     ] = None,
-    data: Annotated[str | None, option("Points; default: noise of a built-in network's shape.", MODEL_PANEL)] = None,
+    data: Annotated[
+        str | None, option("Inputs; default: noise in the shape that a built-in network takes.", MODEL_PANEL)
+    ] = None,
     normalise: Normalise = None,
     size: Size = None,
     out: Annotated[
-        Path | None, option(f"New file for the record; as {BENCH_NAME} in a folder, the page shows it.", OUTPUT_PANEL)
+        Path | None,
+        option(
+            f"New file for the record; the page shows it if it is called {BENCH_NAME} and in the folder.", OUTPUT_PANEL
+        ),
     ] = None,
     force: Force = False,
     as_json: Json = False,
     batch: Annotated[
-        int, option("Points per call; one alone is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
+        int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
     threads: Annotated[
         int | None, option("Threads; default: torch's.", MACHINE_PANEL, least=1, most=MOST_THREADS)
     ] = None,
     repeats: Annotated[
-        int, option("Pairs of calls timed; the median counts.", MACHINE_PANEL, least=LEAST_REPEATS, most=MOST_REPEATS)
+        int,
+        option(
+            "Pairs of calls to time; the median counts.",
+            MACHINE_PANEL,
+            least=LEAST_REPEATS,
+            most=MOST_REPEATS,
+        ),
     ] = REPEATS,
 ) -> None:
     """Time a pruned network against the dense one, step by step and as a whole."""
@@ -92,9 +103,9 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
             f"{step.sparse_ms:.3f}" if step.sparse_ms is not None else "",
             f"{step.ratio:.2g}" if step.ratio is not None else "",
         )
-    show(f"steps with weights, {record.step_points} points, one thread:", steps)
+    show(f"steps with weights, {record.step_points} inputs, one thread:", steps)
     calls = plain_table(
-        "points", "dense ms", "sparse ms", "dense points/s", "sparse points/s", "off by", "speed", texts=("speed",)
+        "inputs", "dense ms", "sparse ms", "dense inputs/s", "sparse inputs/s", "off by", "speed", texts=("speed",)
     )
     for run in record.runs:
         rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))

@@ -23,21 +23,21 @@ class CertifyRequest:
     model: shared.Model
     pruned: shared.PrunedWeights
     dense: shared.Dense = None
-    holdout: Annotated[str, option(f"Points new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
+    holdout: Annotated[str, option(f"Inputs that are new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
     calibration: Annotated[
-        str | None, option("Points that were used for pruning; the holdout must not contain any.", MODEL_PANEL)
+        str | None, option("Inputs that were used for pruning; the holdout must not contain any.", MODEL_PANEL)
     ] = None
     normalise: shared.Normalise = None
     size: shared.Size = None
     length: shared.Length = None
     epsilon: Annotated[
-        float | None, option("Relative error to certify; without it, the smallest.", GUARANTEE_PANEL)
+        float | None, option("Relative error to certify; default: the smallest that can be certified.", GUARANTEE_PANEL)
     ] = None
     accuracy: Annotated[bool, option("Certify the drop in accuracy instead.", GUARANTEE_PANEL, "--accuracy")] = False
     measure: Annotated[
         Measure,
         option(
-            "What epsilon limits: the output; for a language model also kl (nats a token) or next-token.",
+            "What epsilon limits: the output; for a language model also kl (nats per token) or next-token.",
             GUARANTEE_PANEL,
         ),
     ] = "output"
@@ -61,7 +61,7 @@ def certify(request: CertifyRequest, as_json: Json = False) -> None:
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.make_certificate import answer
+    from sipp.cli.certify_work import answer
 
     with only_json(as_json):
         found = answer(request)

@@ -19,7 +19,7 @@ def compare(
     data: shared.NeededData,
     weights: shared.Weights = None,
     holdout: Annotated[
-        str | None, option("Points to judge on; default: the last quarter of the data.", MODEL_PANEL)
+        str | None, option("Inputs to judge on; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     normalise: shared.Normalise = None,
     size: shared.Size = None,
@@ -27,11 +27,11 @@ def compare(
     length: shared.Length = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
-        str, option("Shares of the prunable weights to keep, each in (0, 1], with commas.", PRUNE_PANEL)
+        str, option("Shares of the prunable weights to keep, each in (0, 1], separated by commas.", PRUNE_PANEL)
     ] = "0.5,0.3,0.1",
     methods: Annotated[
         str | None,
-        option(f"With commas, of: {', '.join(NAMES)}, or --code's. Default: a usual set.", PRUNE_PANEL),
+        option(f"Separated by commas: {', '.join(NAMES)}, or those from --code. Default: a usual set.", PRUNE_PANEL),
     ] = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
@@ -39,7 +39,7 @@ def compare(
     ledger: shared.Ledger = None,
     output: shared.OutputPart = None,
     repair: Annotated[
-        bool, option("Also try each with mask and weights found together.", REPAIR_PANEL, "--repair")
+        bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
     ] = False,
     refit: shared.Refit = False,
     as_json: Json = False,
@@ -85,7 +85,7 @@ def compare(
                 show(f"holdout: {judging.words}")
             show(*images_lines(chosen, judging), str(comparison))
             if chosen.kind == "random":
-                show("noise: this is how methods do on random inputs, not on yours")
+                show("noise: this shows how methods do on random inputs, not on yours")
     if as_json:
         about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
         print_json(about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))

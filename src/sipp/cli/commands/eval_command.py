@@ -18,14 +18,14 @@ class EvalRequest:
     model: shared.Model
     pruned: shared.PrunedWeights
     dense: shared.Dense = None
-    data: Annotated[str, option(f"Points to measure on: {KINDS}. Of a set, its test part.", MODEL_PANEL)]
+    data: Annotated[str, option(f"Inputs to measure on: {KINDS}. For a data set, its test part.", MODEL_PANEL)]
     normalise: shared.Normalise = None
     size: shared.Size = None
     length: shared.Length = None
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
     out: Annotated[
-        Path | None, option("New file for the record; in the network's folder it appears on its page.", OUTPUT_PANEL)
+        Path | None, option("New file for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
     ] = None
     force: shared.Force = False
     device: shared.Device = "auto"
@@ -36,7 +36,7 @@ class EvalRequest:
 @with_record_options
 def eval(request: EvalRequest, as_json: Json = False) -> None:  # the name of the command
     """Measure a pruned network beside the dense one: accuracy, loss, and how far outputs move."""
-    from sipp.cli.evaluate import answer
+    from sipp.cli.eval_work import answer
 
     with only_json(as_json):
         lines, record = answer(request)

@@ -18,23 +18,26 @@ from sipp.storage.outputs import check_place, refuse_inputs
 N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
 
 OwnModel = Annotated[
-    str | None, typer.Option(help="package.module:callable of your own code; built-in networks are recognised.")
+    str | None, typer.Option(help="Your own network as package.module:callable; built-in networks are recognised.")
 ]
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
+    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
     to: Annotated[
         Literal["small", "safetensors", "pt", "pt2", "onnx", "hf", "reader"],
         typer.Option(
-            help="The small file of sipp.save (small), weights (safetensors, pt), a program (pt2, onnx), a Hugging "
-            "Face folder (hf), or Python that reads FILE with NumPy alone (reader)."
+            help="The small file that sipp.save writes (small), weights (safetensors, pt), a program (pt2, onnx), a "
+            "Hugging Face folder (hf), or code that reads FILE with NumPy alone (reader)."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
     model: OwnModel = None,
     data: Annotated[
-        str | None, typer.Option(help=f"Example for pt2 and onnx; default: noise for a built-in network. {KINDS}.")
+        str | None,
+        typer.Option(
+            help=f"Example inputs for pt2 and onnx; default: noise for a built-in network. Otherwise {KINDS}."
+        ),
     ] = None,
     normalise: Normalise = None,
     size: Size = None,
@@ -51,12 +54,12 @@ def export(
     from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
-    from sipp.records.contents import Contents
+    from sipp.records.saved_file import SavedFile
     from sipp.runtime.exporting import TRACED, Exported, export_reader
     from sipp.runtime.exporting import export as export_network
 
     name: str | None
-    made: Exported | Contents
+    made: Exported | SavedFile
     with only_json(as_json):
         for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
             if value is not None and to not in TRACED:
@@ -68,7 +71,7 @@ def export(
             for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
                 if given is not None:
                     raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
-            with naming_option(f"FILE {file}, --to {to}", "give a file of sipp.save"):
+            with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
                 name, made = None, export_reader(file, out)
         elif to == "small":
             if shard is not None:

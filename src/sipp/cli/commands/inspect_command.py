@@ -12,7 +12,7 @@ from sipp.cli.output import only_json, print_json, show
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A file of `sipp prune --out NAME.safetensors`, or of sipp.save.")],
+    file: Annotated[Path, typer.Argument(help="A file from `sipp prune --out NAME.safetensors`, or from sipp.save.")],
     as_json: Json = False,
 ) -> None:
     """Show what is in a file of sipp.save: tensors and their sizes, method, statements, certificate."""

@@ -43,7 +43,8 @@ class PruneRequest:
     holdout: Annotated[
         str | None,
         option(
-            "Points for a certificate, new to the network; default with --epsilon: split off the data.", GUARANTEE_PANEL
+            "Inputs for a certificate, new to the network; default with --epsilon: split off from the data.",
+            GUARANTEE_PANEL,
         ),
     ] = None
     holdout_points: shared.HoldoutPoints = None
@@ -56,7 +57,10 @@ class PruneRequest:
     refit: shared.Refit = False
     recipe: Annotated[
         Path | None,
-        option("A .yaml or .json file with options of this group and below: `keep: 0.2`. Typed ones win.", PRUNE_PANEL),
+        option(
+            "A .yaml or .json file with options from here on, such as `keep: 0.2`. Typed options override it.",
+            PRUNE_PANEL,
+        ),
     ] = None
     epsilon: Annotated[
         float | None,
@@ -75,14 +79,16 @@ class PruneRequest:
     values: Annotated[
         Precision,
         option(
-            f"Values in name{FILE_SUFFIX}: fp32, lossless; fp16, bf16 and int8 round, and are certified as stored.",
+            f"Values in name{FILE_SUFFIX}: fp32, lossless; or rounded and certified as stored: fp16, bf16, int8.",
             OUTPUT_PANEL,
             metavar="FORMAT",
         ),
     ] = "fp32"
     shard: Annotated[
         str | None,
-        option(f"Largest file of name{FILE_SUFFIX}: 5GB; the others lie beside it. Default: one file.", OUTPUT_PANEL),
+        option(
+            f"Split name{FILE_SUFFIX} into files of at most this size, such as 5GB. Default: one file.", OUTPUT_PANEL
+        ),
     ] = None
     force: shared.Force = False
 
@@ -105,9 +111,9 @@ class PruneRequest:
 def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) -> None:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
-    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run. T1 to T22: see docs/theory.md.
+    For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
-    from sipp.cli.prune_network import check, not_certified, record_of, tell, work, write
+    from sipp.cli.prune_work import check, json_record, not_certified, tell, work, write
 
     if request.recipe is not None:
         from sipp.cli.prune_recipe import with_recipe
@@ -119,7 +125,7 @@ def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) 
     with only_json(as_json):
         check(request)
         outcome = work(request)
-        record = record_of(request, outcome)
+        record = json_record(request, outcome)
         written = write(request, outcome, record)
         if not as_json:
             tell(request, outcome, written)

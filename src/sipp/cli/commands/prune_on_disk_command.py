@@ -24,23 +24,27 @@ from sipp.cli.output import only_json, print_json, show
 class OnDiskRequest:
     """What the user asked for; each field is an option."""
 
-    model: Annotated[str, option("hf:DIR, a folder of Hugging Face with .safetensors.", MODEL_PANEL)]
+    model: Annotated[str, option("hf:DIR, a Hugging Face folder with .safetensors.", MODEL_PANEL)]
     data: Annotated[
         str, option("Calibration text: .txt, .jsonl or a folder of these; or token numbers in a file.", MODEL_PANEL)
     ]
     length: shared.Length = None
     points: Annotated[
-        int | None, option("How many sequences; default: 128 of a text, all of a file.", MODEL_PANEL, least=1)
+        int | None,
+        option("How many sequences; default: 128 from text, all from a file of token numbers.", MODEL_PANEL, least=1),
     ] = None
     keep: Annotated[float | None, prune_option("keep")] = None
     pattern: Annotated[str | None, prune_option("pattern")] = None
     method: Annotated[str, option("How weights are chosen, as for sipp prune.", PRUNE_PANEL)] = "wanda"
     repair: Annotated[
-        bool, option("Find mask and weights together on the data, without labels (T21).", REPAIR_PANEL, "--repair")
+        bool, option("Find the mask and the weights together on the data, without labels.", REPAIR_PANEL, "--repair")
     ] = False
     blocks: Annotated[str | None, prune_option("blocks")] = None
     out: Annotated[
-        Path, option("Folder for the sparse model, which from_pretrained reads; that of a stopped run.", OUTPUT_PANEL)
+        Path,
+        option(
+            "Folder for the sparse model, which from_pretrained can read; give the same one to resume.", OUTPUT_PANEL
+        ),
     ]
     seed: shared.Seed = 0
     device: shared.Device = "auto"
@@ -54,11 +58,11 @@ def prune_on_disk(request: OnDiskRequest, as_json: Json = False) -> None:
     For example: sipp prune-on-disk --model hf:llama --data train.jsonl --keep 0.5 --repair --out sparse. Only one
     block and one batch are in memory. A stopped run resumes after its last finished block.
     """
-    from sipp.cli.prune_files import record_of, work
+    from sipp.cli.prune_on_disk_work import json_record, work
 
     with only_json(as_json):
         done = work(request)
     if as_json:
-        print_json(record_of(done))
+        print_json(json_record(done))
     else:
         show(str(done))

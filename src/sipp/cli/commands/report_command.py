@@ -46,7 +46,7 @@ def report(
     write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)
     if figures is not None and not drawn:
-        what = "nothing was drawn: no result has a number for a figure"
+        what = "no figure was drawn: the results have no numbers to plot"
         raise CommandError(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
@@ -91,7 +91,7 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
         names = figure_names(results)
         if not names:
             raise OptionError(
-                "there is nothing to draw: figures are of runs, or of several pruned networks", fix="leave it out"
+                "there is nothing to draw: figures need runs, or several pruned networks", fix="leave it out"
             )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)

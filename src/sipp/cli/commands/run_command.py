@@ -24,11 +24,14 @@ def run(
     data: shared.DataRoot = DEFAULT_ROOT,
     model: Annotated[
         str | None,
-        option("A network of your own instead of the recipe's: package.module:callable.", MODEL_PANEL),
+        option("Your own network instead of the recipe's: package.module:callable.", MODEL_PANEL),
     ] = None,
     own_data: Annotated[
         str | None,
-        option("Data of your own: package.module:callable that gives images and labels, train then test.", MODEL_PANEL),
+        option(
+            "Your own data: package.module:callable that returns images and labels, first train, then test.",
+            MODEL_PANEL,
+        ),
     ] = None,
     code: shared.CodeFiles = None,
     out: shared.RunsOut = DEFAULT_RUNS,
@@ -39,17 +42,19 @@ def run(
     engine: Annotated[
         Literal["process", "ray"],
         option(
-            "Train one network after another in this process, or several at once on Ray: same records.", MACHINE_PANEL
+            "Train one network after another in this process, or several at once on Ray; the records are the same.",
+            MACHINE_PANEL,
         ),
     ] = "process",
     at_once: Annotated[
         int | None,
-        option("Ray: how many networks at once; default: as many as CPUs or GPUs allow.", MACHINE_PANEL, least=1),
+        option("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", MACHINE_PANEL, least=1),
     ] = None,
     ray_address: Annotated[
         str | None,
         option(
-            "Ray: a running one (auto, HOST:PORT); --out and --data are on a disk all machines share.", MACHINE_PANEL
+            "Ray: a running cluster (auto, HOST:PORT); --out and --data must be on a disk all machines share.",
+            MACHINE_PANEL,
         ),
     ] = None,
 ) -> None:
@@ -96,7 +101,7 @@ def run(
         leave_processes(processes)
     if not as_json:
         console.print(records_table(done.records))
-        made = f"{done.n_made} networks made now" if done.n_made else "nothing left to do"
+        made = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
         console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)
     elif processes.leads:
         print_json({"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})

@@ -25,11 +25,13 @@ def score(
     size: shared.Size = None,
     length: shared.Length = None,
     points: shared.PointsOption = None,
-    delta: Annotated[float, option("Only for --points theory: failure probability (T4).", MODEL_PANEL)] = DELTA,
+    delta: Annotated[float, option("Only for --points theory: the allowed failure probability.", MODEL_PANEL)] = DELTA,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
     reduce: shared.ReduceOver = "max",
-    out: Annotated[Path | None, option("File for all scores: .safetensors, one tensor a weight.", OUTPUT_PANEL)] = None,
+    out: Annotated[
+        Path | None, option("File for all scores: .safetensors, one tensor per weight.", OUTPUT_PANEL)
+    ] = None,
     force: shared.Force = False,
     as_json: Json = False,
     device: shared.Device = "auto",

@@ -20,7 +20,7 @@ KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
 
 
 def shrink(
-    file: Annotated[Path, typer.Argument(help="A file of sipp.save, or a folder of `sipp prune`.")],
+    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
     out: Annotated[
         Path,
         typer.Option(
@@ -28,7 +28,9 @@ def shrink(
         ),
     ],
     model: OwnModel = None,
-    data: Annotated[str | None, typer.Option(help=f"Example; default: noise for a built-in network. {KINDS}.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"Example inputs; default: noise for a built-in network. Otherwise {KINDS}.")
+    ] = None,
     normalise: Normalise = None,
     size: Size = None,
     as_json: Json = False,
@@ -42,7 +44,9 @@ def shrink(
         kind = KIND_OF.get(out.suffix)
         if kind is None:
             raise CommandError(
-                f"{out.name} ends in none of {', '.join(KIND_OF)}", where=f"--out {out}", fix="the ending says the kind"
+                f"{out.name} ends in none of {', '.join(KIND_OF)}",
+                where=f"--out {out}",
+                fix="the ending chooses the format",
             )
         with naming_option(f"--out {out}", "give another place"):
             check_out(out, [("FILE", file), *points_read("--data", data)])

@@ -19,7 +19,7 @@ from sipp.storage.outputs import PAGE, check_file, refuse_inputs
 
 def study(
     name: Annotated[str | None, typer.Argument(help="A study; without one, all of them are listed.")] = None,
-    full: Annotated[bool, option("The paper's schedules, not the short form.", MODEL_PANEL, "--full")] = False,
+    full: Annotated[bool, option("Use the paper's schedules, not the short form.", MODEL_PANEL, "--full")] = False,
     settings: shared.Settings = None,
     code: shared.CodeFiles = None,
     out: shared.RunsOut = DEFAULT_RUNS,
@@ -76,7 +76,7 @@ def study(
         console.print(one.folder.name, highlight=False)
         console.print(records_table(one.records))
     n_made = sum(one.n_made for one in done)
-    made = f"{n_made} networks made now" if n_made else "nothing left to do"
+    made = f"{n_made} networks trained now" if n_made else "nothing left to do"
     console.print(f"{made}; page: {page}", soft_wrap=True, highlight=False)
 
 

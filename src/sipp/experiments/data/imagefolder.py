@@ -70,7 +70,7 @@ def index_folders(root: Path | str) -> FolderIndex:
     if not classes:
         raise DataError(f"{root / PARTS[0]} holds no class folders")
     if extra:
-        raise DataError(f"{root / PARTS[1]} holds classes that train/ has not: {', '.join(extra[:5])}")
+        raise DataError(f"{root / PARTS[1]} holds classes that train/ does not have: {', '.join(extra[:5])}")
     paths: list[str] = []
     labels: list[int] = []
     counts: list[int] = []

@@ -241,7 +241,7 @@ def _outcome(ray: Any, ref: Any) -> Outcome:
         raise
     except ray.exceptions.RayError:
         what = f"the process died {N_TRIES} times: is there too little memory? Make fewer networks at once (--at-once)"
-        return Outcome("error", DataError(what, fix="the same command goes on from the last checkpoints"))
+        return Outcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
 
 
 def _shares(nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None) -> tuple[int, dict[str, float]]:

@@ -13,12 +13,12 @@ from sipp.experiments.runs.plan import Stage
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
     """The initial network, cut to the weights of this level of the ladder."""
-    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to
+    from sipp.experiments.pipelines.shared import clock, cut_to, level_budget
 
     began = clock()
     ranking = _ranking(context, stage)
     scored_in = clock() - began
-    return cut_to(context, stage, ranking, {}, budget_of(context, stage, ranking.n_weights), scored_in)
+    return cut_to(context, stage, ranking, {}, level_budget(context, stage, ranking.n_weights), scored_in)
 
 
 def _ranking(context: RunContext, stage: Stage) -> Any:

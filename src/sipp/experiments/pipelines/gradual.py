@@ -41,7 +41,7 @@ def _cut_once(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
     from sipp.experiments.parallel.processes import share_buffers
-    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, rank_for
+    from sipp.experiments.pipelines.shared import clock, cut_to, level_budget, rank_for
     from sipp.experiments.runs.context import Network
     from sipp.native.compiling import compiling_seconds
     from sipp.verbs.gradual import budget_at
@@ -50,7 +50,7 @@ def _cut_once(
     began, compiled = clock(), compiling_seconds()
     now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
     ranking = rank_for(context, stage, now, norm_stats="running")
-    budget = budget_at(t, ranking.n_weights, budget_of(context, stage, ranking.n_weights))
+    budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
     made = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
     blend = {} if made.facts["choice"] is None else {"blend": made.facts["choice"]["words"]}

@@ -16,7 +16,7 @@ def parent(stage: Stage) -> Stage:
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
     """The trained network of the level above, cut to alpha of the weights it has left, or to this level's keep."""
-    from sipp.experiments.pipelines.shared import budget_of, clock, cut_to, next_budget, rank_for
+    from sipp.experiments.pipelines.shared import clock, cut_to, level_budget, next_budget, rank_for
 
     assert parent_network is not None
     began = clock()
@@ -24,7 +24,7 @@ def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -
     scored_in = clock() - began
     left = sum(int(mask.sum()) for mask in parent_network.masks.values()) if parent_network.masks else ranking.n_weights
     alpha = context.recipe.prune.alpha
-    budget = next_budget(left, alpha) if alpha is not None else budget_of(context, stage, ranking.n_weights)
+    budget = next_budget(left, alpha) if alpha is not None else level_budget(context, stage, ranking.n_weights)
     return cut_to(context, stage, ranking, parent_network.masks, min(left, budget), scored_in)
 
 

@@ -56,7 +56,7 @@ def next_budget(left: int, alpha: float) -> int:
     return max(1, round(alpha * left))
 
 
-def budget_of(context: RunContext, stage: Stage, n_weights: int) -> int:
+def level_budget(context: RunContext, stage: Stage, n_weights: int) -> int:
     """The number of weights of a stage's level, of so many: its keep's share, or alpha again and again."""
     spec, budget = context.recipe.prune, n_weights
     if spec.alpha is None:

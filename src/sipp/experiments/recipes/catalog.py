@@ -16,6 +16,7 @@ from sipp.scoring.methods import own_methods
 
 BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
 SUFFIX = ".yaml"
+SHORT = "short"  # the key of what NAME-short changes in the recipe NAME; recipes without it have no short form
 MAX_CHAIN = 8
 # Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
 INSTEAD = {
@@ -30,7 +31,8 @@ MAX_BYTES = 1 << 20  # of a recipe's file
 
 def recipe_names() -> list[str]:
     """The names of all recipes that come with the package."""
-    return [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
+    names = [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
+    return sorted(names + [f"{name}-{SHORT}" for name in names if _packaged(name, ()).get(SHORT)])
 
 
 def recipe_descriptions() -> dict[str, str]:
@@ -54,7 +56,10 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
             raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error
         values = {"name": path.name.removesuffix(SUFFIX), **_derived(_parsed(text, where), where, ())}
     else:
-        values, where = {**_packaged(name_or_path, ()), "name": name_or_path}, f"recipe {name_or_path!r}"
+        values, where = (
+            {**_without_short(_packaged(name_or_path, ())), "name": name_or_path},
+            f"recipe {name_or_path!r}",
+        )
     values = _with_settings(values, settings)
     if "code" in values:
         raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
@@ -89,7 +94,11 @@ def _file_names() -> list[str]:
 
 
 def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    known = _file_names()
+    known, whole = _file_names(), name.removesuffix(f"-{SHORT}")
+    if whole in known and name not in known and not whole.startswith(BASE_PREFIX):
+        values = _packaged(whole, (*chain, name))
+        if values.get(SHORT):
+            return merged(_without_short(values), {"description": f"short form of {whole}", **values[SHORT]})
     if not re.fullmatch(NAME_PATTERN, name) or name not in known or (not chain and name.startswith(BASE_PREFIX)):
         near = difflib.get_close_matches(name, known if chain else recipe_names(), n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
@@ -116,7 +125,12 @@ def _derived(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
         raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
-    return merged(_packaged(base, chain or (where,)), above)
+    below = _packaged(base, chain or (where,))
+    return merged(below if chain else _without_short(below), above)
+
+
+def _without_short(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != SHORT}
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

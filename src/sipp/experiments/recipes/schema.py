@@ -47,9 +47,9 @@ class DataSpec(_Part):
     name: DataName
     """the data set"""
     n_calibration: Count
-    """points of the training part set apart to score weights with (S)"""
+    """training inputs set aside for scoring weights"""
     n_holdout: Annotated[int, Field(ge=0)] = 0
-    """points of the training part set apart for certificates (V, T14)"""
+    """training inputs set aside for certificates"""
     split_seed: int = 0
     """seed of that split, the same for all repetitions"""
 
@@ -58,7 +58,7 @@ class Decay(_Part):
     """factor@{milestones} or factor@{every, ...} of the paper's tables."""
 
     factor: Annotated[float, Field(gt=0, le=1)]
-    """what a decay leaves of the rate"""
+    """factor that a decay multiplies the rate by"""
     milestones: tuple[Count, ...] | None = None
     """epochs after which the rate decays"""
     every: Count | None = None
@@ -92,21 +92,21 @@ class Training(_Part):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """of SGD"""
     nesterov: bool = False
-    """Nesterov's form of it"""
+    """use Nesterov's form of momentum"""
     weight_decay: Annotated[float, Field(ge=0)]
     """of all parameters"""
     augment: bool
-    """images shifted by up to 4 pixels and mirrored"""
+    """shift images by up to 4 pixels and mirror them"""
     precision: Precision = "float32"
-    """of the network; the loss is always float32"""
+    """data type of the network; the loss is always float32"""
     channels_last: bool = False
     """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
-    """epochs between evaluations on the test set; the last always is"""
+    """epochs between evaluations on the test set; the last epoch is always evaluated"""
     step: StepKind = "auto"
     """how a step runs: as written, as a CUDA graph, or compiled"""
     together: Count = 1
-    """networks that are trained side by side, as one program: the same but for rounding"""
+    """networks trained side by side as one program; results are the same up to rounding"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
@@ -125,9 +125,9 @@ class Distill(_Part):
     """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
     weight: Annotated[float, Field(gt=0, le=1)]
-    """of the parent's outputs; the labels have the rest"""
+    """weight of the parent's outputs; the labels get the rest"""
     temperature: Annotated[float, Field(gt=0)]
-    """both outputs are divided by it"""
+    """what both outputs are divided by"""
 
 
 class Retraining(_Part):
@@ -151,19 +151,19 @@ class Pruning(_Part):
     methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
-    """failure probability of the theory (T4)"""
+    """allowed failure probability of the theory"""
     alpha: Share | None = None
-    """the share KEPT by each level of what the level before kept"""
+    """the share that each level KEEPS of what the level before kept"""
     levels: Count | None = None
     """number of levels"""
     keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """the share of all weights that each level keeps, instead of alpha and levels"""
     draws: Draws = "until"
-    """how often a sampled row is drawn (T8)"""
+    """how often a sampled row is drawn"""
     reduce: Reduce = "max"
-    """over patches, of arms that name none: max (with bounds) or mean (T3)"""
+    """how to combine patches, for methods that do not say: max (with bounds) or mean"""
     batch_size: Count = 128
-    """calibration points that go through the network at once"""
+    """calibration inputs per forward pass"""
 
     @model_validator(mode="after")
     def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
@@ -199,7 +199,7 @@ class Code(_Part):
     data: str | None = None
     """gives the data"""
     methods: dict[str, str] | None = None
-    """the scores of the user's own that the recipe names, each with a digest of its source"""
+    """the user's own scores that the recipe names, each with a digest of its source"""
 
 
 class Recipe(_Part):
@@ -214,13 +214,13 @@ class Recipe(_Part):
     net: str
     """the network"""
     init: Literal["he", "pytorch"] = "he"
-    """how its weights start: He's rule, or that of torch's layers"""
+    """how weights are initialised: by He's rule, or as torch's layers do"""
     data: DataSpec
     """the data set and its split"""
     train: Training
     """training"""
     retrain: Retraining | None = None
-    """what training after a cut does otherwise"""
+    """what is different when training after a cut"""
     prune: Pruning
     """methods and levels"""
     code: Code | None = None
@@ -228,7 +228,7 @@ class Recipe(_Part):
     repetitions: Count
     """number of seeds"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """of the first repetition; the others count on from it"""
+    """seed of the first repetition; the others count up from it"""
     n_threads: Count | None = None
     """CPU threads; null leaves torch's own choice"""
 

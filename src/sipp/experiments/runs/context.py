@@ -68,7 +68,7 @@ class RunContext:
         return self.recipe.train if stage.method is None else self.recipe.retraining
 
 
-def network_of(tensors: Mapping[str, Tensor]) -> Network:
+def network_from_tensors(tensors: Mapping[str, Tensor]) -> Network:
     """The network saved in these tensors."""
     return Network(below(tensors, MODEL), below(tensors, MASK))
 

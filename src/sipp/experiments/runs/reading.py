@@ -124,7 +124,7 @@ def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -
         )
     if n_unchecked:
         marks.append(
-            f"The networks of {n_unchecked} of {n_records} records are not here, so that these records were not "
+            f"The networks of {n_unchecked} of {n_records} records are missing, so these records could not be "
             "checked against them."
         )
     if not store.is_of_this_code(manifest.origins[-1].code):

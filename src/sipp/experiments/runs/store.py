@@ -162,8 +162,8 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, 
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if changed and not accept_changes:
         raise OptionError(
-            f"{folder} was begun with other {', '.join(changed)}: its numbers would mix both. Pass --accept-changes to "
-            "go on all the same (the manifest will say so), or choose another --out"
+            f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
+            "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
         )
     if changed:
         files.write_json(path, {"config": config, "origins": [*origins, now]})

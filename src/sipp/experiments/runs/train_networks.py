@@ -21,7 +21,15 @@ from sipp.experiments.parallel.processes import Processes, add_up, check_same, f
 from sipp.experiments.pipelines import parent_of, pipeline_of
 from sipp.experiments.pipelines.shared import accuracy_values
 from sipp.experiments.runs import store as runs
-from sipp.experiments.runs.context import Network, Prepared, RunContext, below, initial_network, module_of, network_of
+from sipp.experiments.runs.context import (
+    Network,
+    Prepared,
+    RunContext,
+    below,
+    initial_network,
+    module_of,
+    network_from_tensors,
+)
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
@@ -69,7 +77,7 @@ def finished(processes: Processes, folder: Path) -> Network | None:
     if found is None:
         return None
     from_leader(processes, lambda: runs.drop_checkpoints(folder))
-    return network_of(found[0])
+    return network_from_tensors(found[0])
 
 
 def _prepare(context: RunContext, stage: Stage) -> Prepared:
@@ -77,7 +85,7 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
     folder, clock, compiled = context.stage_folder(stage), time.monotonic(), compiling_seconds()
     saved = from_leader(context.processes, lambda: runs.load_if_sound(folder, runs.START))
     if saved is not None:
-        return Prepared(network_of(saved[0]), dict(saved[1]))
+        return Prepared(network_from_tensors(saved[0]), dict(saved[1]))
     if stage.method is None:
         made = Prepared(initial_network(context, stage.seed), {})
     else:
@@ -306,7 +314,7 @@ def _stop_if_asked(context: RunContext) -> None:
 
 def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *, leads: bool) -> float:
     """The seconds spent before; the state is the saved one. The sums of all processes go to the leader."""
-    saved = network_of(tensors)
+    saved = network_from_tensors(tensors)
     if saved.masks:
         set_masks(state, saved.masks)
     state.model.load_state_dict(saved.state)

@@ -18,7 +18,7 @@ class Interrupted(Exception):
     """A run stopped because a signal asked for it; everything up to the last step is saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; run the same command again to go on")
+        super().__init__(f"stopped by {signal.Signals(number).name}; run the same command again to resume")
         self.number = number
 
     @property

@@ -52,7 +52,10 @@ def _check(module: Conv, inputs: Tensor) -> None:
 
 
 def _pad(module: Conv, inputs: Tensor) -> Tensor:
-    """The input with the layer's own padding made explicit."""
+    """The input with the layer's own padding made explicit, and nothing of others between the values of a point.
+
+    Windows are read as the memory they view, which in a part of a larger tensor has values that the layer never sees.
+    """
     pairs: list[int] = []
     for axis in reversed(range(len(module.kernel_size))):  # F.pad lists the last axis first
         if module.padding == "same":
@@ -62,7 +65,8 @@ def _pad(module: Conv, inputs: Tensor) -> Tensor:
             one = 0 if module.padding == "valid" else int(module.padding[axis])
             pairs += [one, one]
     if not any(pairs):
-        return inputs
+        span = 1 + sum((size - 1) * stride for size, stride in zip(inputs.shape[1:], inputs.stride()[1:]))
+        return inputs if span == inputs.shape[1:].numel() else inputs.contiguous()
     return F.pad(inputs, pairs, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from sipp.native import two_of_four
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, row_scales
+from sipp.runtime.steps import LEAST_GAIN
 
 MOST_TOKENS = 16  # that are few
 # threads a row, warps of a program, pairs of blocks on their way
 FEW_WAYS = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 WARP = 32  # threads
-LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
 MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
 # how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
 TINY = 1e-300
@@ -71,10 +71,10 @@ def choose(
     ways = {make: way for make, way in ways.items() if way.n_bytes <= MOST_BYTES * weight.nbytes}
     if not ways:
         return Chosen(dense_way, True, why=why or "values and places take no fewer bytes")
-    off = {make: _off_by(way, weight, bias, x) for make, way in ways.items()}
+    off = {make: off_by(way, weight, bias, x) for make, way in ways.items()}
     ways = {make: way for make, way in ways.items() if off[make] <= AGREEMENT[x.dtype]}
     if not ways:
-        return Chosen(dense_way, True, why=f"the kernel is {min(off.values()):.0e} off on the example")
+        return Chosen(dense_way, True, why=is_off(min(off.values())))
     dense_seconds = seconds_of(dense_way(weight, bias), x, n_copies) if dense is None else dense()
     times = {make: seconds_of(way, x, n_copies) for make, way in ways.items()}
     best = min(times, key=times.__getitem__)
@@ -94,7 +94,12 @@ def seconds_of(way: Way, x: Tensor, n_copies: int) -> float:
     return recording.kernel_seconds([partial(way.call, x, own) for own in copies])
 
 
-def _off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
+def is_off(by: float) -> str:
+    """Why a way is not taken that gives other sums than torch."""
+    return f"the kernel is {by:.0e} off on the example"
+
+
+def off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
     expected = F.linear(x, weight, bias).double()
     try:
@@ -102,6 +107,14 @@ def _off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     except RuntimeError:
         return math.inf
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=TINY))
+
+
+def form_of(weight: Tensor, x: Tensor) -> Hashable:
+    """What decides which ways there are, beside sizes and the share of zeros: layers of one form are timed once."""
+    if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
+        return None
+    has_pattern = row_scales(weight) is not None if len(x) <= MOST_TOKENS else _is_two_of_four(weight)
+    return bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
 
 
 def _ways(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
@@ -141,7 +154,7 @@ def walks_way(weight: Tensor, bias: Tensor | None, way: tuple[int, int, int], as
 
 def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
     n_rows, n_columns = weight.shape
-    if n_columns % 4 or int((weight.view(n_rows, -1, 4) != 0).sum(-1).max()) > 2:
+    if not _is_two_of_four(weight):
         return [], f"{len(x):,} tokens: tensor cores multiply faster than zeros are skipped"
     if x.dtype == torch.float32:
         return [], "2:4 needs fp16 or bf16"
@@ -152,6 +165,11 @@ def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
         return [], "2:4 needs cuSPARSELt, which this torch does not have"
     fastest = two_of_four.fastest(two_of_four.compressed(weight), x)
     return [partial(_two_of_four_way, kernel=kernel) for kernel in {fastest, two_of_four.FIRST}], ""
+
+
+def _is_two_of_four(weight: Tensor) -> bool:
+    n_rows, n_columns = weight.shape
+    return n_columns % 4 == 0 and int((weight.view(n_rows, -1, 4) != 0).sum(-1).max()) <= 2
 
 
 def _two_of_four_way(weight: Tensor, bias: Tensor | None, kernel: int) -> Way:

@@ -15,14 +15,24 @@ import torch
 from torch import Tensor
 
 from sipp.native import pytree
-from sipp.runtime.gpu.linear import MOST_TOKENS, Chosen, choose, dense_way, seconds_of
+from sipp.runtime.gpu.linear import (
+    AGREEMENT,
+    MOST_TOKENS,
+    Chosen,
+    choose,
+    dense_way,
+    form_of,
+    is_off,
+    off_by,
+    seconds_of,
+)
 from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.plan import computed
 from sipp.runtime.steps import Step, Values, torch_step
 
 LEAST_WEIGHTS = 1 << 16  # of a layer that is tried: a smaller one takes as long as its launch
-SHARES = 50  # layers of one shape whose kept share is the same in 1/50 are timed once
+KEEP_BINS = 50  # layers of one shape and form whose kept share is the same in 1/50 are timed once
 
 
 @dataclass(frozen=True)
@@ -119,11 +129,15 @@ def _steps_of(
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
     n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
     alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
-    kind = (*sizes, *alike, round(SHARES * _keep(weight)))
+    kind = (*sizes, *alike, form_of(weight, tokens), round(KEEP_BINS * _keep(weight)))
     if kind not in known:
         each_alone = [partial(seconds_of, dense_way(own, None), tokens, n_copies) for own in weights]
         known[kind] = choose(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
     chosen = known[kind]
+    way = chosen.make(weight, bias)
+    # another layer of its kind may have been timed: every layer is compared with torch itself
+    if not chosen.is_dense and not (by := off_by(way, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
+        chosen = Chosen(dense_way, True, chosen.seconds, chosen.dense_seconds, is_off(by))
     if chosen.is_dense and len(group) > 1:  # alone, one of them may be worth it
         made: dict[int, Step] = {}
         for each in group:
@@ -136,7 +150,6 @@ def _steps_of(
                 n_dense_bytes=n_dense_bytes, seconds=chosen.seconds, dense_seconds=chosen.dense_seconds,
             )
         }  # fmt: skip
-    way = chosen.make(weight, bias)
     outs = [each.out for each in group]
 
     def fast(current: Values) -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, LEAST_GAIN, MOST_TOKENS, Way, choose
+from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, Way, choose
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.recurrent import LSTM
-from sipp.runtime.steps import Step, Values, given
+from sipp.runtime.steps import LEAST_GAIN, Step, Values, given
 
 LSTM_CELL = ATEN.lstm_cell.default
 RECURRENT = (LSTM, LSTM_CELL)

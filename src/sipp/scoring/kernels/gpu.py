@@ -30,7 +30,8 @@ N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
 
-LARGEST_SCALE = 2.0**100
+# of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
+LEAST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**100
 # A test whose numbers are not normal proves nothing: between these bounds it is made, below all patches above 0 count.
 LEAST_BAR: tl.constexpr = tl.constexpr(2.0**-100)
 LARGEST_BAR: tl.constexpr = tl.constexpr(2.0**126)
@@ -172,7 +173,7 @@ def _raised(
     n_groups, n_rows, fan_in = positive_GRK.shape
     n_patches = patches_GKP.shape[-1]
     means_GSR = totals_GSR / n_patches
-    scales_GSR = torch.where(means_GSR > 0, means_GSR.reciprocal().clamp_(max=LARGEST_SCALE), 0.0)
+    scales_GSR = torch.where(means_GSR > 0, means_GSR.reciprocal().clamp_(LEAST_SCALE, LARGEST_SCALE), 0.0)
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
     reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches_GKP.device)
@@ -315,7 +316,7 @@ def _raise_best(  # type: ignore[no-untyped-def]
     first = tl.program_id(2) * STRETCH
     r = band * ROWS + tl.arange(0, ROWS)
     is_row = r < n_rows
-    at = (group * n_rows + r) * fan_in + k
+    at = (group * n_rows + r).to(tl.int64) * fan_in + k
     s = tl.where(tl.load(positive + at, is_row, other=0) != 0, 0, 1)
     scale = tl.load(scales + (group * 2 + s) * n_rows + r, is_row, other=0.0)
     found = tl.load(best + at, is_row, other=0).to(tl.float32, bitcast=True)  # what other programs have so far

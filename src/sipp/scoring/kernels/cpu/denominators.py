@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
+from sipp.native.calls import call_each
 from sipp.native.compiling import (
     INT,
     VOID,
@@ -31,7 +32,7 @@ from sipp.native.compiling import (
 )
 from sipp.native.instructions import FLOAT, I32, I64, at, constant, each, fused, load, splat, store, variables, vector
 from sipp.native.processor import LANES
-from sipp.native.threads import cut_evenly, run_parallel, threads_for
+from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     INDEX,
@@ -187,12 +188,9 @@ def pack_weights(weight_GRK: Tensor) -> PackedWeights:
     cuts = cut_evenly(n_panels, threads_for(weight_GRK))
     work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
     weights_at = as_numbers(packed)
-
-    def pack(i: int) -> None:
-        patterns, filled = (memory.address(x, torch.int64) for x in (work[i], work[i, fan_in:]))
-        _pack(weight.ctypes.data, weights_at.ctypes.data, patterns, filled, *cuts[i])
-
-    run_parallel(pack, len(cuts))
+    of_all = weight.ctypes.data, weights_at.ctypes.data
+    scratches = [(memory.address(x, torch.int64), memory.address(x[fan_in:], torch.int64)) for x in work]
+    call_each(_pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
     return packed
 
 

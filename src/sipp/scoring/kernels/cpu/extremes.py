@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
+from sipp.native.calls import call_each
 from sipp.native.compiling import Native, int_at, put_int
-from sipp.native.threads import cut_evenly, run_parallel, threads_for
+from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels import checks, reference
 
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
@@ -26,20 +27,15 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
     found = memory.blank(3, len(values_BN), dtype=torch.int32)
-    stretches = cut_evenly(len(values_BN), threads_for(values_BN))
-
-    def work(i: int) -> None:
-        first, last = stretches[i]
-        at, step = memory.strided_address(values_BN.detach()), values_BN.stride(0)
-        _find(at, first, last, step, values_BN.shape[1], memory.address(found, torch.int32), len(values_BN))
-
-    run_parallel(work, len(stretches))
+    lines = memory.strided_address(values_BN.detach()), values_BN.stride(0), values_BN.shape[1]
+    out = memory.address(found, torch.int32), len(values_BN)
+    call_each(_find, [(*lines, *out, *cut) for cut in cut_evenly(len(values_BN), threads_for(values_BN))])
     lowest, highest, smallest = found.view(torch.float32).unbind()
     return lowest, highest, smallest
 
 
 @Native
-def _find(bits_BN: int, first: int, last: int, step: int, n: int, found_XB: int, n_lines: int) -> None:
+def _find(bits_BN: int, step: int, n: int, found_XB: int, n_lines: int, first: int, last: int) -> None:
     """Fills found[:, b] with three float32 bit patterns of each line of n such patterns (int32), lines `step` apart.
 
     They are found as the largest int32, the largest uint32, and the smallest magnitude above 0 less one (uint32), so

@@ -12,7 +12,7 @@ not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import accumulate
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
+from sipp.native.calls import call_each
 from sipp.native.compiling import WHOLE, Native, as_numbers, byte_at, put_short, short_at
 from sipp.native.instructions import FLOAT
 from sipp.native.processor import LANES
-from sipp.native.threads import cut_evenly, run_parallel, threads_for
+from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
 from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
@@ -63,16 +64,12 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     n_patches = patches_GKP.shape[-1]
     weights, patches = pack_weights(weight_GRK), _array(patches_GKP)
     weights_at, result = as_numbers(weights), memory.blank(2, n_groups, n_rows, n_patches)
-
     stretches = _stretches(n_patches)
     scratches = [(memory.zeros(fan_in, BLOCK), memory.zeros(2 * n_rows, BLOCK)) for _ in stretches]
-
-    def work(i: int) -> None:
-        a, d = (memory.address(x) for x in scratches[i])
-        given = patches.ctypes.data, weights_at.ctypes.data, denominators.denominators.address, n_patches
-        denominators.sums(*given, *stretches[i], a, d, memory.address(result))
-
-    run_parallel(work, len(stretches))
+    of_all = patches.ctypes.data, weights_at.ctypes.data, denominators.denominators.address, n_patches
+    out = memory.address(result)
+    rows = [(*of_all, *cut, *map(memory.address, scratch), out) for cut, scratch in zip(stretches, scratches)]
+    call_each(denominators.sums, rows)
     return result
 
 
@@ -137,12 +134,8 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors
     stretches = _stretches(n_patches)
     bests = _for_each(ratios.maxima, len(stretches))
     best_step = bests[0][0].numel() * FLOAT
-
-    def scan(i: int, given: tuple[int, ...]) -> None:
-        squares = memory.address(squares_QP, torch.float64)
-        maxima.scan(*given, squares, n_patches, *stretches[i], memory.address(bests[i]), best_step)
-
-    _run(ratios, layer, calls, scan, bests)
+    rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
+    _run(ratios, layer, calls, squares_QP, maxima.scan, rest, bests)
     return _by_point(squares_QP, layer)
 
 
@@ -160,22 +153,19 @@ def mean_ratios(
     shape = n_groups, fan_in, _padded(n_rows)
     if ratios.means is None:
         ratios.means = memory.zeros(*shape)
-    n_points, n_positions, n_patches = len(windows), layer.n_positions, squares_QP.shape[1]
+    n_points, n_positions = len(windows), layer.n_positions
     add_means = means.add_means if n_positions <= BLOCK else means.add_part
     calls = _calls(layer)._replace(add_means=add_means.address)
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
     stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
     bests = _for_each(ratios.means, len(stretches))
     n_totals = (1 + layer.has_negative) * (n_positions > BLOCK)  # one or two signs, where points have several blocks
-    totals = [memory.zeros(n_totals, *shape) for _ in stretches]
-
-    def scan(i: int, given: tuple[int, ...]) -> None:
-        squares, starts = memory.address(squares_QP, torch.float64), memory.address(stretches[i], torch.int64)
-        blocks = starts, len(stretches[i]) - 1, memory.address(shares_B)
-        out = memory.address(totals[i]), memory.address(bests[i])
-        means.scan_means(*given, squares, n_patches, *blocks, *out)
-
-    _run(ratios, layer, calls, scan, bests)
+    totals, shares = [memory.zeros(n_totals, *shape) for _ in stretches], memory.address(shares_B)
+    rest = [
+        (memory.address(starts, torch.int64), len(starts) - 1, shares, memory.address(total), memory.address(best))
+        for starts, total, best in zip(stretches, totals, bests)
+    ]
+    _run(ratios, layer, calls, squares_QP, means.scan_means, rest, bests)
     return _by_point(squares_QP, layer)
 
 
@@ -185,18 +175,20 @@ def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
 
 
 def _run(
-    ratios: Ratios, layer: Layer, calls: Calls, scan: Callable[[int, tuple[int, ...]], None], bests: list[Tensor]
+    ratios: Ratios,
+    layer: Layer,
+    calls: Calls,
+    squares_QP: Tensor,
+    scan: Native,
+    rest: Sequence[tuple[int, ...]],
+    bests: list[Tensor],
 ) -> None:
-    """Calls `scan` in each thread, with the addresses of what all read and of its own memory; joins what it found."""
+    """Calls `scan` in each thread, with what all read, its own memory and the rest; joins what it found."""
     read_by_all = as_numbers(calls), as_numbers(layer), ratios.weights_at
     of_all = [numbers.ctypes.data for numbers in read_by_all]
+    squares = memory.address(squares_QP, torch.float64), squares_QP.shape[1]
     scratches = [_scratch(ratios) for _ in bests]  # before the threads start
-
-    def work(i: int) -> None:
-        _, addresses = scratches[i]
-        scan(i, (*of_all, addresses.ctypes.data))
-
-    run_parallel(work, len(bests))
+    call_each(scan, [(*of_all, at.ctypes.data, *squares, *mine) for (_, at), mine in zip(scratches, rest)])
     for other in bests[1:]:
         torch.maximum(bests[0], other, out=bests[0])
 
@@ -224,8 +216,8 @@ def _layer(
         point_stride=strides[0],
         group_stride=strides[1],
         n_positions=len(positions),
-        positions=memory.address(positions, torch.int64),
-        fan=memory.address(_offsets(sizes[ends:], strides[ends:]), torch.int64),
+        positions=memory.array(positions, torch.int64),
+        fan=memory.array(_offsets(sizes[ends:], strides[ends:]), torch.int64),
         step=step,
         factors_TB=_array(factors_TB),
         has_positive=has_positive,
@@ -353,7 +345,7 @@ def _signs(positive_GRK: Tensor) -> Tensor:
     positive = positive_GRK.contiguous().view(torch.uint8)
     given = memory.address(positive, torch.uint8), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
     cuts = cut_evenly(_padded(n_rows) // RANK, threads_for(positive_GRK))
-    run_parallel(lambda i: _pack_signs(*given, cuts[i][0] * RANK, min(cuts[i][1] * RANK, n_rows)), len(cuts))
+    call_each(_pack_signs, [(*given, first * RANK, min(last * RANK, n_rows)) for first, last in cuts])
     return signs
 
 

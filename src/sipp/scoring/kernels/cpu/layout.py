@@ -70,8 +70,8 @@ class Layer(NamedTuple):
     point_stride: int
     group_stride: int
     n_positions: int
-    positions: int  # address
-    fan: int  # address
+    positions: Array
+    fan: Array
     step: int  # how far most patches lie from the one before
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is

@@ -35,12 +35,12 @@ from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_drop, check_share, check_size
-from sipp.records.contents import Contents
 from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
+from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
@@ -51,7 +51,7 @@ from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 
 IN_WALK = "see the certificate below."
-LOOKED = "; but the holdout was looked at, so a claim on the same points is no longer a first look"
+LOOKED = "; but the holdout was used, so a claim on the same inputs is no longer a first look"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 
@@ -67,7 +67,7 @@ def check(request: PruneRequest) -> None:
     given = [name for name, value in goals.items() if value is not None]
     if len(given) != 1:
         raise CommandError(
-            "how far to prune is not said" if not given else f"{' and '.join(given)} exclude each other",
+            "nothing says how far to prune" if not given else f"{' and '.join(given)} exclude each other",
             where="sipp prune",
             fix=f"give exactly one of {', '.join(goals)}",
         )
@@ -89,7 +89,7 @@ def check(request: PruneRequest) -> None:
                 check_folder(request.out, force=request.force, inputs=reads)
     if request.dry_run and request.ledger is not None:
         raise CommandError(
-            "a dry run writes nothing, so its look at the holdout would go unrecorded",
+            "a dry run writes nothing, so its use of the holdout would go unrecorded",
             where=f"--ledger {request.ledger}",
             fix="leave out --dry-run, or the ledger",
         )
@@ -115,13 +115,13 @@ def check(request: PruneRequest) -> None:
         )
     if request.shard is not None:
         if not request.is_one_file:
-            words = f"is of a small file, name{FILE_SUFFIX}", f"give --out NAME{FILE_SUFFIX}, or leave it out"
+            words = f"applies only to a small file, name{FILE_SUFFIX}", f"give --out NAME{FILE_SUFFIX}, or leave it out"
             _refuse_ignored({"--shard": True}, *words)
         with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
             _shard(request)
     if request.rounds and request.has_tolerance:
         raise CommandError(
-            f"the walk to {given[0]} certifies the values before rounding, not those in the file",
+            f"{given[0]} certifies the values before rounding, not those in the file",
             where=f"--values {request.values}",
             fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
         )
@@ -206,9 +206,9 @@ def _data_spec(request: PruneRequest) -> str:
         return data_or_noise(None, request.model, N_NOISE, "sipp prune")
     noise = data_or_noise(None, request.model, N_NOISE, "") if is_known else f"random:{N_NOISE}x3x224x224"
     raise CommandError(
-        f"{request.options.method} needs data" if not request.has_tolerance else "a tolerance is certified on data",
+        f"{request.options.method} needs data" if not request.has_tolerance else "certifying a tolerance needs data",
         where="sipp prune",
-        fix=f"give --data; {noise} is noise of a shape, for a dry run",
+        fix=f"give --data; for a dry run, noise will do: {noise}",
     )
 
 
@@ -219,11 +219,11 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
     needed = holdout_needed(request.holdout_delta, 1.0 - request.options.confidence)
     if holdout.n_points < needed:
         raise CommandError(
-            f"not certified: needs n >= {needed} holdout points, there are {holdout.n_points}; nothing was written",
+            f"not certified: it takes {needed} holdout inputs, and there are {holdout.n_points}; nothing was written",
             where=f"--holdout {holdout.spec}"
             if request.holdout
             else f"--data {holdout.spec}, the half split off as holdout",
-            fix=f"give {needed} points or more, or a larger --holdout-delta",
+            fix=f"give {needed} inputs or more, or a larger --holdout-delta",
             code=NOT_CERTIFIED,
         )
 
@@ -259,7 +259,7 @@ def not_certified(request: PruneRequest, outcome: Outcome) -> CommandError:
     return CommandError(
         f"{verdict}; nothing was written",
         where=f"--holdout {spec}" if request.holdout else f"--data {spec}, the holdout taken from it",
-        fix=f"allow more ({loosened}), or give more holdout points",
+        fix=f"allow more ({loosened}), or give more holdout inputs",
         code=NOT_CERTIFIED,
     )
 
@@ -317,7 +317,7 @@ def _prune_to(
     return walk.pruned, walk, walk.certificate
 
 
-def record_of(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
+def json_record(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
     """What report.json and --json hold."""
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
@@ -363,7 +363,7 @@ class Written:
     """The files that were written, and what is in the one small file, where it is one."""
 
     files: dict[str, int]  # {path: bytes}
-    contents: Contents | None = None
+    contents: SavedFile | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -417,8 +417,8 @@ def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
     if needed is None or needed <= n:
         return ""
     return (
-        f"more points:     keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} points {bad}: at that "
-        f"rate, about {_rounded_up(needed):,} holdout points would certify it"
+        f"larger holdout:  keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} inputs {bad}; at that "
+        f"rate, about {_rounded_up(needed):,} holdout inputs would certify it"
     )
 
 
@@ -453,6 +453,10 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         show(str(outcome.walk))
         if words := more_points_words(request, outcome):
             show(words)
+        if not request.options.repair:
+            show(
+                "further:         --repair fits the kept weights to the dense outputs, so that fewer of them are enough"
+            )
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:

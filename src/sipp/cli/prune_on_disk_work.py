@@ -52,7 +52,7 @@ def _points(request: OnDiskRequest, model: Any) -> Points:
     return draw(source, n_points, seed=request.seed, batch_size=request.batch_size, model=model)
 
 
-def record_of(done: PrunedOnDisk) -> dict[str, Any]:
+def json_record(done: PrunedOnDisk) -> dict[str, Any]:
     """What --json prints."""
     kept = {"n_weights": done.n_weights, "kept": done.kept}
     return {"kind": "pruned on disk", "sipp": sipp.__version__, **kept, **asdict(done), "folder": str(done.folder)}

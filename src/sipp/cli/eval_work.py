@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.evidence import measure_outputs, point_keys
+from sipp.certificates.measures import beside_dense
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
@@ -22,12 +21,10 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
-from sipp.inputs.labels import Truth, truth_of, why_not_measured
+from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
-from sipp.records.batches import Batch
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
 from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
@@ -51,29 +48,31 @@ class Evaluation:
     why_no_accuracy: str  # where there are labels that name no classes; "": there is one, or no labels
 
     def __str__(self) -> str:
-        lines = [f"points:          {self.n_points:,}"]
+        lines = [f"inputs:          {self.n_points:,}"]
         if self.dense_accuracy is not None and self.pruned_accuracy is not None:
             change = 100 * (self.pruned_accuracy - self.dense_accuracy)
             lines.append(
                 f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
-                f"({change:+.2f} points)"
+                f"({change:+.2f} percentage points)"
             )
         if self.n_outside:
-            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are none of the output's classes")
+            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are outside the output's classes")
         if self.why_no_accuracy:
             lines.append(f"accuracy:        not measured: {self.why_no_accuracy}")
         if self.dense_loss is not None and self.pruned_loss is not None:
             lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
         if self.same_class is not None:
-            lines.append(f"same class:      {self.same_class:.2%} of points")
+            lines.append(f"same class:      {self.same_class:.2%} of inputs")
         if self.error_mean is None:
-            lines.append(f"epsilon:         not finite on {self.n_not_finite:,} points")
+            lines.append(
+                f"epsilon:         not finite on {self.n_not_finite:,} input{'' if self.n_not_finite == 1 else 's'}"
+            )
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
                 "largest (how far the output moved, divided by its length)"
             )
-        lines.append("                 measured on these points only; sipp certify bounds the error on others")
+        lines.append("                 measured on these inputs only; sipp certify bounds the error on new ones")
         return "\n".join(lines)
 
 
@@ -81,10 +80,12 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> 
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
     found_nk = measure_outputs(
-        dense, pruned, data, lambda f, g, batch: _measure(f, g, batch, why), output, None, progress=True,
+        dense, pruned, data, lambda f, g, batch: beside_dense(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
-    moved_n, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = found_nk.unbind(1)
+    moved_n, _, _, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = (
+        found_nk.unbind(1)
+    )
     labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
     is_finite = bool(finite_n.all())
     return Evaluation(
@@ -108,37 +109,6 @@ def _finite(values: Tensor) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _measure(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """Of each point: ||f^ - f|| / ||f||; classes, the same; a label, one outside; who is right; both losses.
-
-    `why` gathers why labels that are there give no accuracy.
-    """
-    n = len(f)
-    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
-    far_n, size_n = (g_nk - f_nk).norm(dim=1), f_nk.norm(dim=1)
-    moved_n = torch.where(far_n == 0, 0.0, far_n / size_n)
-    moved_n = torch.where(moved_n.isnan(), torch.inf, moved_n)
-    has_classes = f.dim() == 2 and f.shape[1] > 1
-    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
-    if not has_classes and batch.labels is not None:
-        truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
-    why.update([truth.why] if truth.why else [])
-    truth_n = truth.classes_n
-    none_n = torch.zeros_like(moved_n)
-    found = [moved_n, none_n + has_classes, *[none_n] * 7]
-    if has_classes:
-        is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
-        found[2] = is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1))
-        if truth_n is not None:
-            truth_n = truth_n.to(f.device)
-            found[4] = (truth_n < 0) | (truth_n >= f.shape[1])
-            if not bool(found[4].any()):
-                found[3] = none_n + 1.0
-                found[5], found[6] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
-                found[7], found[8] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
-    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
-
-
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +124,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
             check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
         if is_noise:
             raise CommandError(
-                "what networks do on noise is no record of how good they are",
+                "results on noise do not show how good a network is",
                 where=f"--out {request.out}",
                 fix="leave it out, or give --data of your own",
             )
@@ -183,7 +153,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
         str(found),
     ]
     if is_noise:
-        lines.append("noise:           this is what the networks do on random inputs, not on yours")
+        lines.append("noise:           this shows what the networks do on random inputs, not on yours")
     return lines + _written(request, record), record
 
 
@@ -230,6 +200,6 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
         str(found),
-        "                 measured on this text only; sipp certify bounds the error on others",
+        "                 measured on this text only; sipp certify bounds the error on new text",
     ]
     return lines + _written(request, record), record

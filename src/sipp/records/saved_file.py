@@ -42,7 +42,7 @@ class StrictRecord(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Statements(StrictRecord):
+class StoredStatements(StrictRecord):
     """How the network was pruned, and what was said about it then, in words."""
 
     method: Line
@@ -82,7 +82,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SavedFile:
     """What a file holds. `print` it."""
 
     path: Path
@@ -93,7 +93,7 @@ class Contents:
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
     masks: dict[str, Tensor]  # {parameter name: bool tensor}, True = kept
-    statements: Statements | None
+    statements: StoredStatements | None
     statements_about: About
     certificate: AnyCertificate | None
     certificate_about: About | None
@@ -102,7 +102,7 @@ class Contents:
 
     def __repr__(self) -> str:
         held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
-        return f"<Contents of {self.path.name}: {held}; print() shows them>"
+        return f"<SavedFile of {self.path.name}: {held}; print() shows them>"
 
     @property
     def dense_bytes(self) -> int:
@@ -125,8 +125,8 @@ class Contents:
         largest = percent_up(max(one.largest_change for one in rounded))
         together = percent_up(max(one.norm_change for one in rounded))
         return (
-            f"{self.precision} moved weights in {len(rounded)} of {len(self.tensors)} tensors: one by at most "
-            f"{largest} of itself, those of a tensor together by at most {together} of their length"
+            f"{self.precision} changed weights in {len(rounded)} of {len(self.tensors)} tensors: a single weight by at "
+            f"most {largest}, and a whole tensor by at most {together} of its length"
         )
 
     def __str__(self) -> str:
@@ -155,17 +155,17 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
 COLUMNS = {  # and their words, where they do not speak for themselves
     "weights": "",
     "kept": "",
-    "positions": "how the places of kept values are stored",
-    "values": "the format they are stored in",
-    "largest change": "of a weight by rounding, in parts of itself",
-    "norm change": "of all weights of a tensor together, in parts of their length",
+    "positions": "how the positions of kept values are stored",
+    "values": "their format",
+    "largest change": "of a single weight by rounding, as a share of it",
+    "norm change": "of the whole tensor, as a share of its length",
     "bytes": "",
-    "bytes by entropy": "of the values, and of their places at least, on average",
-    "bytes dense": "of all values, zeros too",
+    "bytes by entropy": "the values, and the least that their positions need on average",
+    "bytes dense": "all values, zeros included",
 }
 
 
-def _contents_table(contents: Contents, columns: list[str]) -> Table:
+def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
     """The table of tensors; those that are stored whole and exact share a line."""
     table = plain_table("tensor", *(column.replace("bytes ", "bytes\n") for column in columns), tight=True)
 
@@ -186,11 +186,11 @@ def _contents_table(contents: Contents, columns: list[str]) -> Table:
     return table
 
 
-def _columns(contents: Contents) -> list[str]:
+def _columns(contents: SavedFile) -> list[str]:
     return [one for one in COLUMNS if contents.moved or not one.endswith("change")]
 
 
-def _headline(contents: Contents) -> str:
+def _headline(contents: SavedFile) -> str:
     ratio = contents.dense_bytes / contents.n_bytes
     return (
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
@@ -198,7 +198,7 @@ def _headline(contents: Contents) -> str:
     )
 
 
-def contents_text(contents: Contents) -> str:
+def contents_text(contents: SavedFile) -> str:
     """All of it for a shell: the sizes, the table of tensors, how it was pruned and what was said of it."""
     columns = _columns(contents)
     words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
@@ -211,7 +211,7 @@ def contents_text(contents: Contents) -> str:
     return "\n".join(lines)
 
 
-def contents_html(contents: Contents) -> str:
+def contents_html(contents: SavedFile) -> str:
     """The same for a notebook."""
     table = _contents_table(contents, _columns(contents))
     return view(_headline(contents), table_html(table, bars=("bytes", "bytes dense")), labels_html(_words(contents)))
@@ -232,7 +232,7 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     }
 
 
-def _words(contents: Contents) -> list[tuple[str, str]]:
+def _words(contents: SavedFile) -> list[tuple[str, str]]:
     """Labels and texts: how it was pruned and what was said of it, marked where the stored values are others."""
     said = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
@@ -241,7 +241,7 @@ def _words(contents: Contents) -> list[tuple[str, str]]:
         wrong = contents.breaking_pattern
         if wrong is not None:
             broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
-            checked = f"is what the file says, and {broken}" if wrong else "along every row, checked"
+            checked = f"is what the file says, but {broken}" if wrong else "along every row, checked"
             lines.append(("pattern", f"{said.pattern} {checked}"))
         lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
         lines += [("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)]

@@ -13,7 +13,7 @@ import sipp
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.evaluate import evaluate
+from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.errors import DataError
@@ -88,7 +88,7 @@ def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: A
     if not names:
         return ""
     return (
-        f"\nsecond use:  these points already served {listed(names)}; the confidence is that of each claim, for all of "
+        f"\nsecond use:  these inputs already served {listed(names)}; the confidence is that of each claim, for all of "
         "them together it is less"
     )
 
@@ -96,12 +96,12 @@ def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: A
 def _check(request: CertifyRequest) -> None:
     """Refuses what cannot be meant, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
-        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give one of them")
+        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
     if request.accuracy and request.measure != "output":
         raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
-            "--out, --accuracy and --epsilon are for a new certificate, and --verify checks one",
+            "--out, --accuracy and --epsilon are for a new certificate, but --verify checks an old one",
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
@@ -158,7 +158,7 @@ def _certified(
     if request.accuracy:
         found = evaluate(*networks, fresh.batches, output)
         if found.dense_accuracy is not None and found.pruned_accuracy is not None:
-            text = f"\naccuracy on these points: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
+            text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
     return Answer(ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert)))
 
 

@@ -1,0 +1,89 @@
+"""Certificates on the page: one about tokens is no error of the output; "useless" is what the record says."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.synthetic import certificate
+from report.test_result_folders import pruned_folder
+
+from sipp.records.certificate import Certificate, certificate_values, from_values
+from sipp.report import read_results, render
+from sipp.report.compare_networks import certified, comparisons_of, networks_table
+from sipp.report.results import read_pruned_result
+
+
+def of_measure(measure: Any, epsilon: float) -> dict[str, Any]:
+    """A certificate of this measure, as a file holds it."""
+    values = {**certificate(epsilon), "measure": measure}
+    names = Certificate.__dataclass_fields__
+    found = certificate_values(Certificate(**{name: values[name] for name in names}))
+    assert found is not None
+    return found
+
+
+def page(folder: Path, **changes: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """The page of a network, its tiles, and the card of its certificate."""
+    text = render(read_results([pruned_folder(folder, **changes)]), version="sipp test")
+    tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", text))
+    plots = json.loads(text.split('id="data">')[1].split("</script>")[0])["plots"]
+    return text, tiles, plots["part0-statements"]["views"][0]
+
+
+@pytest.mark.parametrize(
+    ("measure", "epsilon", "limit", "words"),
+    [
+        ("kl", 0.0123, "0.0123 nats", "the next token&#x27;s distribution is within 0.0123 nats"),
+        ("kl", 1.5, "1.5 nats", "the next token&#x27;s distribution is within 1.5 nats"),
+        (
+            "next-token",
+            0.03,
+            "3 % of positions",
+            "a different next token at no more than 3 % of positions",
+        ),
+    ],
+)
+def test_a_certificate_about_tokens_is_told_in_its_own_unit(
+    tmp_path: Path, measure: str, epsilon: float, limit: str, words: str
+) -> None:
+    text, tiles, card = page(tmp_path / "net", certificate=of_measure(measure, epsilon))
+    assert tiles["guarantee"] == f"within {limit}" and words in text.replace("&#39;", "&#x27;")
+    assert ["epsilon", limit] in card["rows"] and not card["useless"]
+    assert "of the original" not in text and "of the output&#x27;s length" not in text
+
+
+def test_tokens_are_not_compared_with_errors_of_the_output(tmp_path: Path) -> None:
+    made = [("kl", 0.5), ("output", 0.2), ("next-token", 0.1)]
+    models = [
+        read_pruned_result(pruned_folder(tmp_path / measure, certificate=of_measure(measure, epsilon)))
+        for measure, epsilon in made
+    ]
+    assert [certified(model) for model in models] == [None, 0.2, None]
+    (drawn,) = [one for one in comparisons_of(models) if one.key == "certified"]
+    assert [point.mean for curve in drawn.curves for point in curve.points] == [0.2]
+    table = networks_table(models)
+    column = table.head.index("certified within") - 1
+    assert {cells[column].text for _, cells in table.rows} == {"0.5 nats", "20 %", "10 % of positions"}
+    assert not any(cells[column].tone for _, cells in table.rows)
+
+
+def test_an_epsilon_that_was_asked_for_and_not_certified_is_no_limit(tmp_path: Path) -> None:
+    asked = from_values(certificate(0.1, verdict="not certified") | {"epsilon": 0.1, "fixed": "delta"})
+    assert isinstance(asked, Certificate)
+    values = certificate_values(Certificate(**{**vars(asked), "fixed": "epsilon"}))
+    model = read_pruned_result(pruned_folder(tmp_path / "net", certificate=values))
+    assert certified(model) is None
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 0.95, 1.0, 1.25])
+def test_page_and_record_agree_on_what_is_useless(tmp_path: Path, epsilon: float) -> None:
+    values = certificate(epsilon)
+    cert = from_values(values)
+    assert isinstance(cert, Certificate)
+    text, tiles, card = page(tmp_path / "net", certificate=values)
+    assert card["useless"] == (tiles["guarantee"] == "useless") == ("certificate is useless" in text) == cert.is_useless
+    assert ("True but useless" in card["text"]) == card["useless"]
+    cell = networks_table([read_pruned_result(tmp_path / "net")]).rows[0][1][4]
+    assert ("useless" in cell.text) == bool(cell.tone) == cert.is_useless
