@@ -52,7 +52,7 @@ def told(done: Done) -> tuple[str, str]:
 
 def test_calibration_points_as_holdout_are_refused_before_the_work(folder: Path, passes: list[int]) -> None:
     what, _ = told(prune("--keep", 0.5, "--repair", "--holdout", "data.npy"))
-    assert "300 of 300 holdout points are also calibration points" in what
+    assert "300 of 300 holdout inputs are also" in what
     assert sum(passes) < 300, passes  # a few points show that the network takes them; no pass over the data
     assert not (folder / "net").exists()
 
@@ -88,6 +88,12 @@ def test_points_of_accuracy_are_shares(folder: Path) -> None:
     assert fix == "--max-accuracy-drop 0.02 is two percentage points"
     with pytest.raises(OptionError, match=r"max_accuracy_drop=0.02 is two percentage points"):
         sipp.prune_to(mlp(), torch.rand(9, 6), torch.rand(9, 6), max_accuracy_drop=2)
+
+
+def test_a_tolerance_without_repair_says_what_reaches_further(folder: Path) -> None:
+    words = ("--epsilon", 0.9, "--holdout", "holdout.npy")
+    assert "--repair fits the kept weights" in prune(*words).stdout
+    assert "--repair fits the kept weights" not in prune(*words, "--repair", "--force").stdout
 
 
 @pytest.mark.parametrize("keep", [0.9, 0.1])

@@ -453,6 +453,10 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         show(str(outcome.walk))
         if words := more_points_words(request, outcome):
             show(words)
+        if not request.options.repair:
+            show(
+                "further:         --repair fits the kept weights to the dense outputs, so that fewer of them are enough"
+            )
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:

@@ -226,6 +226,9 @@ def _claim_in_words(cert: Certificate) -> str:
         return text
     given = _counted(cert, "holdout inputs")
     counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
+    if cert.fixed == "delta":
+        counts = f"{cert.violations:,} of {given} were further off; the limit is the smallest that leaves at most "
+        counts += f"{cert.k_allowed:,}"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."

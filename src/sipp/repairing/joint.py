@@ -26,7 +26,7 @@ from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
-from sipp.progress import Advance
+from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
@@ -163,7 +163,7 @@ def joint(
     share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
     are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
     refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
-    called once for each weight, and once more with `fits_all`.
+    called with the cost of each weight, and once more with `fits_all`.
     """
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
@@ -450,7 +450,7 @@ def _fitted(
                     )
                     masks[name] = mask
                     layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
-                    advance(1)
+                    advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
         layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
     return _Fitted(pruned, masks, tuple(layers))

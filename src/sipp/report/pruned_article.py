@@ -31,7 +31,7 @@ from sipp.report.summary import (
 )
 
 # Of its record, elsewhere on the page
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
