@@ -29,7 +29,7 @@ LIGHT = (
     "sipp.storage.outputs",
     "sipp.storage.pruned_folder",
     "sipp.records.certificate",
-    "sipp.records.identity",
+    "sipp.records.hashing",
     *(f"sipp.experiments.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp.experiments.arms",
     "sipp.experiments.recipes",

@@ -9,6 +9,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ import sipp
 from sipp import progress
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
-from sipp.progress import progress_bar, progress_line
+from sipp.progress import fit_cost, progress_bar, progress_line
 
 LONG = (
     "prune",
@@ -202,6 +203,45 @@ def test_a_log_gets_a_few_lines_of_long_work_and_none_of_short(monkeypatch: pyte
         with progress_bar("fitting", **options) as advance:  # type: ignore[arg-type]
             advance(99)
         assert log.getvalue() == ""
+
+
+def test_no_estimate_before_a_tenth_is_done_and_none_of_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred seconds of choosing, then a second a unit: 'about 75 min left' would be said of two minutes."""
+    log, clock = StringIO(), Clock(0.0)
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(progress, "monotonic", clock)
+    with progress_bar("fitting", 1000, shown=True, in_percent=True) as advance:
+        clock.now = 100.0
+        for _ in range(999):
+            clock.now += 1.0
+            advance(1)
+    assert log.getvalue().splitlines() == [
+        "sipp: fitting: 0%", "sipp: fitting: 10%, about 15 min left",
+        "sipp: fitting: 30%, about 12 min left", "sipp: fitting: 71%, about 5 min left",
+    ]  # fmt: skip
+
+
+def test_a_person_sees_no_estimate_either_before_a_tenth_is_done() -> None:
+    bar = Progress(column := progress._LateEstimate(), console=Console(file=StringIO()))
+    bar.add_task("fitting", total=100)
+    (task,) = bar.tasks
+    for n_done, is_shown in ((9, False), (10, True)):
+        bar.update(task.id, completed=n_done)
+        assert bool(column.render(task).plain) == is_shown
+
+
+@pytest.mark.parametrize("repair", [True, "refit"])
+def test_a_repair_counts_its_layers_by_their_cost(repair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of these layers is a hundredth of the work."""
+    log = StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(progress, "monotonic", Clock(100.0))
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    model = nn.Sequential(nn.Linear(8, 100), nn.ReLU(), nn.Linear(100, 4))
+    assert fit_cost((100, 8)) * 100 < fit_cost((4, 100))
+    sipp.prune(model, points(300), keep=0.5, repair=repair)
+    lines = [line for line in log.getvalue().splitlines() if "masks and weights" in line or "repairing" in line]
+    assert lines[0].endswith(": 0%" if repair is True else ": 1%"), lines  # fitted twice, or once
 
 
 def test_a_walk_says_after_two_levels_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

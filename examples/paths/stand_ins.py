@@ -116,6 +116,9 @@ def a_folder_of_hugging_face(n_train: int = 200, n_new: int = 120) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     a_trained_network()
+    print("my.py, my.pt, points.npz, new.npz: a network that reads digits, and its data")
     folders_of_images()
+    print("pets/, new-pets/, pets.pt: folders of images, and a network for them")
     if importlib.util.find_spec("transformers") is not None:
         a_folder_of_hugging_face()
+        print("bert/, train.txt, new.txt: a Hugging Face model, and sentences")

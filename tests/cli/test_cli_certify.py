@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from commandline import files_in, run, three_lines
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli.model_option import load_model
 from sipp.experiments.nets import build
+from sipp.report import read_results, render
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +146,43 @@ def test_a_pickle_that_runs_code_is_refused(files: Path, tmp_path: Path) -> None
     command[4] = tmp_path / "bad.pt"
     done = run(*command)
     assert done.returncode == 2 and not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def pruned(files: Path, tmp_path: Path) -> Path:
+    """A folder of `sipp prune`, with a certificate of its own."""
+    data = ["--data", files / "calibration.npy", "--holdout", files / "holdout.npz"]
+    words = ["prune", "--model", "digits-cnn", "--weights", files / "dense.safetensors", *data, "--keep", 0.9]
+    done = run(*words, "--out", tmp_path / "sparse")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "sparse"
+
+
+def folder_words(files: Path, folder: Path, holdout: str) -> list[object]:
+    dense = ["--dense", files / "dense.safetensors", "--pruned", folder]
+    return ["certify", "--model", "digits-cnn", *dense, "--holdout", files / holdout]
+
+
+def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> None:
+    done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1)
+    assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
+    done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
+    assert json.loads(done.stdout)["calibration_checked"] and "could not check" not in done.stdout
+    seen = json.loads((pruned / "report.json").read_text())["seen"]
+    assert len(seen) == 40 * 16 and seen not in render(read_results([pruned]), version="")  # on the page it is noise
+    weights = load_file(pruned / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, pruned / "model.safetensors")
+    done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
+    assert not json.loads(done.stdout)["calibration_checked"]  # other weights: who chose them is not known
+
+
+def test_a_second_claim_on_the_same_points_says_so(files: Path, pruned: Path) -> None:
+    words = [*folder_words(files, pruned, "holdout.npz"), "--accuracy", "--out", pruned / "accuracy.json"]
+    first = run(*words)
+    assert "these inputs already served report.json;" in first.stdout and first.returncode == 0
+    again = run(*words, "--force")  # takes the place of the one that is there
+    assert "these inputs already served report.json;" in again.stdout
+    third = run(*folder_words(files, pruned, "holdout.npz"), "--epsilon", 0.9)
+    assert "these inputs already served report.json, accuracy.json;" in third.stdout
+    np.save(files / "new.npy", np.random.default_rng(5).random((120, 1, 8, 8), dtype=np.float32))
+    assert "already served" not in run(*folder_words(files, pruned, "new.npy")).stdout

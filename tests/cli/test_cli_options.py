@@ -103,7 +103,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
-        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch": 1, "--repeats": 1},
+        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch": 1, "--repeats": 5},
     }
 
 

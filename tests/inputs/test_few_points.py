@@ -72,7 +72,7 @@ def test_what_two_points_alone_cannot_tell_is_unknown() -> None:
         sipp.sensitivity(Calls(by_steps), [x], reduce="mean")
 
 
-@pytest.mark.parametrize("n_steps", [2, 5, 6])
+@pytest.mark.parametrize("n_steps", [2, 3, 5, 6])
 def test_several_patches_a_step_in_tensors_with_time_first(n_steps: int) -> None:
     """T x B x 2 x features; the last batches hold as many points as there are steps, or fewer."""
 
@@ -127,7 +127,7 @@ def test_a_loop_that_some_points_make_longer_is_scored_in_full(read: Callable[[T
     assert not means_agree(model, list(x.split(N)), [torch.stack(pair) for pair in zip(x, again)])
 
 
-@pytest.mark.parametrize("is_large", [lambda x: bool((x[:, 0] > 9).any()), lambda x: len(x) > 2])
+@pytest.mark.parametrize("is_large", [lambda x: bool((x[:, 0] > 9).any()), lambda x: len(x) > 3])
 def test_a_weight_that_is_read_elsewhere_for_some_points_is_found(is_large: Callable[[Tensor], bool]) -> None:
     def read(m: nn.Module, x: Tensor) -> Tensor:
         return m(x) + (nn.functional.linear(x.abs(), m.weight) if is_large(x) else 0)
@@ -158,7 +158,7 @@ class Longer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.few(x)
-        return self.many(h) if len(x) > 2 else h
+        return self.many(h) if len(x) > 3 else h
 
 
 class Doubled(nn.Linear):

@@ -49,7 +49,7 @@ def test_a_job_is_compiled_without_a_cache(
     compiling.Native(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]
     compiling._tell(5.0)
-    assert "in each process: set NUMBA_CACHE_DIR" in caplog.text and "once after an install" not in caplog.text
+    assert "in each process: set NUMBA_CACHE_DIR" in caplog.text and "the first time" not in caplog.text
 
 
 def test_a_line_says_once_that_compiling_takes_long(
@@ -63,7 +63,7 @@ def test_a_line_says_once_that_compiling_takes_long(
     for seconds in (0.4, 5.0):
         compiling._tell(seconds)
     assert [record.getMessage() for record in caplog.records] == [
-        "compiling for this processor: a few seconds, once after an install"
+        "compiling for this processor: a few seconds, the first time this part is used"
     ]
 
 

@@ -201,6 +201,12 @@ def test_sentences_say_the_numbers_and_never_more():
     assert "all but at most 5 % of inputs" in certificate().sentence
     assert "at most 12.4 % of its length" in certificate().sentence  # 12.341 rounded up
     assert "With 95 % confidence" in certificate().sentence
+    chosen = "further off; the limit is the smallest that leaves at most 38)"  # not luck: it was chosen on the points
+    assert chosen in certificate().sentence
+    assert (
+        "30 of 1,000 holdout inputs were further off, 38 were allowed"
+        in certificate(fixed="epsilon", violations=30).sentence
+    )
     assert "at least 59 are needed" in certificate(n=58, violations=0, epsilon=math.inf).sentence
     asked = certificate(fixed="epsilon", violations=60)
     assert "Not certified at 12.341 %" in asked.sentence and "more than the 5 % asked for" in asked.sentence

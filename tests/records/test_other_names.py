@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
-from sipp.records.other_names import METHODS
+from sipp.records.other_names import METHODS, OF_ONE_LAYER
 from sipp.runtime.exporting import export
 from sipp.scoring.methods import NAMES
 
@@ -82,6 +83,19 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
     assert fail_well(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
     assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
+
+
+def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> None:
+    """The way out that the message names gives torch's masks; the method alone compares all layers."""
+    for given, here in OF_ONE_LAYER.items():
+        with pytest.raises(
+            OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
+        ):
+            sipp.prune(net(), None, keep=0.5, method=given)
+    masks = sipp.prune(net(), None, keep=0.25, method="wt", include="0.weight").masks
+    theirs = net()
+    torch_prune.l1_unstructured(theirs[0], "weight", amount=0.75)  # type: ignore[index, no-untyped-call]
+    assert [*masks] == ["0.weight"] and torch.equal(masks["0.weight"], theirs[0].weight_mask.bool())  # type: ignore[index]
 
 
 def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:

@@ -149,6 +149,7 @@ def test_a_pruned_network_is_written_as_the_schema_reads_it() -> None:
     assert set(values).issuperset(PrunedRecord.model_fields) and set(values["layers"][0]) >= {"n_rows", "dead_rows"}
     assert values["bound"]["words"] == str(pruned.bound) and values["repaired"]["words"] == pruned.repair.sentence
     assert pruning_values(pruned).items() <= values.items()
+    assert values["conditions"]["n_refuting"] == pruned.guarantee.n_never_above  # the key that files have
 
 
 def test_an_infinite_bound_is_no_promise_in_a_record() -> None:

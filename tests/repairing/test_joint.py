@@ -277,6 +277,29 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
 
 
+def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, points = nn.Sequential(nn.Linear(12, 80), nn.ReLU(), nn.Linear(80, 48)).double(), alike(200, 12).double()
+    solve, n_rows = layer_fit.solve_rows, list[int]()
+
+    def counted(xx_GKK: Tensor, wanted_GRK: Tensor, *more: Any) -> Tensor:
+        n_rows.append(wanted_GRK.shape[1])
+        return solve(xx_GKK, wanted_GRK, *more)
+
+    monkeypatch.setattr(layer_fit, "solve_rows", counted)
+    _, quick = found(net, points, ridges=(1e-3,))
+    assert n_rows == [16, 16, 80, 16, 16, 48]
+    assert all(one.support == "joint" and one.error_given is None for one in quick.layers)
+    monkeypatch.setattr(layer_fit, "CLEAR", 0.0)
+    _, slow = found(net, points, ridges=(1e-3,))
+    assert all(one.error < one.error_given for one in slow.layers)  # type: ignore[operator]
+    assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))
+    monkeypatch.undo()
+    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
+    _, same = found(net, points)
+    assert all(one.support == "given" for one in same.layers)
+
+
 def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     net, points = block()
     choices: dict[str, Any] = {"a": (0.0, 1.0), "budgets": ("given", "even")}

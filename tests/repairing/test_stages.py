@@ -1,5 +1,6 @@
 """A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
+from sipp.records import weights
 from sipp.repairing import gathering, joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
-from sipp.repairing.parts import divided
+from sipp.repairing.parts import DenseSide, divided
 
 
 class Model(nn.Module):
@@ -91,6 +93,38 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
     assert n_calls(8) < 1.2 * n_calls(4)
 
 
+@pytest.mark.parametrize("kind", ["images", "sequences"])
+def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = residual_cnn().eval() if kind == "images" else Model(3).eval()
+    parts, run, n_passes = divided(data_of(data(kind)).batches()), gathering.runner, 0
+
+    def counted(model: nn.Module, *args: Any, **options: Any) -> Any:
+        nonlocal n_passes
+        n_passes += any(model is one for one in net.modules())
+        return run(model, *args, **options)
+
+    def fitted(keep: float, known: DenseSide | None) -> tuple[list[Tensor], int]:
+        """The weights that are found, and how often the dense network or a part of it was run for them."""
+        nonlocal n_passes
+        n_passes = 0
+        masks = sipp.prune(net, None, keep=keep, method="wt", floor=0.0).masks
+        options: dict[str, Any] = {"a": 1.0, "budgets": ("given",), "fits_all": False, "chunk_bytes": 1 << 20}
+        found = joint.joint(net, masks, replace(parts, known=known), **options)
+        return list(found.model.state_dict().values()), n_passes
+
+    monkeypatch.setattr(gathering, "runner", counted)
+    known = DenseSide()
+    _, at_first = fitted(0.6, known)
+    (again, later), (alone, without) = fitted(0.4, known), fitted(0.4, None)
+    n_streams = sum(len(corrected) for _, corrected in known.targets)
+    assert all(map(torch.equal, again, alone)) and at_first == without
+    assert later == n_streams < without / 2  # those that look whether a stream is aligned, on the first batch
+    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 1})
+    full = DenseSide()
+    assert all(map(torch.equal, fitted(0.4, full)[0], alone)) and not full.targets and full.n_bytes == 0
+
+
 def test_sums_are_shared_by_the_same_windows_alone() -> None:
     shared, x = _Shared(), torch.randn(3, 1, 4, 5)
     sums = shared.keep(x, Moments.zeros(1, 0, 5, x.device))
@@ -110,6 +144,7 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
     monkeypatch.setattr(joint, "SMALL", 10)
+    monkeypatch.setattr(weights, "LARGE", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
 
@@ -142,6 +177,7 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
         n_passes = 0
         census[type(net)] = gathering.take_census(net, find_prunable_layers(net), batches, {}), n_passes
     plain, n_plain = census[nn.Linear]
-    assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 2  # of 8 points, and of 5
+    assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 1  # a few points of 29
+    assert plain.target_bytes["weight"] == 29 * 3 * 4
     forked, n_forked = census[Forked]
     assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.synthetic import evaluation
+from report.synthetic import certificate, evaluation
 from report.test_result_folders import pruned_folder
 
 from sipp.records.certificate import AccuracyCertificate, to_json
+from sipp.records.display import percent_up, points_up
 from sipp.report import figure_names, read_results, render
 from sipp.report.compare_networks import accuracy_of, dense_accuracy, network_curves, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
+from sipp.report.summary import tiles_of
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -31,7 +33,7 @@ def shown(*folders: Path) -> str:
 def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(0.9, 0.875)))
     assert "Accuracy is 87.5 % after pruning, 90 % before (-2.50 points)" in page
-    assert "Measured on 300 points of a.npz. For a claim about other inputs, use sipp certify." in page
+    assert "Measured on 300 points of a.npz. sipp certify --accuracy bounds the loss on new inputs." in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
     assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page and "Outputs move by 20 %, on average" in page
@@ -103,12 +105,35 @@ def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[P
     assert "networks-accuracy.pdf" in figure_names(read_results(several))
 
 
-def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> None:
-    claim = AccuracyCertificate(
-        mode="labels", confidence=0.95, n_lost=9, n_gained=4, n_differ=20, n=300, n_duplicates=0, data_hash="a" * 64,
-        dense_hash="0" * 64, pruned_hash="0" * 64, dtype="float32", output=None, calibration_checked=True,
-        ledger_kept=False, prior_uses=0,
+def accuracy_claim(n_lost: int = 9) -> AccuracyCertificate:
+    return AccuracyCertificate(
+        mode="labels", confidence=0.95, n_lost=n_lost, n_gained=4, n_differ=20, n=300, n_duplicates=0,
+        data_hash="a" * 64, dense_hash="0" * 64, pruned_hash="0" * 64, dtype="float32", output=None,
+        calibration_checked=True, ledger_kept=False, prior_uses=0,
     )  # fmt: skip
+
+
+def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_path: Path) -> None:
+    """Beside a certificate of the outputs too; of two the one that allows more, and no advice to make one."""
+    own = {**certificate(0.0421), "dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    folder = pruned_folder(tmp_path / "net", certificate=own)
+    (folder / "eval.json").write_text(evaluation(0.9, 0.875))
+    assert "sipp certify --accuracy bounds the loss on new inputs" in shown(folder)
+    (folder / "accuracy.json").write_text(to_json(accuracy_claim()))
+    (folder / "other.json").write_text(to_json(accuracy_claim(n_lost=5)))
+    (result,) = read_results([folder])
+    assert isinstance(result, PrunedModel)
+    (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
+    drop = points_up(accuracy_claim().drop_upper)
+    assert tile.value == f"drop at most {drop}" and drop.endswith(" percentage points")
+    assert f"accuracy falls by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
+    page = shown(folder)
+    assert "use sipp certify" not in page and "sipp certify --accuracy" not in page
+    assert f"{percent_up(accuracy_claim().drop_upper)} " not in page
+
+
+def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> None:
+    claim = accuracy_claim()
     for has_claim in (False, True):
         table = networks_table([one for one in read_results(several) if isinstance(one, PrunedModel)])
         assert ("certified drop" in table.head) == has_claim

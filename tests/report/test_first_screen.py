@@ -19,8 +19,9 @@ from sipp.storage.files import seal
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
 RUN = {"n_points": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
+RUN |= {"ratio": 3.1201, "low": 2.9, "high": 3.31, "runs_dense": False}
 BENCH = {
-    "kind": "file bench", "format": 1, "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
+    "kind": "file bench", "format": 2, "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
     "pruned_hash": "0" * 64, "step_points": 64, "line": "",
     "bytes": {"file": 35390000, "bound": 34460000.5, "dense": 153238700, "memory": 89770123, "memory_dense": 153128456},
     "runs": [RUN], "steps": [],
@@ -60,7 +61,7 @@ def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path)
     (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_points=1234567))
     (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
     page = render(read_results([folder]), version="")
-    assert "4.33 x smaller" in page and "3.12 x faster" in page and "within 4.21 %" in page
+    assert "4.33 x smaller" in page and "3.1 x faster (2.9 to 3.3)" in page and "within 4.21 %" in page
     for width in (390, 800):
         found = visit(page, tmp_path / str(width), width=width, steps=SURVEY)
         assert found.problems() == [] and found.seen["numbers"] == [] and found.seen["lead"], width

@@ -9,11 +9,11 @@ from sipp.runtime import steps
 def never_dense(monkeypatch):
     """Makes torch's dense way lose every trial, so that what is tested does not depend on a clock."""
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: math.inf)
-    monkeypatch.setattr(steps, "race", lambda fast, dense: (1e-3, math.inf))
+    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))
     monkeypatch.setattr(steps, "TRIALS", 1)
 
 
 @pytest.fixture
 def always_dense(monkeypatch):
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
-    monkeypatch.setattr(steps, "race", lambda fast, dense: (1e-3, 0.0))
+    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [0.0]))

@@ -50,7 +50,7 @@ def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
             stack.enter_context(mock.patch.object(module, name, value))
 
         put(steps, "dense_time", lambda function, trials=1: lost())
-        put(steps, "race", lambda fast, dense: (fast(), dense(), (1e-3, 0.0 if choice == "dense" else math.inf))[2])
+        put(steps, "race", lambda fast, dense: (fast(), dense(), ([1e-3], [0.0 if choice == "dense" else math.inf]))[2])
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
         put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.shape[1])}))
         put(strip_kernel, "TARGETS", (rng.choice([16, 10, 8, 5]),))

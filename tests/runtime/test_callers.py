@@ -12,7 +12,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.runtime import sparse_network
+from sipp.runtime import model_weights, sparse_network
 from sipp.runtime.exporting import export
 
 
@@ -95,9 +95,26 @@ def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeyp
 whole = sparse_network.pack_parameters
 
 
+def test_where_memory_ends_no_weight_is_lost(never_dense, monkeypatch):
+    """A call that needs the dense weights, and gets one of them only: the next one has them all."""
+    net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
+    fast = sipp.sparse(net, x)
+
+    def one_only(*shape, dtype):
+        if shape == (4, 16):
+            raise MemoryError
+        return torch.zeros(shape, dtype=dtype)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model_weights.memory, "zeros", one_only)
+        with pytest.raises(MemoryError):
+            fast(x[:3])
+    assert is_close(fast(x), net(x)) and is_close(fast(x[:3]), net(x[:3]))
+
+
 def noting(step, runs):
     """The step, which notes that it was run."""
-    return replace(step, fast=lambda values: (runs.append(1), step.fast(values))[1])
+    return replace(step, run=lambda values: (runs.append(1), step.run(values))[1])
 
 
 class Halves(nn.Module):

@@ -46,7 +46,7 @@ def last_format_wins(monkeypatch):
         return float(next(times))
 
     monkeypatch.setattr(steps, "dense_time", dense_time)
-    monkeypatch.setattr(steps, "race", lambda fast, dense: (1.0, 0.0))
+    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1.0], [0.0]))
 
 
 # --- numbers that depend on the size of the batch

@@ -144,7 +144,7 @@ def test_bytes_of_all_plans_are_counted_and_shared_ones_once(never_dense):
 
 
 def test_a_dense_layer_is_held_once_for_all_plans(always_dense, monkeypatch):
-    monkeypatch.setattr(steps, "race", lambda fast, dense: (1e-3, math.inf))  # a plan of dense layers
+    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))  # a plan of dense layers
     model = net(0.5)
     fast = sipp.sparse(model, torch.randn(3, 8))
     assert fast.n_bytes == fast.n_dense_bytes

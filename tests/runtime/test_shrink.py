@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -430,3 +431,23 @@ def test_functional_calls_of_a_weight() -> None:
     net[2].tensors_held[0].data[:, :3] = 0
     small = shrunk(net, torch.randn(2, 4))
     assert [layer.after for layer in small.layers] == [(3, 4), (5, 3), (2, 5)]  # the slice keeps all of the middle
+
+
+@pytest.mark.parametrize("total", [torch.sum, torch.mean, torch.amax, torch.std])
+def test_a_number_of_all_channels_keeps_those_it_is_made_of(total: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: total(x)[None]))
+    net[0].weight.data[:2] = 0
+    assert [layer.after for layer in shrunk(net, torch.randn(3, 4)).layers] == [(4, 4), (5, 4)]
+
+
+def test_outputs_that_are_minus_infinity_on_purpose() -> None:
+    """As scores of tokens that must not come next: the same ones before and after."""
+    torch.manual_seed(0)
+    is_out = torch.arange(5) < 2
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: x.masked_fill(is_out, -math.inf)))
+    net[0].weight.data[:2] = 0
+    x = torch.randn(3, 4)
+    small = sipp.shrink(net, x)
+    assert small.layers[0].after == (4, 4) and small.off_by <= TOLERANCE
+    torch.testing.assert_close(small.model(x), net(x))

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.inputs import content
+from sipp.inputs.layers import attention, recurrent
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
-FEW = 2  # points of a probe, which is run twice for each form of input
+FEW = 3  # points of a probe, which is run once for each form of input: the first one, the last, the first again
 
 
 def network() -> nn.Module:
@@ -76,20 +77,20 @@ def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_sensitivities_take_one_pass_and_two_points_twice(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensitivities_take_one_pass_and_three_points(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images()
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, list(points.split(BATCH)), reduce=reduce)
-    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH]
+    assert costs.passes == [FEW, BATCH, BATCH, BATCH]
     assert costs.n_hashed == N
-    assert costs.n_copied == N + 2 * FEW  # each pass is given a copy
+    assert costs.n_copied == N + FEW  # each pass is given a copy
 
 
 def test_a_short_last_batch_is_no_new_form(monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images(BATCH + 3)
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, list(points.split(BATCH)))
-    assert costs.passes == [FEW, FEW, BATCH, 3]
+    assert costs.passes == [FEW, BATCH, 3]
 
 
 def test_each_form_of_input_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,17 +98,99 @@ def test_each_form_of_input_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     model, points = nn.Linear(6, 3), torch.rand(4, 5, 6)
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, [points, points[:, :3], points + 1, points[:, :3] + 1])
-    assert costs.passes == [FEW, FEW, 4, FEW, FEW, 4, 4, 4]
+    assert costs.passes == [FEW, 4, FEW, 4, 4, 4]
 
 
 def test_a_pruning_scores_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images()
     with counted(model, monkeypatch, points) as costs:
         sipp.prune(model, list(points.split(BATCH)), keep=0.5, method="sipp-det")
-    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH, BATCH, BATCH]  # and both networks on one batch, at the end
+    assert costs.passes == [FEW, BATCH, BATCH, BATCH, BATCH, BATCH]  # and both networks on one batch, at the end
     assert costs.n_hashed == N
     # the last points are kept apart (T19), so each batch waits for the next one; the last passes have copies of theirs
-    assert costs.n_copied == 2 * N + 2 * FEW + 3 * BATCH
+    assert costs.n_copied == 2 * N + FEW + 3 * BATCH
+
+
+class Sorted(nn.Module):
+    """Takes its points only with the largest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x[1:, 0] > x[:-1, 0]).any()):
+            raise RuntimeError("not sorted")
+        return self.linear(x)
+
+
+def test_a_model_that_asks_for_an_order_of_points_is_probed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bool` of a value hides what other points do: all of this batch are run as well, in order and each second one."""
+    model, points = Sorted(), torch.rand(8, 6).sort(0, descending=True).values
+    with counted(model, monkeypatch, points) as costs:
+        sipp.sensitivity(model, [points])
+    assert costs.passes == [FEW, FEW, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_the_last_recurrence_is_not_run_again(n_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But to check the output, with the few points."""
+    replayed, real = [], recurrent.FUSED["LSTM"]
+    monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
+    torch.manual_seed(0)
+    sipp.sensitivity(nn.LSTM(3, 4, n_layers, batch_first=True), list(torch.rand(N, 5, 3).split(BATCH)))
+    assert replayed == ([FEW] if n_layers == 1 else [FEW, FEW, FEW, BATCH, BATCH, BATCH])
+
+
+class Attends(nn.Module):
+    """Attention of points to themselves."""
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+class ReadsTwice(nn.MultiheadAttention):
+    """Multiplies the output projection by something else as well."""
+
+    def forward(self, query: Tensor, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        nn.functional.linear(query.abs().flatten(0, 1), self.out_proj.weight)
+        return super().forward(query, *args, **options)
+
+
+@pytest.mark.parametrize("kind", [nn.MultiheadAttention, ReadsTwice])
+def test_attention_is_not_computed_again(kind: type[nn.MultiheadAttention], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But to check the output, with the few points; and where what the projection met is not clear."""
+    computed, real = [], attention._before_projection
+    monkeypatch.setattr(
+        attention, "_before_projection", lambda m, given: computed.append(len(given["query"])) or real(m, given)
+    )
+    torch.manual_seed(0)
+    model, points = Attends(kind(6, 2, batch_first=True)), torch.randn(N, 5, 6)
+    scores = sipp.sensitivity(model, list(points.split(BATCH)))
+    assert computed == ([FEW] if kind is nn.MultiheadAttention else [FEW, FEW, BATCH, BATCH, BATCH])
+    own = real(model.attention, {"query": points, "key": points, "value": points} | _NO_MASKS).detach()
+    alone = nn.Linear(6, 6)
+    alone.weight.data = model.attention.out_proj.weight.data
+    expected = sipp.sensitivity(alone, [own])["weight"]
+    torch.testing.assert_close(scores["attention.out_proj.weight"], expected, rtol=1e-5, atol=0)
+
+
+_NO_MASKS = {"key_padding_mask": None, "attn_mask": None, "is_causal": False}
+
+
+def test_a_hook_on_some_points_does_not_change_what_a_recurrence_met() -> None:
+    """Such a hook changes what the layers behind see; the hidden weights meet the states as they are."""
+    torch.manual_seed(0)
+    model, points = nn.LSTM(3, 4, 2, batch_first=True), torch.rand(8, 5, 3)
+    points[4] = 5.0
+    expected = sipp.sensitivity(model, [points])
+    model.register_forward_hook(lambda m, args, out: (torch.where(args[0][:, :1, :1] > 4, 9.0, out[0]), out[1]))
+    found = sipp.sensitivity(model, [points])
+    assert all(torch.equal(found[name], score) for name, score in expected.items())
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])

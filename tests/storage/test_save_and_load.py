@@ -371,3 +371,10 @@ def test_the_words_under_the_table_are_about_its_columns(values: Any, path: Path
     assert {column for column, words in COLUMNS.items() if not words} == {"weights", "kept", "bytes"}
     below = " ".join(str(saved).split())
     assert all((f"{column}: {words}" in below) == (column in shown) for column, words in COLUMNS.items() if words)
+
+
+def test_the_network_to_fill_may_come_second(tmp_path):
+    net = torch.nn.Linear(4, 2)
+    sipp.save(net, tmp_path / "net")
+    other = torch.nn.Linear(4, 2)
+    assert sipp.load(tmp_path / "net", other) is other and torch.equal(other.weight, net.weight)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sipp.errors import DataError, ModelError
-from sipp.records.identity import entries_hash
+from sipp.records.hashing import entries_hash
 from sipp.records.network_hash import state_hash
 from sipp.storage.files import file_hash, sha256_of
 from sipp.storage.tensors import raw_tensors, tensors_from_bytes, tensors_to_bytes

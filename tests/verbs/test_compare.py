@@ -1,5 +1,6 @@
 """A comparison equals pruning by hand, on points that chose nothing, and its words say no more than its rows."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -175,6 +176,14 @@ def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
     with pytest.warns(UserWarning, match="accuracy is not compared: labels are outside the output's classes"):
         found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("wt",), progress=False)
     assert found.dense_accuracy is None and found.rows[0].accuracy is None
+
+
+def test_an_output_without_classes_is_compared_without_a_word_about_labels() -> None:
+    x = points()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sipp.compare(nn.Linear(8, 1), [(x, x.sum(1))], keeps=(0.5,), methods=("wt",), progress=False)
+    assert found.dense_accuracy is None and found.rows[0].same is None
 
 
 def test_labels_that_are_no_classes_give_no_accuracy() -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from sipp.allocation.doubling import NOTHING, double_blocks
 from sipp.allocation.row_loops import (
     KNOTS_PER_OCTAVE,
     LARGEST_SHARE,
@@ -37,6 +36,7 @@ from sipp.records.numerics import BOUND_DTYPE
 # in [1/2, 1]; there the lack, sum_j e^-y_j, is >= e^-1.
 _LACK = 0.25
 _OCTAVES = 128  # no curve is followed further
+_NOTHING = 1e-200  # less than this is left of a weight: 0, before it is a subnormal number, which is slow
 
 
 @dataclass(frozen=True)
@@ -155,16 +155,14 @@ def _double(rates_K: np.ndarray, n_draws: float, hit_K: np.ndarray, left_K: np.n
     """U, its derivative and curvature after N draws; what is hit and left becomes what it is then, from N / 2."""
     sums = np.zeros(3 * N_SUMS)  # one piece of memory: a vectoriser has less to tell apart
     kept, gain, curvature = sums[:N_SUMS], sums[N_SUMS : 2 * N_SUMS], sums[2 * N_SUMS :]
-    places = (rates_K.ctypes.data, hit_K.ctypes.data, left_K.ctypes.data, sums.ctypes.data)
-    done = double_blocks(rates_K.shape[0], n_draws, places[0], places[1], places[2], places[3])
-    for start in range(done, rates_K.shape[0], N_SUMS):  # the rest of the row
+    for start in range(0, rates_K.shape[0], N_SUMS):
         stop = start + N_SUMS
         rates, hits, lefts = rates_K[start:stop], hit_K[start:stop], left_K[start:stop]
         for i in range(rates.shape[0]):
             hit = hits[i] * (2.0 - hits[i])
             # 1 - hit has no digits where next to nothing is left, and squares lose one with each doubling where much is
             rest, square = 1.0 - hit, lefts[i] * lefts[i]
-            square = square if square > NOTHING else 0.0
+            square = square if square > _NOTHING else 0.0
             left = rest if hit < 0.5 else square
             y = rates[i] * n_draws
             hits[i], lefts[i] = hit, left

@@ -24,6 +24,7 @@ from sipp.records.batches import Batch
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import NetworkLike, network_of, points_seen, pruned_or_module
+from sipp.records.seen_points import SeenPoints
 from sipp.records.shrunk import Shrunk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
@@ -35,7 +36,7 @@ PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions ro
 class Survey:
     """Which points a pass over some data gave so far; `known` are points that it should not give."""
 
-    known: frozenset[bytes] = frozenset()
+    known: frozenset[bytes] | SeenPoints = frozenset()
     points: Counter[tuple[bytes, str]] = field(default_factory=Counter)  # key and label
     keys: list[bytes] = field(default_factory=list)  # in their order, as those below
     plain: list[bytes] = field(default_factory=list)  # `ledger_keys_of`, for the sketch
@@ -108,7 +109,11 @@ def measure_outputs(
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known = chose if calibration is None else chose | held_out(calibration, "calibration").keys()
+    known: frozenset[bytes] | SeenPoints = chose
+    if isinstance(calibration, SeenPoints):  # of a record on the disk
+        known = calibration
+    elif calibration is not None:
+        known = chose | held_out(calibration, "calibration").keys()
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     seen = Survey(known)
     measured: list[Tensor] = []

@@ -1,6 +1,7 @@
 """What `sipp bench FILE` measures: bytes on the disk and in memory, and calls against the dense network, in one run.
 
-Dense is torch in inference mode, in its better memory format. Runs take turns, and the best of each counts.
+Dense is torch running the same pruned network in inference mode, in its better memory format. Calls take turns; the
+median over pairs counts.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +25,17 @@ from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate
-from sipp.records.display import percent, percent_up, sure
+from sipp.records.display import percent, percent_up, points_up, sure
 from sipp.records.network_hash import model_hash
 from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
+from sipp.records.speed import speed_of
 from sipp.runtime.examples import call_of, off_by
 from sipp.runtime.sparse_network import Sparse
 
 AGREEMENT = 1e-4  # of the largest output
 LEAST_SECONDS = 0.01  # of what is timed at once: shorter calls are made several times in a row
+TRIALS = 2  # of each memory format, of which the better one is dense
 MS = 1e3
 
 
@@ -52,13 +56,15 @@ def bench_file(
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
-            fast = sipp.sparse(stored.model, example)
+            made = sipp.sparse(stored.model, example)
+            assert isinstance(made, Sparse)  # there was an example, and the model of a file is on the CPU
+            fast = made
             runs.append(_run(stored.model, fast, example, repeats))
-        assert isinstance(fast, Sparse)  # there was an example, and the model of a file is on the CPU
+        assert isinstance(fast, Sparse)
         return _record(stored, fast, runs, images_lines(points))
 
 
-def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int) -> BenchRun:
+def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
     """A call dense and sparse; what gives other outputs is not timed."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
@@ -74,28 +80,33 @@ def _run(model: nn.Module, fast: Callable[..., Any], example: Any, repeats: int)
         begun = time.perf_counter()
         fast(*args, **kwargs)
         n_calls = max(1, math.ceil(LEAST_SECONDS / max(time.perf_counter() - begun, 1e-7)))
-        times = alternate(
-            lambda: [fast(*args, **kwargs) for _ in range(n_calls)],
+        ways = [
             lambda: [model(*args, **kwargs) for _ in range(n_calls)],
             lambda: [last(*last_args, **kwargs) for _ in range(n_calls)],
-            repeats=repeats,
-        )
-    sparse_s, *dense_s = (seconds / n_calls for seconds in times)
+        ]
+        tried = [min(times) for times in alternate(*ways, repeats=TRIALS)]
+        dense = ways[tried.index(min(tried))]
+        taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=repeats)
+    speed = speed_of(*taken)
+    sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     n_points = next(len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-    return BenchRun(n_points=n_points, dense_ms=MS * min(dense_s), sparse_ms=MS * sparse_s, off_by=gap)
+    return BenchRun(
+        n_points=n_points, dense_ms=dense_ms, sparse_ms=sparse_ms, ratio=speed.ratio, low=speed.low, high=speed.high,
+        runs_dense=fast.latest.is_dense, off_by=gap,
+    )  # fmt: skip
 
 
-def alternate(*functions: Callable[[], object], repeats: int) -> list[float]:
-    """The best time of each in seconds; they take turns, so that a noisy moment meets all."""
-    best = [math.inf] * len(functions)
+def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
+    """The times of each in seconds; they take turns, so that a noisy moment meets all."""
+    times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
     for _ in range(repeats):
-        for i, function in enumerate(functions):
+        for taken, function in zip(times, functions):
             begun = time.perf_counter()
             function()
-            best[i] = min(best[i], time.perf_counter() - begun)
-    return best
+            taken.append(time.perf_counter() - begun)
+    return times
 
 
 def _channels_last(value: Any) -> Any:
@@ -105,24 +116,25 @@ def _channels_last(value: Any) -> Any:
 
 def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
     contents = stored.contents
+    is_dense = fast.latest.is_dense  # then the steps lost, as a whole, and none of them is run
     steps = [
         BenchStep(
-            name=step.name, kernel="torch" if fast.latest.is_dense else step.kernel, keep=step.keep,
-            n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
+            name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
+            n_bytes=step.n_dense_bytes if is_dense else step.n_bytes, n_dense_bytes=step.n_dense_bytes,
             dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
-            sparse_ms=None if step.seconds is None else MS * step.seconds,
+            sparse_ms=None if is_dense or step.seconds is None else MS * step.seconds,
         )
         for step in fast.steps if step.keep is not None
     ]  # fmt: skip
     certified = certified_words(contents)
     smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
     n_threads = torch.get_num_threads()
-    as_file = " as a file from sipp.save" if contents.path.is_dir() else ""
+    as_file = " as a small file (sipp export --to small)" if contents.path.is_dir() else ""
     line = (
-        f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes), "
-        f"{best.ratio:.2f} x faster "
-        f"({best.n_points} inputs, {n_threads} thread{'' if n_threads == 1 else 's'}), "
-        + (f"certified: {certified}" if certified else "not certified")
+        f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes); "
+        + (f"certified: {certified}; " if certified else "not certified; ")
+        + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
+        f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"
     )
     return BenchRecord(
         images=images[0] if images else None,
@@ -151,7 +163,7 @@ def certified_words(contents: SavedFile) -> str | None:
     if certificate is None or contents.certificate_about != "stored values":
         return None
     if not isinstance(certificate, Certificate):
-        return f"accuracy falls by at most {percent_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
+        return f"accuracy falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return None
     outputs = f"outputs within {percent_up(certificate.epsilon)} of the dense ones"

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 import sipp
@@ -17,11 +18,18 @@ from sipp.cli.model_option import both_networks, weights_read
 from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
-from sipp.storage.outputs import CERTIFICATE, check_file, check_ledger, write_file
+from sipp.records.display import listed
+from sipp.records.schemas import PrunedRecord
+from sipp.records.seen_points import SeenPoints, seen_points
+from sipp.report.results import PrunedModel, read_pruned_result
+from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, check_file, check_ledger, write_file
+from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
 
 MOST_TEXT = 1 << 20  # bytes of a certificate
+
+Known = list[object] | SeenPoints | None  # calibration points, or what a record tells of them
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,49 @@ def answer(request: CertifyRequest) -> Answer:
     asked = (request.normalise, 0, request.batch_size, request.length, request.size)
     reader = Reader(dense, request.model, *asked)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
+    folder = _folder_of(request.pruned)
+    known: Known = None if folder is None else _seen(folder.record)
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")
         seen = reader.draw(source, None, "--calibration")
-    make = _certified if request.verify is None else _verified
-    found = make(request, (dense, pruned), fresh, None if seen is None else seen.batches)
+        known = seen.batches
+    if request.verify is not None:
+        found = _verified(request, (dense, pruned), fresh, known)
+    else:
+        found = _certified(request, (dense, pruned), fresh, known, folder)
     return Answer(found.ok, "\n".join([found.text, *images_lines(fresh, seen)]), found.record)
+
+
+def _folder_of(pruned: Path) -> PrunedModel | None:
+    """What lies in the folder of a pruned network; None where it is none, or not whole: then nothing is known of it."""
+    try:
+        return read_pruned_result(pruned) if pruned.is_dir() and is_pruned_folder(pruned) else None
+    except DataError:
+        return None
+
+
+def _seen(record: PrunedRecord) -> SeenPoints | None:
+    """The points that chose the network, where its record knows them, in keys of these versions."""
+    is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
+    return seen_points(record.seen) if record.seen and is_same else None
+
+
+def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
+    """A line where other certificates in the folder are claims on the same points; empty where there is none."""
+    known = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
+    replaced = None if request.out is None else request.out.resolve()
+    names = [
+        name
+        for name, one in known.items()
+        if one is not None and (one.model_extra or {}).get("data_hash") == certificate.data_hash
+        and (request.pruned / name).resolve() != replaced
+    ]  # fmt: skip
+    if not names:
+        return ""
+    return (
+        f"\nsecond use:  these inputs already served {listed(names)}; the confidence is that of each claim, for all of "
+        "them together it is less"
+    )
 
 
 def _check(request: CertifyRequest) -> None:
@@ -71,7 +116,7 @@ def _check(request: CertifyRequest) -> None:
 
 
 def _verified(
-    request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: list[object] | None
+    request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
 ) -> Answer:
     """What checking the certificate again on these networks and points found."""
     assert request.verify is not None
@@ -86,7 +131,11 @@ def _verified(
 
 
 def _certified(
-    request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: list[object] | None
+    request: CertifyRequest,
+    networks: tuple[nn.Module, nn.Module],
+    fresh: Points,
+    calibration: Known,
+    folder: PrunedModel | None,
 ) -> Answer:
     """The new certificate of a relative error (T14) or of the accuracy drop (T16), written if it certifies."""
     cert: AnyCertificate
@@ -110,7 +159,7 @@ def _certified(
         found = evaluate(*networks, fresh.batches, output)
         if found.dense_accuracy is not None and found.pruned_accuracy is not None:
             text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
-    return Answer(ok, f"{cert}{text}", json.loads(to_json(cert)))
+    return Answer(ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert)))
 
 
 def _text(path: Path) -> str:

@@ -42,7 +42,7 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that c
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # Arguments of Python that are options of the same name: "keep=0.5" in a message is "--keep 0.5" here.
-SAME_NAME = {"output", "epsilon", *(field.name for field in fields(PruneOptions))}
+SAME_NAME = {"output", "epsilon", "max_accuracy_drop", *(field.name for field in fields(PruneOptions))}
 
 
 class CommandError(SippError):

@@ -83,6 +83,11 @@ def _made(spec: str, n_classes: int | None) -> nn.Module:
     """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
+    if spec.endswith(".py"):
+        module = spec.removesuffix(".py").replace("/", ".")
+        raise OptionError(
+            f"{spec} is a file of code", fix=f"name the function in it that builds the network, {module}:FUNCTION"
+        )
     return _build_own(spec) if ":" in spec else build(spec, n_classes=n_classes)
 
 
@@ -94,6 +99,8 @@ def weights_file(path: Path) -> Path:
     """The file of weights that `path` means: itself, or the network in a folder; of several there, their index."""
     found = path / WEIGHTS_NAME if path.is_dir() else path
     found = path / INDEX if path.is_dir() and not found.exists() and (path / INDEX).exists() else found
+    if not found.exists():
+        raise OptionError(f"{found} does not exist", fix="check the name, and the folder you are in")
     if not found.is_file():
         raise OptionError(f"{found} is not a file of weights", fix="give .safetensors or .pt")
     return found

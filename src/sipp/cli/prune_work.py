@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from torch import nn
 
 import sipp
+from sipp.certificates.evidence import survey
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.data_option import (
     Points,
@@ -33,7 +34,7 @@ from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.checking import check_share, check_size
+from sipp.records.checking import check_drop, check_share, check_size
 from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
@@ -130,10 +131,11 @@ def check(request: PruneRequest) -> None:
             where=f"--epsilon {request.epsilon}",
             fix="give 0 or more, such as 0.1",
         )
-    for name in ("holdout_delta", "max_accuracy_drop"):
-        value, typed = getattr(request, name), name.replace("_", "-")
-        with naming_option(f"--{typed} {value}", "give a share between 0 and 1"):
-            check_share(typed, 0.5 if value is None else value)
+    with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
+        check_share("holdout-delta", request.holdout_delta)
+    if request.max_accuracy_drop is not None:
+        with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
+            check_drop("max_accuracy_drop", request.max_accuracy_drop)
     if request.ledger is not None:
         with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
             check_ledger(request.ledger, out=request.out, inputs=reads)
@@ -288,6 +290,8 @@ def work(request: PruneRequest) -> Outcome:
 def _prune(
     request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
 ) -> tuple[Pruned, nn.Module, Certificate | None]:
+    if holdout is not None and calibration is not None:  # before the work, which a shared point would make useless
+        survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
     stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
@@ -449,6 +453,10 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
         show(str(outcome.walk))
         if words := more_points_words(request, outcome):
             show(words)
+        if not request.options.repair:
+            show(
+                "further:         --repair fits the kept weights to the dense outputs, so that fewer of them are enough"
+            )
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:
@@ -460,7 +468,8 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
             )
     elif written.files:
         show(
-            "                 zeros are stored too, so this is not smaller; --out NAME.safetensors writes a small file"
+            "                 zeros are stored too, so this is not smaller; "
+            f"sipp export {request.out} --to small makes a small file"
         )
     if request.dry_run:
         show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))

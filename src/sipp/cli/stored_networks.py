@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -138,6 +138,13 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
         contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
     return StoredNetwork(name, network, replace(contents, path=folder))
+
+
+def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> SavedFile:
+    """Writes a stored network to one small file, with what is certified of its values."""
+    found = stored.contents
+    certificate = found.certificate if found.certificate_about == "stored values" else None
+    return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
 
 
 def _certificate(record: PrunedRecord) -> AnyCertificate | None:

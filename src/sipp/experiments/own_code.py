@@ -79,4 +79,10 @@ def tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
             raise
+        module = spec.partition(":")[0]
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise OptionError(
+                f"there is no module {module!r} in {Path.cwd()}, nor among the installed packages",
+                fix=f"start in the folder of {module.replace('.', '/')}.py, or give another package.module:callable",
+            ) from error
         raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=CALLABLE) from error

@@ -1,8 +1,9 @@
 """Whose patch is whose: found by an experiment on a few points, not from shapes.
 
 A shape cannot tell: frames folded into the batch lie point by point or step by step, and a dimension of time may be as
-long as the batch. So a few points are run twice, the second time at other places: the patches of a point move with it.
-What moves otherwise is no point's, and then the patches stay together: a maximum needs no more.
+long as the batch. So two points are run, one of them at two places: its patches are the same in both. A whole batch is
+run twice, the second time at other places: the patches of a point move with it. What moves otherwise is no point's, and
+then the patches stay together: a maximum needs no more.
 """
 
 from __future__ import annotations
@@ -108,8 +109,20 @@ class Grouper:
         return grouped(use, "together" if found is None else found.for_use(use))
 
 
+@dataclass(frozen=True)
+class Arranged:
+    """Two points as they are run, one of them twice, and the places of the copies exchanged: the same batch again."""
+
+    points: list[int]
+    exchanged: Tensor
+
+
+# The second keeps an order of lengths that a model may ask for.
+ARRANGED = (Arranged([0, 1, 0], torch.tensor([2, 1, 0])), Arranged([0, 0, 1], torch.tensor([1, 0, 2])))
+
+
 def placements(n_points: int) -> tuple[Tensor, ...]:
-    """Which point stands where in the second run, the best first.
+    """Which point stands where in the second run of a whole batch, the best first.
 
     Reversed, a batch keeps its statistics. Half of the points, each twice, keep an order of lengths that a model may
     ask for.

@@ -16,13 +16,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.attribution import Grouper, Orders, Recorder, orders_of, placements
+from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorder, orders_of, placements
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
-from sipp.inputs.watching import Routing, Watch
+from sipp.inputs.watching import Operations, Watch
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -45,7 +45,7 @@ class Probe:
 
     orders: Orders  # of the patches of each use
     n_uses: dict[str, int]  # of each weight in one pass
-    alone: Alone | None  # the outputs of the few points by themselves, the second time they were run
+    alone: Alone | None  # the outputs of the few points by themselves
     checked: set[str]  # modules whose output was compared with what was captured of it
     only_of: Batch | None  # the one batch that it speaks of, where other points may show something else
 
@@ -89,7 +89,8 @@ def runner(
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
         watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
-        now = _Now(batch, on_use, group, None if known is None else known.checked, watch)
+        seen = _operations(layers) if any(map(_caught, layers)) else None
+        now = _Now(batch, on_use, group, None if known is None else known.checked, watch, seen)
         return _run_hooked(model, layers, now, norm_stats)
 
     return run
@@ -98,7 +99,7 @@ def runner(
 def probe(
     model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Forms
 ) -> Probe:
-    """What is known of batches of this form; if nothing is, a few of its points are run twice to find out.
+    """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
     They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
     is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
@@ -126,40 +127,51 @@ def goes_by_form(batch: Batch, known: Forms) -> bool:
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
-    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no fewer."""
-    chosen = few_of(batch.n_points)
-    if few or len(chosen) == batch.n_points:
+    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no others."""
+    for arranged in ARRANGED if few and batch.n_points > 1 else ():
         try:
-            found = _probe_points(model, layers, batch, chosen, norm_stats)
-            if found.only_of is None or len(chosen) == batch.n_points:
-                return found
+            found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
         except (DataError, ModelError):
-            if len(chosen) == batch.n_points:
-                raise
-    return _probe_points(model, layers, batch, integers(0, batch.n_points), norm_stats)
+            continue
+        if found.only_of is None:
+            return found
+        break
+    return _probe_all(model, layers, batch, norm_stats)
 
 
-def _probe_points(
-    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, chosen: Tensor, norm_stats: NormStats
+def _probe_few(
+    model: nn.Module,
+    layers: tuple[PrunableLayer, ...],
+    batch: Batch,
+    chosen: Tensor,
+    arranged: Arranged,
+    norm_stats: NormStats,
 ) -> Probe:
-    """The probe of these points of the batch."""
-    few, checked = points_at(batch, chosen), set[str]()
-    first, moved, placed = Recorder(), Recorder(), integers(0, len(chosen))
-    watch, routing = Watch(layers, batch.where), Routing()
-    only_run = None if len(chosen) > 1 else routing  # else it looks at the second, in which little else is done
-    _run_hooked(model, layers, _Now(few, _ignored, first, checked, watch, only_run), norm_stats)
-    alone: Alone | None = None
-    for placed in placements(len(chosen)) if len(chosen) > 1 else ():
+    """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
+    recorder, checked, watch, seen = Recorder(), set[str](), Watch(layers, batch.where), _operations(layers)
+    now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
+    output = _run_hooked(model, layers, now, norm_stats)
+    orders = orders_of(recorder, recorder, arranged.exchanged)
+    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    return Probe(orders, recorder.n_uses, (chosen, output), checked, batch if is_of_these else None)
+
+
+def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
+    """The probe of all points of the batch, which are run twice, the second time at other places."""
+    n_points, checked, alone = batch.n_points, set[str](), None
+    first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
+    watch, seen = Watch(layers, batch.where), _operations(layers)
+    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, seen), norm_stats)
+    for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(few, placed), _ignored, moved, None, None, routing)
-            output = _run_hooked(model, layers, now, norm_stats)
+            now = _Now(points_at(batch, placed), _ignored, moved, None, None, _operations(layers))
+            alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
-        alone = chosen[placed], output
         break
     orders = orders_of(first, moved, placed)
-    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
     return Probe(orders, first.n_uses, alone, checked, batch if is_of_these else None)
 
 
@@ -192,13 +204,13 @@ class _Now:
     group: Group
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
-    routing: Routing | None = None
+    seen: Operations | None = None
     met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """A context for our own operations: watch and routing look at the model's."""
-        with torch._C.DisableTorchFunction(), nullcontext() if self.routing is None else self.routing.paused():
+        """A context for our own operations: the modes look at the model's."""
+        with torch._C.DisableTorchFunction(), nullcontext() if self.seen is None else self.seen.paused():
             yield
 
 
@@ -271,8 +283,8 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
-        if now.routing is not None:
-            stack.enter_context(now.routing)
+        if now.seen is not None:
+            stack.enter_context(now.seen)
         output = run_batch(model, fresh(now.batch), ours)
     if now.checked is not None:
         now.checked.update(now.met)
@@ -298,15 +310,29 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     checks = now.checked is not None and layer.module_name not in now.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
 
+    def operands() -> dict[str, list[Tensor]]:
+        """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
+        seen = now.seen
+        return {} if seen is None else {name: seen.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
             by_use = []
-            for weight, whole, use in _uses(layer, args, kwargs, now.batch, now.group):
-                if checks:
+            reported = layer.adapter.uses(module, args, kwargs, now.batch.n_points)
+            for weight, whole, use in _uses(layer, reported, now.batch, now.group):
+                if checks and not callable(layer.adapter.output):
                     by_use.append(products(layer, weight, whole))
                 now.on_use(weight, use, now.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
+            operands()  # of what came before
+
+    def behind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        assert layer.adapter.uses_after is not None
+        with now.apart():
+            reported = layer.adapter.uses_after(module, args, kwargs, output, operands(), now.batch.n_points)
+            for weight, _, use in _uses(layer, reported, now.batch, now.group):
+                now.on_use(weight, use, now.batch)
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
@@ -315,6 +341,8 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
                 refuse_other_map(layer, expected, output, now.batch)
                 now.met.add(layer.module_name)
 
+    if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
+        yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
     if checks:
         yield module.register_forward_hook(after)
     if now.watch is not None:  # reads by the user's own hooks of the module are the module's
@@ -323,11 +351,21 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
+def _caught(layer: PrunableLayer) -> list[str]:
+    """The chosen weights of a layer whose operands are noted while it runs."""
+    return [name for name in layer.adapter.caught if name in layer.weights]
+
+
+def _operations(layers: Iterable[PrunableLayer]) -> Operations:
+    """The mode that notes them."""
+    return Operations([layer.module.get_parameter(name) for layer in layers for name in _caught(layer)])
+
+
 def _uses(
-    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, group: Group
+    layer: PrunableLayer, reported: Iterable[WeightUse], batch: Batch, group: Group
 ) -> Iterator[tuple[Weight, WeightUse, WeightUse]]:
     """The uses of one call: the weight, the use as its adapter reports it, and by point without its padding."""
-    reported = iter(layer.adapter.uses(layer.module, args, kwargs, batch.n_points))
+    reported = iter(reported)
     while True:
         try:
             use = next(reported, None)

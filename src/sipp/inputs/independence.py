@@ -62,7 +62,7 @@ def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bo
     """Whether some points of a batch, at most half, gave by themselves what they gave within it."""
     index, output = alone
     pairs = _pairs(whole, n_points, output, len(index))
-    return 2 * len(index) <= n_points and bool(pairs) and _agree(pairs, index, allowed)
+    return _is_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
 
 
 def why_dependent(
@@ -77,7 +77,7 @@ def why_dependent(
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = integers(n - 1, -1, -1)
-    if alone is None or 2 * len(alone[0]) > n:  # no part of the batch
+    if alone is None or not _is_part(alone[0], n):
         last = back[: min(n - n // 2, MOST_ALONE)]
         try:
             alone = last, run(points_at(batch, last))
@@ -95,6 +95,11 @@ def why_dependent(
     if not _agree(_pairs(output, len(index), again, len(index)), integers(0, len(index)), allowed):
         return CHANCE
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
+
+
+def _is_part(index: Tensor, n: int) -> bool:
+    """Whether these are at most half of the points, each counted once, and so have other statistics than all."""
+    return 2 * len(index.unique()) <= n
 
 
 def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:

@@ -31,6 +31,7 @@ _BLIND = {
 _TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
 _BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
 
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # the weight is their last argument
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
 
 
@@ -135,8 +136,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-class Routing(TorchDispatchMode):
-    """A mode that notes operations whose results have a size, or are plain numbers, that follow from values.
+class Operations(TorchDispatchMode):
+    """A mode that notes what some weights are multiplied by, where that is a product of two matrices, and whether
+    results have a size, or are plain numbers, that follow from values.
 
     Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
     """
@@ -146,9 +148,16 @@ class Routing(TorchDispatchMode):
         """False: torch would import its compiler, a second of work, to keep it away from the method below."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
         self.by_values = False
+        self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
+
+    def taken(self, weight: Tensor) -> list[Tensor]:
+        """What the weight was multiplied by since this was last asked."""
+        at = _extent(weight)[0]
+        found, self._met[at] = self._met[at], []
+        return found
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -168,6 +177,11 @@ class Routing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
+        if self._met and func in _PRODUCTS:
+            operand, weight = args[-2:]
+            met = self._met.get(_extent(weight)[0])
+            if met is not None:
+                met.append(operand)
         return func(*args, **(kwargs or {}))
 
 

@@ -282,7 +282,11 @@ def _tell(seconds: float) -> None:
     global _spent
     before, _spent = _spent, _spent + seconds
     if before < _TOLD_AFTER <= _spent:
-        often = "once after an install" if _is_kept else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        often = (
+            "the first time this part is used"
+            if _is_kept
+            else "in each process: set NUMBA_CACHE_DIR to a folder for it"
+        )
         _log.warning("compiling for this processor: a few seconds, %s", often)
 
 

@@ -64,6 +64,8 @@ def choose(
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
         batches = in_small_parts(batches, device_of(model))
+    if not blend.sensitivities:  # nothing is chosen: a few points tell how far the output moves
+        batches = batches[:1]
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
     def moved_by(masks: Sequence[Tensor]) -> float:

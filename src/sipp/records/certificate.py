@@ -20,7 +20,7 @@ from rich.table import Table
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
-from sipp.records.display import WIDTH, percent, percent_up
+from sipp.records.display import WIDTH, percent, percent_up, points_up
 from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/4"
@@ -166,7 +166,7 @@ class AccuracyCertificate:
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
-        points = f"by at most {limit.removesuffix(' %')} percentage points"
+        points = f"by at most {points_up(self.drop_upper)}"
         if self.measure == "next-token":
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
@@ -192,7 +192,7 @@ class AccuracyCertificate:
 
     @property
     def _headline(self) -> str:
-        return f"accuracy drop <= {percent_up(self.drop_upper)} ({self.mode})"
+        return f"accuracy drop <= {points_up(self.drop_upper)} ({self.mode})"
 
     def __str__(self) -> str:
         return _sheet(self._headline, self, ("drop_upper",))
@@ -226,6 +226,9 @@ def _claim_in_words(cert: Certificate) -> str:
         return text
     given = _counted(cert, "holdout inputs")
     counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
+    if cert.fixed == "delta":
+        counts = f"{cert.violations:,} of {given} were further off; the limit is the smallest that leaves at most "
+        counts += f"{cert.k_allowed:,}"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."

@@ -30,15 +30,20 @@ def check_number(name: str, value: Any, *, least: float = -math.inf, above: floa
     return float(value)
 
 
-def check_share(name: str, value: Any) -> float:
+def check_share(name: str, value: Any, fix: str = "") -> float:
     """The value as a float, if it lies strictly between 0 and 1."""
     if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
         raise OptionError(
             f"{name}={value!r:.60} must lie strictly between 0 and 1",
-            fix=f"for example {name}=0.05 or {name}=0.95",
+            fix=fix or f"for example {name}=0.05 or {name}=0.95",
             option=name,
         )
     return float(value)
+
+
+def check_drop(name: str, value: Any) -> float:
+    """A drop in accuracy as a float, if it lies strictly between 0 and 1."""
+    return check_share(name, value, fix=f"{name}=0.02 is two percentage points")
 
 
 def check_keep(keep: Any) -> None:

@@ -131,6 +131,11 @@ def percent_up(share: float) -> str:
     return percent(float(Context(prec=SENTENCE_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(float(share)))))
 
 
+def points_up(drop: float) -> str:
+    """A measured difference of shares, rounded up: 0.0123 -> '1.23 percentage points'."""
+    return percent_up(drop).replace("%", "percentage points")
+
+
 def bytes_in_words(n_bytes: int) -> str:
     """A number of bytes with its unit."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

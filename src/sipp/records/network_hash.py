@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.records.identity import Entry, entries_hash, with_buffers
+from sipp.records.hashing import Entry, entries_hash, with_buffers
 
 HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
 MASK_SUFFIX = "_mask"  # of the buffers that hold them

@@ -22,12 +22,13 @@ RECORDS = {
 }
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
-    **dict.fromkeys(("magnitude", "l1", "l1_unstructured", "global_magnitude", "threshold"), "wt"),
+    **dict.fromkeys(("magnitude", "l1", "global_magnitude", "threshold"), "wt"),
     **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
-    "random_unstructured": "random",
     "uniform": "random",
     "sensitivity": "sipp-det",
 }
+
+OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
 def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -53,9 +54,14 @@ def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, R
     return checked
 
 
-def method_here(name: str) -> str | None:
-    """What a method of this name is called here; None where no other name is known."""
-    return METHODS.get(name.lower().replace("-", "_"))
+def method_here(name: str) -> tuple[str, str] | None:
+    """What a method of this name is called here, and what to write; None where no other name is known."""
+    plain = name.lower().replace("-", "_")
+    if (here := OF_ONE_LAYER.get(plain)) is not None:
+        what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
+        return what, f"give method={here!r}, include='LAYER.weight'; without include= for all layers together"
+    here = METHODS.get(plain)
+    return None if here is None else (f"called {here!r} here", f"give method={here!r}")
 
 
 def _here(name: str, value: Any, known: Any) -> str:

@@ -227,20 +227,20 @@ def moved_warning(pruned: Pruned) -> str:
             f"an output is not finite, or the dense one is 0, on {_inputs_of(moved)}: check what the dense model gives"
         )
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_inputs_of(moved)}: as it is, "
-        "this network is of little use"
+        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_inputs_of(moved)}: measure what that "
+        "costs before you use it"
     )
 
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
-    """What to do now: with a network that is of little use, or with a good one."""
+    """What to do now: with a network whose output moved far, or with another one."""
     if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
         if is_certified:
             return "sipp eval measures accuracy, sipp report makes a page"
         if in_shell:
-            return "sipp eval measures accuracy, sipp certify bounds the error on new inputs, sipp report makes a page"
+            return "sipp eval measures accuracy, --holdout bounds the error on new inputs, sipp report makes a page"
         return (
             "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
             "sipp.save_folder(pruned, folder) stores it; sipp.sparse(pruned, example) runs it faster"
@@ -250,7 +250,11 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     else:
         repair = "--repair" if in_shell else "repair=True"
     compare, keep = ("sipp compare", "--keep") if in_shell else ("sipp.compare", "keep")
-    return f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
+    measure = "sipp.certify_accuracy(model, pruned, labelled_inputs)"
+    if in_shell:
+        measure = "sipp eval" if is_certified else "sipp eval and --holdout"
+    costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
+    return f"{measure} on new inputs; if it costs too much, {costly}"
 
 
 def _inputs_of(moved: OutputChange) -> str:

@@ -16,12 +16,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sipp.errors import DataError
 from sipp.records.certificate import Certificate, from_values
 from sipp.records.checking import first_problem
+from sipp.records.speed import Speed, speed_headline, speed_words
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
+Times = Annotated[float, Field(gt=0)]  # as much
 Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list
 # Of what may be infinite or unknown: JSON has no word for the former, and neither is a promise.
 MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
@@ -246,6 +248,9 @@ class PrunedRecord(Record):
     choice: ChoiceRecord | None = None  # of a blend; older records do not say
     repair: OnlyTrue = False  # whether it was asked for
     repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
+    seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`seen_points.py`),
+    sipp: str = ""  # whose keys are those of these versions
+    torch: str = ""
     certificate: CertificateRecord | None = None
 
 
@@ -428,7 +433,7 @@ class EvalRecord(Record):
 # --- `sipp bench FILE` ----------------------------------------------------------------------------------------------
 
 BENCH_KIND: Literal["file bench"] = "file bench"
-BENCH_FORMAT: Literal[1] = 1
+BENCH_FORMAT: Literal[2] = 2
 
 
 class BenchBytes(Record):
@@ -442,17 +447,31 @@ class BenchBytes(Record):
 
 
 class BenchRun(Record):
-    """A call with so many points, dense and sparse, the best of several in turns."""
+    """A call with so many points, dense and sparse: medians of many in turns."""
 
     n_points: Positive
     dense_ms: Milliseconds
     sparse_ms: Milliseconds
+    ratio: Times  # how many times faster, and where the middle of the pairs lies
+    low: Times
+    high: Times
+    runs_dense: bool  # torch runs all of it on both sides
     off_by: float  # of the outputs, relative to the largest
 
     @property
-    def ratio(self) -> float:
-        """How many times faster."""
-        return self.dense_ms / self.sparse_ms
+    def speed(self) -> Speed:
+        """How many times faster, with its spread."""
+        return Speed(self.ratio, self.low, self.high)
+
+    @property
+    def headline(self) -> str:
+        """The speed in three words."""
+        return speed_headline(self.speed, runs_dense=self.runs_dense)
+
+    @property
+    def words(self) -> str:
+        """The speed with its spread, or why there is none."""
+        return speed_words(self.speed, runs_dense=self.runs_dense)
 
 
 class BenchStep(Record):
@@ -466,12 +485,19 @@ class BenchStep(Record):
     dense_ms: float | None = None
     sparse_ms: float | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster; None where torch runs it, or it was not timed."""
+        if self.kernel == "torch" or not self.dense_ms or not self.sparse_ms:
+            return None
+        return self.dense_ms / self.sparse_ms
+
 
 class BenchRecord(Record):
     """What `sipp bench` says of one network."""
 
     kind: Literal["file bench"]
-    format: Literal[1]
+    format: Literal[2]
     sipp: str
     machine: str
     n_threads: Positive

@@ -17,6 +17,7 @@ from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.pruned import Pruned, not_zero, refreshed
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
+from sipp.records.seen_points import seen_words
 
 Values = dict[str, Any]
 
@@ -47,6 +48,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
     pruned_hash = model_hash(pruned.model)
     if certificate is not None and certificate.pruned_hash != pruned_hash:
         raise OptionError("the certificate is about another network", fix="certify pruned.model")
+    now = refreshed(pruned)
     return {
         "kind": PRUNED_KIND,
         "format": PRUNED_FORMAT,
@@ -57,7 +59,8 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "buffers_hash": buffers_hash(pruned.model),
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
-        **pruning_values(refreshed(pruned)),
+        **pruning_values(now),
+        "seen": seen_words(pruned.seen) if now.described_hash else "",  # who chose changed weights is not known
     }
 
 

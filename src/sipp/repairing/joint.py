@@ -26,7 +26,7 @@ from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
-from sipp.progress import Advance
+from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
@@ -36,7 +36,7 @@ from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
-from sipp.repairing.parts import Parts, judged_error, together
+from sipp.repairing.parts import DenseSide, Parts, judged_error, together
 from sipp.repairing.searching import Bases
 from sipp.repairing.stages import pair_of
 
@@ -163,7 +163,7 @@ def joint(
     share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
     are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
     refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
-    called once for each weight, and once more with `fits_all`.
+    called with the cost of each weight, and once more with `fits_all`.
     """
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
@@ -274,21 +274,21 @@ def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
 
 
 def _few(parts: Parts) -> Parts:
-    """Some of the points that are fitted, a quarter of them at least, and all points kept aside."""
+    """Some of the points that are fitted, a quarter of them at least, and all points kept aside, for several fits."""
     n_points = sum(batch.n_points for batch in parts.fitted)
     step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
     if step < 2:
-        return parts
+        return replace(parts, known=DenseSide())
     most = max(batch.n_points for batch in parts.fitted)
     fitted = together([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
     is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
-    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
+    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside, known=DenseSide())
 
 
 def _whole(parts: Parts) -> Parts:
     """All points to be fitted."""
     batches = (*parts.batches, *parts.judging)
-    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=())
+    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=(), known=None)
 
 
 def _tried(
@@ -440,7 +440,7 @@ def _fitted(
         residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
         corrected = find_corrected(gatherer, residuals, follows=follows or stage.follows)
         for stretch, fits in stretches(gatherer.census, device_of(dense)):
-            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)
+            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, parts.known)
             for group in stretch:
                 sums = gatherer.gather(group, aims.of(group))
                 for name in group:
@@ -450,7 +450,7 @@ def _fitted(
                     )
                     masks[name] = mask
                     layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
-                    advance(1)
+                    advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
         layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
     return _Fitted(pruned, masks, tuple(layers))

@@ -12,7 +12,7 @@ from sipp.inputs.blocks import find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
-from sipp.progress import Advance, progress_bar
+from sipp.progress import Advance, fit_cost, progress_bar
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import ChunkBytes, Scoring
@@ -64,11 +64,13 @@ def repair_network(
     check_same_tensors(dense, given, masks)
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     at_first, before = output_error(dense, given, parts.aside), judged_error(dense, given, parts)
-    with progress_bar("repairing", len(masks) + steps, shown=progress) as advance:
+    cost = sum(fit_cost(mask.shape) for mask in masks.values())
+    with progress_bar("repairing", cost, shown=progress, in_percent=True) as advance:
         layers = _refit_all(dense, repaired, masks, parts, blocks, n_bytes, advance)
-        at_last, refitted = output_error(dense, repaired, parts.aside), judged_error(dense, repaired, parts)
-        polished = None
-        if steps > 0:
+    at_last, refitted = output_error(dense, repaired, parts.aside), judged_error(dense, repaired, parts)
+    polished = None
+    if steps > 0:
+        with progress_bar("polishing", steps, shown=progress) as advance:
             polished, at_last = polish(
                 dense,
                 repaired,
@@ -117,7 +119,7 @@ def _refit_all(
                 sums = gatherer.gather(group, known)
                 for name in group:
                     done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
-                    advance(1)
+                    advance(fit_cost(masks[name].shape))
     met = {layer.name for layer in done}
     unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
     return (*done, *unmet)

@@ -29,6 +29,9 @@ from sipp.repairing.sparsegpt import sparsegpt
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the same
 N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
+# So few rows, of weights with several times as many, tell whether the first mask is worth solving: where the squared
+# error of the new one is below this share of its own there, it is not
+N_CLEAR_ROWS, CLEAR = 16, 0.95
 
 Way = Literal["joint", "given"] | Fitting
 PEERS: tuple[Fitting, ...] = get_args(Fitting)
@@ -45,7 +48,7 @@ class JointLayer:
     moved: int  # weights that are kept and were not in the first mask
     ridge: float | None  # a share of the mean square of the inputs; None where nothing was refitted with one
     error_before: float | None  # of the first mask with the dense weights; None where it could not be compared
-    error_given: float | None  # of the first mask, refitted
+    error_given: float | None  # of the first mask, refitted; None also where some rows showed that it is worse
     error_joint: float | None  # of the mask that was found, refitted
     error: float | None  # of what was taken
     rounds: int  # of the search
@@ -115,6 +118,9 @@ def fit_layer(
         at = [block.rows for block in blocks]
         found_FK, values_FK, n_rounds = _searched(task, rows, at, dense_FK, mask_FK, bases)
     ridge = None if values_FK is not None else _ridge(task, blocks, rows, found_FK, decided)
+    if ridge is not None and len(supports) > 1 and weight.n_rows > 2 * N_CLEAR_ROWS:
+        at_first, at_last = (_trial_error(blocks, rows, one_FK, ridge, N_CLEAR_ROWS) for one_FK in (mask_FK, found_FK))
+        supports = ("joint",) if at_last < CLEAR * at_first < math.inf else supports
     fits: dict[Support, _Fit] = {}
     for support in supports:
         this_FK = found_FK if support == "joint" else mask_FK
@@ -234,23 +240,27 @@ def _ridge(
         return DAMPING
     if decided is not None and decided.ridge is not None:
         return decided.ridge
-    errors = []
-    for ridge in task.ridges if len(task.ridges) > 1 else ():
-        total = 0.0
-        for block, one in zip(blocks, rows):
-            assert block.aside is not None
-            n_groups, n_rows, _ = one.dense_GRK.shape
-            n_taken = min(n_rows, max(1, N_TRIAL_ROWS // n_groups))
-            at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=mask_FK.device).round().long()
-            few = replace(one, wanted_GRK=one.wanted_GRK[:, at], dense_GRK=one.dense_GRK[:, at])
-            mask_GRK = mask_FK[block.rows].view(one.dense_GRK.shape)[:, at]
-            change_GRK = _refitted(few, mask_GRK, ridge) - few.dense_GRK
-            fit = block.fit.rows(at)
-            shift_GR = fit.intercept(change_GRK) if one.is_centred else torch.zeros_like(fit.d_GR)
-            total += float(block.aside.rows(at).error(change_GRK, shift_GR).sum())
-        errors.append(total if math.isfinite(total) else math.inf)
+    tried = task.ridges if len(task.ridges) > 1 else ()
+    errors = [_trial_error(blocks, rows, mask_FK, ridge, N_TRIAL_ROWS) for ridge in tried]
     least = min(errors, default=0.0)
     return next((r for r, error in zip(task.ridges, errors) if error <= (1 + RIDGE_NOISE) * least), task.ridges[0])
+
+
+def _trial_error(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, ridge: float, most: int) -> float:
+    """The squared error on the points kept aside of at most so many rows, spread over the weight."""
+    total = 0.0
+    for block, one in zip(blocks, rows):
+        assert block.aside is not None
+        n_groups, n_rows, _ = one.dense_GRK.shape
+        n_taken = min(n_rows, max(1, most // n_groups))
+        at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=mask_FK.device).round().long()
+        few = replace(one, wanted_GRK=one.wanted_GRK[:, at], dense_GRK=one.dense_GRK[:, at])
+        mask_GRK = mask_FK[block.rows].view(one.dense_GRK.shape)[:, at]
+        change_GRK = _refitted(few, mask_GRK, ridge) - few.dense_GRK
+        fit = block.fit.rows(at)
+        shift_GR = fit.intercept(change_GRK) if one.is_centred else torch.zeros_like(fit.d_GR)
+        total += float(block.aside.rows(at).error(change_GRK, shift_GR).sum())
+    return total if math.isfinite(total) else math.inf
 
 
 def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, dense_FK: Tensor, ridge: float) -> Tensor:

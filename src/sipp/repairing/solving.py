@@ -23,7 +23,7 @@ SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solv
 # Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
 # rows of a piece taken together; or after so many.
 STEPS_A_LOOK = 5
-SMALL_GAIN = 3e-4
+SMALL_GAIN = 1e-3
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight

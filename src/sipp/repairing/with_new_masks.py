@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sipp.progress import progress_bar
+from sipp.progress import fit_cost, progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Scoring
 from sipp.records.pattern import Pattern
@@ -47,7 +47,8 @@ def search_network(
     # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
     fits_all = fits_all and not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
     n_fits = 2 if fits_all else 1
-    with progress_bar("finding masks and weights", n_fits * len(masks) + steps, shown=progress) as advance:
+    cost = sum(fit_cost(mask.shape) for mask in masks.values())
+    with progress_bar("finding masks and weights", n_fits * cost, shown=progress, in_percent=True) as advance:
         found = joint(
             dense,
             masks,
@@ -62,8 +63,9 @@ def search_network(
             chunk_bytes=n_bytes,
             advance=advance,
         )
-        polished, after, chosen = None, found.output_after, found.output_chosen
-        if steps and not found.undone:
+    polished, after, chosen = None, found.output_after, found.output_chosen
+    if steps and not found.undone:
+        with progress_bar("polishing", steps, shown=progress) as advance:
             polished, chosen = polish(
                 dense,
                 found.model,
@@ -75,7 +77,7 @@ def search_network(
                 seed=seed,
                 advance=advance,
             )
-            after = judged_error(dense, found.model, parts)
+        after = judged_error(dense, found.model, parts)
     return Repaired(found.model, dict(found.masks), _record(found, way, polished, after, chosen), parts.keys)
 
 

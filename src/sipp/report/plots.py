@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sipp.records.certificate import USELESS
-from sipp.records.display import percent_up
+from sipp.records.display import points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
@@ -218,7 +218,7 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
     for key, name in CERTIFICATE_ROWS.items():
         value = values.get(key)
         if isinstance(value, float):
-            limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": percent_up(value)}
+            limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": points_up(value)}
             rows.append([name, limits.get(key, number(value))])
         elif value is not None:
             rows.append([name, f"{value:,}" if type(value) is int else str(value)])

@@ -20,10 +20,18 @@ from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import best_evaluation, lead, next_steps, outputs_rows, shown_output_change, tiles_of
+from sipp.report.summary import (
+    accuracy_promise,
+    best_evaluation,
+    lead,
+    next_steps,
+    outputs_rows,
+    shown_output_change,
+    tiles_of,
+)
 
 # Of its record, elsewhere on the page
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice"}
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
@@ -118,7 +126,8 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    finding = Finding(heading, f"Measured on {first.data.what}. For a claim about other inputs, use sipp certify.")
+    claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
+    finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [_evaluation_card(name, one) for name, one in ordered]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and epsilon", cards)]])
@@ -204,7 +213,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
 
 # What a step is shown by: its label, its unit, and the value of a step
 STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
-    ("times faster", "number", lambda one: one.dense_ms / one.sparse_ms if one.dense_ms and one.sparse_ms else None),
+    ("times faster", "number", lambda step: step.ratio),
     ("milliseconds dense", "number", lambda step: step.dense_ms),
     ("milliseconds sparse", "number", lambda step: step.sparse_ms),
     ("bytes dense", "count", lambda step: float(step.n_dense_bytes)),
@@ -215,14 +224,16 @@ STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] =
 def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str) -> Section:
     """How much smaller and faster, how that was measured, and every step with weights."""
     best = bench.runs[-1]
-    faster = "and no faster" if best.ratio < 1 else f"{best.ratio:.2f} times faster"
     finding = Finding(
-        f"{bench.smaller:.2f} times smaller as a file from sipp.save, {faster}",
-        "Compared with the same network run dense by torch in its better memory format; timed in turns, "
-        f"{counted(best.n_points, 'input')} per call, on {counted(bench.n_threads, 'thread')} of {bench.machine}. "
-        f"Steps are timed on one thread, {counted(bench.step_points, 'input')} at a time.",
+        f"{bench.smaller:.2f} times smaller as a small file (sipp export --to small); {best.words}",
+        "Compared with torch running the same pruned network in its better memory format; timed in turns, "
+        f"{counted(best.n_points, 'input')} per call, on {counted(bench.n_threads, 'thread')} of {bench.machine}. The "
+        "figures are the median and the range of the middle 80 % of pairs of calls. Steps are timed on one thread, "
+        f"{counted(bench.step_points, 'input')} at a time.",
     )
     size = facts(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
+    if best.runs_dense:  # no step was run
+        return Section("Size and speed", finding, [[size]])
     names = [step.name for step in bench.steps]
     views = [bar_view(what, unit, {THIS: list(map(value, bench.steps))}) for what, unit, value in STEP_VALUES]
     choices = [{"label": "Show", "options": [what for what, _, _ in STEP_VALUES]}]
@@ -248,7 +259,7 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
             ["dense, inputs/s", f"{rates[0]:,.0f}"],
             ["sparse", f"{number(run.sparse_ms)} ms"],
             ["sparse, inputs/s", f"{rates[1]:,.0f}"],
-            ["times faster", f"{run.ratio:.2f}"],
+            ["speed", run.words],
             ["outputs differ by", number(run.off_by)],
         ]
         title = "One input per call" if run.n_points == 1 else f"{run.n_points:,} inputs per call"

@@ -19,6 +19,7 @@ from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
 from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
 from sipp.records.schemas import (
+    BENCH_FORMAT,
     EVAL_KIND,
     BenchRecord,
     CertificateRecord,
@@ -178,7 +179,11 @@ def read_pruned_result(folder: Path) -> PrunedModel:
     """The pruned model in this folder, as its report describes it."""
     record, marks = pruned_folder.read_pruned(folder)
     path = folder / BENCH_NAME
-    bench = checked(BenchRecord, read_sealed(path), path) if path.exists() else None
+    values = read_sealed(path) if path.exists() else None
+    if isinstance(values, dict) and values.get("format") != BENCH_FORMAT:
+        values = None
+        marks += (f"{BENCH_NAME} is of another version and not shown: run sipp bench again.",)
+    bench = None if values is None else checked(BenchRecord, values, path)
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
         marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
-from sipp.records.display import bytes_in_words, percent, percent_up
+from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, Step, Tile
 from sipp.report.numbers import certified_limit, counted, number
@@ -61,11 +61,14 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
     speed = Tile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
-        size = Tile("size", f"{bench.smaller:.2f} x smaller", f"{stored} as a file from sipp.save, {dense} before")
+        size = Tile(
+            "size",
+            f"{bench.smaller:.2f} x smaller",
+            f"{stored} as a small file (sipp export --to small), {dense} before",
+        )
         run = bench.runs[-1]
-        faster = f"{run.ratio:.2f} x faster" if run.ratio >= 1 else "no faster"
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = Tile("speed", faster, f"with sipp.sparse, {place}")
+        speed = Tile("speed", run.headline, f"{run.words}: with sipp.sparse, {place}")
     found = shown_output_change(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
@@ -74,20 +77,31 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
 
 
 def _guarantee(pruned: PrunedModel) -> Tile:
-    """The first certificate that promises something, that of `sipp prune` before those of `certify`."""
-    for certificate in pruned.all_certificates:
-        if words := promise(certificate):
-            limit, drop = certificate.limit, certificate.drop_upper
-            within = f"drop at most {percent_up(drop or 0.0)}"
-            if limit is not None:
-                within = f"within {certified_limit(limit, certificate.measure)}"
-            return Tile("guarantee", "useless" if certificate.is_useless else within, words)
+    """The first certificate that promises something, one about the accuracy before those about outputs."""
+    about_accuracy = accuracy_promise(pruned)
+    about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
+    words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
+    if about_accuracy[0] is not None:
+        return Tile("guarantee", f"drop at most {points_up(about_accuracy[0])}", words)
+    if about_outputs:
+        first = about_outputs[0]
+        within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
+        return Tile("guarantee", "useless" if first.is_useless else within, words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return Tile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return Tile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
     return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
+
+
+def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
+    """The drop of accuracy that is certified, of several the largest, and its sentence; None where none is."""
+    known = [one for one in pruned.all_certificates if one.drop_upper is not None and promise(one)]
+    if not known:
+        return None, ""
+    widest = max(known, key=lambda one: one.drop_upper or 0.0)  # the best of several looks has less confidence
+    return widest.drop_upper, promise(widest)
 
 
 def promise(certificate: CertificateRecord) -> str:
@@ -97,8 +111,7 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        drop = percent_up(found.drop_upper).removesuffix(" %")
-        return f"On new inputs, the accuracy falls by at most {drop} percentage points {sure}"
+        return f"On new inputs, the accuracy falls by at most {points_up(found.drop_upper)} {sure}"
     if certificate.verdict != "certified" or certificate.limit is None:
         return ""
     if found.measure != "output":

@@ -61,7 +61,7 @@ def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
     return _image_operand(buffer, layer.stride, padding, None)
 
 
-def image_beside(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
+def image_addend(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
     """What is added to images N x C x H x W."""
     buffer = arena.image_of(x)
     if buffer is not None and x.shape == like.inner.shape:
@@ -88,7 +88,7 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
     return token_operand(buffer, _copy(number, buffer.tokens(lead, strides))), strides
 
 
-def token_beside(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
+def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
     """What is added to a linear layer's output whose tokens have these strides."""
     operand, have = token_input(number, x, arena)
     if operand.fill is None and have == strides and x.shape[-1] == features:

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from sipp.records.speed import Speed
 from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
 
@@ -26,8 +27,9 @@ class Compiled:
     chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool  # the plan is a table of what was tried, without its weights
     is_finite: bool  # whether all values on the way were, when it was compiled
-    seconds: float  # of a call, on torch's threads
+    seconds: float  # of a call, on torch's threads: the median
     dense_seconds: float
+    speed: Speed  # of calls that took turns, when it was compiled
     strides: Strides  # of the weights of convolutions, where torch runs it
 
 

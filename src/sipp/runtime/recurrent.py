@@ -25,6 +25,7 @@ from sipp.runtime.strip_kernel import raise_flag
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
 
 LSTM = ATEN.lstm.input
+RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
 
 

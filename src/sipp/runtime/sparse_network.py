@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Hashable
 from contextlib import suppress
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
 from sipp.records.pruned_to import NetworkLike, network_of
+from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
 from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
@@ -126,7 +128,7 @@ class Sparse:
         """Empties the weights that no plan holds, unless torch is to run the network."""
         if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._packed = pack_parameters(self._model, held)
+            self._packed |= pack_parameters(self._model, held)  # some may be packed still: memory may have ended
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
@@ -179,14 +181,15 @@ class Sparse:
         best = min(times, key=times.__getitem__)
         is_finite = is_whole or _run(plan, chunk, inputs) is not NOT_FINITE
         is_raced = is_finite and not is_whole
-        seconds, dense_seconds = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
-        is_dense = not is_raced or seconds > steps.LEAST_GAIN * dense_seconds
+        raced = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
+        is_dense = not is_raced or min(raced[0]) > steps.LEAST_GAIN * min(raced[1])
         if not is_dense or best == 0:
             for name, parameter in self._model.named_parameters():
                 parameter.data = before[name]
             self._laid_out = self._given
         kept = table_of(plan) if is_dense else plan
-        return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, choices[best])
+        seconds, dense_seconds = median(raced[0]), median(raced[1])
+        return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, speed_of(*raced), choices[best])
 
     @property
     def steps(self) -> list[Step]:
@@ -204,9 +207,8 @@ class Sparse:
             return packed + sum(once.values())
 
     def __repr__(self) -> str:
-        ran, dense = self.latest.seconds, self.latest.dense_seconds
-        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2f} x dense when it was compiled"
-        return f"<Sparse {type(self._model).__name__}: {ratio}; print() shows what runs where>"
+        speed = speed_words(self.latest.speed, runs_dense=self.latest.is_dense)
+        return f"<Sparse {type(self._model).__name__}: {speed}; print() shows what runs where>"
 
     def __str__(self) -> str:
         return as_text(steps_table(self.steps), self._words())

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from sipp.records.display import plain_table, text_of
 from sipp.records.html import labels_html, table_html
+from sipp.records.speed import speed_words
 from sipp.runtime.graph import reads_memory
 from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
@@ -57,10 +58,11 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
         elif not compiled.is_finite:
             ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
     times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
+    speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     return (
         ("left to torch", left_to_torch(plan.steps)),
-        ("network", f"{ran}; {times} ({compiled.dense_seconds / compiled.seconds:.2f} x)"),
+        ("network", ran if compiled.is_dense else f"{ran}; {times}: {speed}"),
         ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
         ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the network on all"),
     )

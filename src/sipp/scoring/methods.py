@@ -152,7 +152,7 @@ def method_of(method: Any) -> MethodInfo:
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
     if isinstance(method, str) and (here := method_here(method)) is not None:
-        raise OptionError(f"method={method!r} is called {here!r} here", fix=f"give method={here!r}", option="method")
+        raise OptionError(f"method={method!r} is {here[0]}", fix=here[1], option="method")
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")

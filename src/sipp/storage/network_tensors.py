@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from sipp.allocation.patterns import breaking
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
-from sipp.records.identity import with_buffers
+from sipp.records.hashing import with_buffers
 from sipp.records.network_hash import state_hash
 from sipp.records.options import Precision
 from sipp.records.pattern import pattern_of

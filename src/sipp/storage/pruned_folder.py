@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.records.identity import entries_hash, with_buffers
+from sipp.records.hashing import entries_hash, with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
 from sipp.storage.files import (

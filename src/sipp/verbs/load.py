@@ -24,11 +24,11 @@ OTHER_BUFFERS = (
 
 
 @overload
-def load(path: str | PathLike[str], *, into: None = None) -> dict[str, Tensor]: ...
+def load(path: str | PathLike[str], into: None = None) -> dict[str, Tensor]: ...
 @overload
-def load(path: str | PathLike[str], *, into: nn.Module) -> nn.Module: ...
+def load(path: str | PathLike[str], into: nn.Module) -> nn.Module: ...
 @torch.inference_mode(False)
-def load(path: str | PathLike[str], *, into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
+def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
     """Loads the network from a file written by `save`: into the model `into`, or as a plain state_dict on the CPU.
 
     Names, shapes and dtypes must match those of `into`; if anything is wrong, it is left as it was. The file's masks

@@ -49,7 +49,7 @@ from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_number, check_share
+from sipp.records.checking import check_drop, check_number, check_share
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
 from sipp.records.options import (
@@ -71,7 +71,7 @@ from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired
-from sipp.repairing.parts import Parts, parts_of
+from sipp.repairing.parts import DenseSide, Parts, parts_of
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
@@ -185,7 +185,7 @@ def _parts(ranking: Ranking, repair: Repairing, calibration: AnyData | None, see
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return parts_of(ranking.model, calibration, seed=seed)
+    return replace(parts_of(ranking.model, calibration, seed=seed), known=DenseSide())
 
 
 def _walk(
@@ -198,6 +198,8 @@ def _walk(
         def tests() -> Iterator[bool]:
             for keep in levels:
                 path.append(walker.test(holdout, "holdout", points, keep))
+                if path[-1].passed:
+                    walker.forget_denser_than(path[-1].budget)
                 advance(1)
                 yield path[-1].passed
 
@@ -243,7 +245,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, holdout_needed(delta, beta), words
         )
     assert max_drop is not None
-    most = check_share("max_accuracy_drop", max_drop)
+    most = check_drop("max_accuracy_drop", max_drop)
 
     def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
@@ -314,6 +316,10 @@ class _Walker:
             self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
             self.repaired[budget] = found, fixed
         return self.repaired[budget]
+
+    def forget_denser_than(self, budget: int) -> None:
+        """Lets go of networks that the walk has left behind."""
+        self.repaired = {one: made for one, made in self.repaired.items() if one <= budget}
 
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""

@@ -61,5 +61,5 @@ def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
         text = f"{what}: {listed(gone)}; floor=0.1 prevents that"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
     if rows:
-        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one per row"
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 (0 %, but at least one each) prevents it"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)

@@ -25,10 +25,10 @@ OwnModel = Annotated[
 def export(
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
     to: Annotated[
-        Literal["safetensors", "pt", "pt2", "onnx", "hf", "reader"],
+        Literal["small", "safetensors", "pt", "pt2", "onnx", "hf", "reader"],
         typer.Option(
-            help="Weights (safetensors, pt), a program (pt2, onnx), a Hugging Face folder (hf), or code that reads "
-            "FILE with NumPy alone (reader)."
+            help="The small file that sipp.save writes (small), weights (safetensors, pt), a program (pt2, onnx), a "
+            "Hugging Face folder (hf), or code that reads FILE with NumPy alone (reader)."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
@@ -42,7 +42,8 @@ def export(
     normalise: Normalise = None,
     size: Size = None,
     values: Annotated[
-        Literal["same", "bf16", "fp16"], typer.Option(help="With hf: the precision of the weights.", metavar="FORMAT")
+        Literal["same", "bf16", "fp16"],
+        typer.Option(help="With hf and small: the precision of the weights.", metavar="FORMAT"),
     ] = "same",
     shard: Annotated[
         str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
@@ -52,10 +53,13 @@ def export(
     """Export a pruned network for other programs; the result is read back and compared."""
     from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
-    from sipp.cli.stored_networks import example_for, stored_network
-    from sipp.runtime.exporting import TRACED, export_reader
+    from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
+    from sipp.records.saved_file import SavedFile
+    from sipp.runtime.exporting import TRACED, Exported, export_reader
     from sipp.runtime.exporting import export as export_network
 
+    name: str | None
+    made: Exported | SavedFile
     with only_json(as_json):
         for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
             if value is not None and to not in TRACED:
@@ -69,6 +73,12 @@ def export(
                     raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
             with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
                 name, made = None, export_reader(file, out)
+        elif to == "small":
+            if shard is not None:
+                raise CommandError("a small file is one file", where=f"--shard {shard}", fix="leave it out")
+            stored = stored_network(file, model)
+            with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
+                name, made = stored.name, save_small(stored, out, values)
         else:
             stored = stored_network(file, model)
             example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
@@ -82,7 +92,8 @@ def export(
         if not as_json:
             show(str(made))
     if as_json:
-        print_json({"kind": "export", "sipp": sipp.__version__, "network": name, **asdict(made)})
+        said = asdict(made) if isinstance(made, Exported) else contents_record(made, name)
+        print_json({**said, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
 
 
 def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:

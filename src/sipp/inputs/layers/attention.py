@@ -14,6 +14,8 @@ from sipp.errors import DataError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
 from sipp.records.batches import WeightUse
 
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+
 
 def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
     """Packed (one in_proj_weight) or separate projections, and the output projection."""
@@ -28,22 +30,14 @@ def attention_uses(
     """Every position of query, key and value is a patch, but for the keys and values that key_padding_mask hides."""
     given = _given(module, args, kwargs)
     is_real_BS = _is_real(module, given)
-
-    def points(tensor: Tensor) -> Points:
-        sequence = _by_sequence(module, tensor)
-        attributed = len(sequence) == n_points
-        windows = sequence[:, None] if attributed else sequence.flatten(0, 1)[None, None]
-        return Points(windows, 1, 0, None, None, attributed)
-
     n_sequences, n_steps, _ = _by_sequence(module, given["query"]).shape
     refuse_points_along_time(n_sequences, n_steps, n_points)
     is_same = given["query"] is given["key"] is given["value"] and is_real_BS is None
     if is_same and module.in_proj_weight is not None:  # all rows meet the same patches, which are read once
-        yield WeightUse("in_proj_weight", *points(given["query"]))
-        yield WeightUse("out_proj.weight", *points(_before_projection(module, given)))
+        yield WeightUse("in_proj_weight", *_points(module, given["query"], n_points))
         return
     for i, name in enumerate(("query", "key", "value")):
-        patches = points(given[name])
+        patches = _points(module, given[name], n_points)
         real_BP = None
         if is_real_BS is not None and name != "query":
             real_BP = is_real_BS if patches.attributed else is_real_BS.flatten()[None]
@@ -52,7 +46,34 @@ def attention_uses(
             yield WeightUse("in_proj_weight", *block, real_BP=real_BP)
         else:
             yield WeightUse(f"{name[0]}_proj_weight", *patches, real_BP=real_BP)
-    yield WeightUse("out_proj.weight", *points(_before_projection(module, given)))
+
+
+def attention_uses_after(
+    module: nn.MultiheadAttention,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    operands: dict[str, list[Tensor]],
+    n_points: int,
+) -> Iterator[WeightUse]:
+    """The attention output as out_proj met it; computed once more where that was not seen, as in another precision."""
+    given = _given(module, args, kwargs)
+    query, met = given["query"], operands.get("out_proj.weight", [])
+    n_sequences, n_steps, n_features = _by_sequence(module, query).shape
+    if len(met) == 1 and tuple(met[0].shape) == (n_steps * n_sequences, n_features):  # time first, in any layout
+        by_step = met[0].view(n_steps, n_sequences, n_features)
+        attended = by_step[:, 0] if query.ndim == 2 else by_step.transpose(0, 1) if module.batch_first else by_step
+    else:
+        attended = _before_projection(module, given)
+    yield WeightUse("out_proj.weight", *_points(module, attended, n_points))
+
+
+def _points(module: nn.MultiheadAttention, tensor: Tensor, n_points: int) -> Points:
+    """The positions of each sequence as patches of its point; together where sequences are no points."""
+    sequence = _by_sequence(module, tensor)
+    attributed = len(sequence) == n_points
+    windows = sequence[:, None] if attributed else sequence.flatten(0, 1)[None, None]
+    return Points(windows, 1, 0, None, None, attributed)
 
 
 def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -63,7 +84,7 @@ def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwarg
 
 def _given(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, after checking that query, key and value fit the layer and each other."""
-    call = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs)
+    call = _SIGNATURE.bind(module, *args, **kwargs)
     call.apply_defaults()
     given = call.arguments
     sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}

@@ -1,7 +1,7 @@
 """Patches of recurrent layers: every time step is one, for the input weights and for the hidden weights.
 
-A multi-layer RNN does not show the hidden states of its inner layers, so the recurrence is run here once more, in
-the plain form of the PyTorch documentation.
+A multi-layer RNN does not show the hidden states of its inner layers, so their recurrence is run here once more, in
+the plain form of the PyTorch documentation. Those of the last layer are its output.
 """
 
 from __future__ import annotations
@@ -42,31 +42,66 @@ def recurrent_uses(
 ) -> Iterator[WeightUse]:
     """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
 
-    Steps stand in the order of time in both directions, so that a position is the same one for all uses.
+    Steps stand in the order of time in both directions, so that a position is the same one for all uses. The h_{t-1}
+    of the last layer are left to `recurrent_uses_after`.
     """
     sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
     n_sequences, n_steps = sequence_BTI.shape[:2]
     refuse_points_along_time(n_sequences, n_steps, n_points)
-    attributed = n_sequences == n_points
-    is_real_BT = torch.arange(n_steps, dtype=torch.int64, device=sequence_BTI.device) < lengths_B[:, None]
+    for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell), shown_too=False):
+        yield _use(f"weight_ih{suffix}", x, lengths_B, n_points)
+        if before is not None:
+            yield _use(f"weight_hh{suffix}", before, lengths_B, n_points)
+        if unprojected is not None and module.proj_size:
+            yield _use(f"weight_hr{suffix}", unprojected, lengths_B, n_points)
 
-    def use(parameter: str, steps_BTK: Tensor) -> WeightUse:
-        if attributed:
-            return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
-        together = steps_BTK.flatten(0, 1)[None, None]
-        return WeightUse(parameter, together, attributed=False, real_BP=is_real_BT.flatten()[None])
 
-    for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell)):
-        yield use(f"weight_ih{suffix}", x)
-        yield use(f"weight_hh{suffix}", before)
-        if module.proj_size:
-            yield use(f"weight_hr{suffix}", unprojected)
+def recurrent_uses_after(
+    module: nn.RNNBase,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    operands: dict[str, list[Tensor]],
+    n_points: int,
+) -> Iterator[WeightUse]:
+    """What weight_hh of the last layer meets: h_{t-1}, which the layer gives as its output, and h_0."""
+    if not _shows_states(module):
+        return
+    sequence_BTI, lengths_B, hidden, _ = _given(module, args, kwargs)
+    states = output[0] if isinstance(output, tuple) and not isinstance(output, PackedSequence) else output
+    is_known = isinstance(states, PackedSequence | Tensor)
+    after_BTK = _padded(module, states)[0] if is_known else None
+    n_directions = 2 if module.bidirectional else 1
+    shape = (*sequence_BTI.shape[:2], n_directions * module.hidden_size)
+    if after_BTK is None or tuple(after_BTK.shape) != shape:
+        raise ModelError("does not give the hidden states of its last layer, which is not the known map")
+    first = (module.num_layers - 1) * n_directions
+    for direction, states_BTH in enumerate(after_BTK.chunk(n_directions, dim=-1)):
+        after = _flip(states_BTH, lengths_B) if direction else states_BTH
+        before = _before(hidden[first + direction], after)
+        before = _flip(before, lengths_B) if direction else before
+        yield _use(f"weight_hh{_suffix(module.num_layers - 1, direction)}", before, lengths_B, n_points)
+
+
+def _shows_states(module: nn.RNNBase) -> bool:
+    """Whether the output holds all that the hidden weights of the last layer meet: weight_hr meets something else."""
+    return not module.proj_size
+
+
+def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor, n_points: int) -> WeightUse:
+    """The steps of each sequence as patches of its point; together where sequences are no points."""
+    is_real_BT = torch.arange(steps_BTK.shape[1], dtype=torch.int64, device=steps_BTK.device) < lengths_B[:, None]
+    if len(steps_BTK) == n_points:
+        return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+    together = steps_BTK.flatten(0, 1)[None, None]
+    return WeightUse(parameter, together, attributed=False, real_BP=is_real_BT.flatten()[None])
 
 
 def recurrent_output(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The hidden states of the last layer, laid out as the layer's own output (the data of a PackedSequence)."""
     sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
-    afters = [after for *_, after in _replay(module, sequence_BTI, lengths_B, (hidden, cell))]
+    replayed = _replay(module, sequence_BTI, lengths_B, (hidden, cell), shown_too=True)
+    afters = [after for *_, after in replayed if after is not None]
     output_BTK = torch.cat(afters[-2:] if module.bidirectional else afters[-1:], dim=-1)
     inputs, _ = _bind(("input", "hx"), args, kwargs)
     if isinstance(inputs, PackedSequence):
@@ -185,22 +220,38 @@ def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, i
 
 
 def _replay(
-    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State
-) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
-    """Layer by layer and direction by direction: suffix of the names, x_t, h_{t-1}, unprojected h_t and h_t (B x T)."""
+    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State, *, shown_too: bool
+) -> Iterator[tuple[str, Tensor, Tensor | None, Tensor | None, Tensor | None]]:
+    """Layer by layer and direction by direction: suffix of the names, x_t, h_{t-1}, unprojected h_t and h_t (B x T).
+
+    Without `shown_too` the states that are the layer's own output are None.
+    """
     hidden, cell = initial
     n_directions = 2 if module.bidirectional else 1
     for layer in range(module.num_layers):
         outputs = []
+        is_shown = layer == module.num_layers - 1 and _shows_states(module)
         for direction in range(n_directions):
-            suffix = f"_l{layer}" + ("_reverse" if direction else "")
-            k = layer * n_directions + direction
+            suffix, k = _suffix(layer, direction), layer * n_directions + direction
+            if is_shown and not shown_too:
+                yield suffix, sequence_BTI, None, None, None
+                continue
             x = _flip(sequence_BTI, lengths_B) if direction else sequence_BTI
             states = _run(module, suffix, x, (hidden[k], cell[k]))
             before, unprojected, after = (_flip(s, lengths_B) for s in states) if direction else states
             yield suffix, sequence_BTI, before, unprojected, after
             outputs.append(after)
-        sequence_BTI = torch.cat(outputs, dim=-1)
+        if outputs:
+            sequence_BTI = torch.cat(outputs, dim=-1)
+
+
+def _suffix(layer: int, direction: int) -> str:
+    return f"_l{layer}" + ("_reverse" if direction else "")
+
+
+def _before(hidden: Tensor, after_BTH: Tensor) -> Tensor:
+    """h_{t-1} of each step, from h_0 and all h_t."""
+    return torch.cat((hidden[:, None].to(after_BTH.dtype), after_BTH[:, :-1]), 1)
 
 
 def _run(module: nn.RNNBase, suffix: str, x_BTI: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +264,7 @@ def _run(module: nn.RNNBase, suffix: str, x_BTI: Tensor, state: State) -> tuple[
         weights = [w for w in (weight_ih, weight_hh, bias_ih, bias_hh) if w is not None]
         given: Any = (hidden[None], cell[None]) if module.mode == "LSTM" else hidden[None]
         after_BTH = FUSED[module.mode](x_BTI, given, weights, bias_ih is not None, 1, 0.0, False, False, True)[0]
-        return torch.cat((hidden[:, None], after_BTH[:, :-1]), 1), after_BTH, after_BTH
+        return _before(hidden, after_BTH), after_BTH, after_BTH
     projection = getattr(module, f"weight_hr{suffix}")
     from_input_BTG = F.linear(x_BTI, weight_ih, bias_ih)
     before, unprojected, after = [], [], []

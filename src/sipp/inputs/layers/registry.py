@@ -9,16 +9,28 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.layers.attention import attention_output, attention_uses, attention_weights
+from sipp.inputs.layers.attention import (
+    attention_output,
+    attention_uses,
+    attention_uses_after,
+    attention_weights,
+)
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
-from sipp.inputs.layers.recurrent import cell_output, cell_uses, recurrent_output, recurrent_uses, recurrent_weights
+from sipp.inputs.layers.recurrent import (
+    cell_output,
+    cell_uses,
+    recurrent_output,
+    recurrent_uses,
+    recurrent_uses_after,
+    recurrent_weights,
+)
 from sipp.records.batches import WeightUse
 from sipp.records.options import Selector
 from sipp.records.weights import Weight
@@ -30,6 +42,9 @@ from sipp.records.weights import Weight
 #   "unknown":  it cannot be told; this is noted in the log of every scoring.
 Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
 
+# (module, args, kwargs, output, operands of the weights that are `caught`, number of points) -> uses
+UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -40,6 +55,9 @@ class Adapter:
     rows_last: bool = False  # the weight is stored K x F
     row_dims: int = 1  # of its dimensions, the first so many count rows
     output: Output = "products"
+    # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
+    uses_after: UsesAfter | None = None
+    caught: tuple[str, ...] = ()  # local names of weights whose operands `uses_after` is given
 
 
 @dataclass(frozen=True)
@@ -65,18 +83,25 @@ def _cell_weights(module: nn.Module) -> tuple[str, ...]:
     return ("weight_ih", "weight_hh")
 
 
+_RECURRENT = Adapter(recurrent_weights, recurrent_uses, output=recurrent_output, uses_after=recurrent_uses_after)
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
     nn.Conv1d: Adapter(_one_weight, conv_uses),
     nn.Conv2d: Adapter(_one_weight, conv_uses),
     nn.Conv3d: Adapter(_one_weight, conv_uses),
-    nn.RNN: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
-    nn.LSTM: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
-    nn.GRU: Adapter(recurrent_weights, recurrent_uses, output=recurrent_output),
+    nn.RNN: _RECURRENT,
+    nn.LSTM: _RECURRENT,
+    nn.GRU: _RECURRENT,
     nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
     nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
-    nn.MultiheadAttention: Adapter(attention_weights, attention_uses, output=attention_output),
+    nn.MultiheadAttention: Adapter(
+        attention_weights,
+        attention_uses,
+        output=attention_output,
+        uses_after=attention_uses_after,
+        caught=("out_proj.weight",),
+    ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
 

@@ -151,7 +151,7 @@ class SparseOnGpu:
         how = min((how for how in ways if how != BY_STEPS), key=times.__getitem__)
         if times.get(BY_STEPS, dense_seconds) <= LEAST_GAIN * dense_seconds:
             how = BY_STEPS
-        kept = steps if how == BY_STEPS else [replace(step, fast=lambda values: None, held=()) for step in steps]
+        kept = steps if how == BY_STEPS else [replace(step, run=lambda values: None, held=()) for step in steps]
         return CompiledOnGpu(kept, ways[how], how, times[how], dense_seconds, why)
 
     @property
@@ -167,7 +167,7 @@ class SparseOnGpu:
 
     def __repr__(self) -> str:
         ran, dense = self.latest.seconds, self.latest.dense_seconds
-        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2f} x dense when it was compiled"
+        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2g} x dense when it was compiled"
         return f"<SparseOnGpu {type(self._model).__name__}: {ratio}; print() shows what runs where>"
 
     def __str__(self) -> str:
@@ -186,7 +186,7 @@ class SparseOnGpu:
         )
         return (
             ("left to torch", left_to_torch(latest.steps)),
-            ("network", f"{latest.how}{why}; {times} ({latest.dense_seconds / latest.seconds:.2f} x)"),
+            ("network", f"{latest.how}{why}; {times} ({latest.dense_seconds / latest.seconds:.2g} x)"),
             ("weights", memory),
             (
                 "compiled in",

@@ -301,7 +301,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
 
 def _reduced(channels: Channels, node: Node) -> Axis | None:
     said, x = given(node), node.all_input_nodes[0]
-    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), said["dim"]
+    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), said.get("dim")  # none: over all of them
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
         return _left(channels, node)
