@@ -279,7 +279,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     assert prune(folder, "--out", net).returncode == 0
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
     done = run(*words, "--out", net / "bench.json")
-    assert done.stdout.splitlines()[-1].endswith("4 points a call, 1 thread: runs as dense: nothing gained")
+    assert done.stdout.splitlines()[-1].endswith("4 inputs per call, 1 thread: runs as dense: nothing gained")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
     assert {(step.kernel, step.ratio, step.n_bytes == step.n_dense_bytes) for step in found.steps} == {
         ("torch", None, True)
