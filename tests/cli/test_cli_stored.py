@@ -257,7 +257,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.certificate is not None
     assert found.line.startswith(f"{contents.dense_bytes / contents.n_bytes:.2f} x smaller (")
     assert "certified: outputs within " in found.line
-    assert found.line.endswith(f"; 20 inputs a call, 1 thread: {found.runs[-1].words}")
+    assert found.line.endswith(f"; 20 inputs per call, 1 thread: {found.runs[-1].words}")
     assert "torch running the same pruned network" in done.stdout
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
