@@ -273,7 +273,10 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
             stack.enter_context(now.watch)
         if now.routing is not None:
             stack.enter_context(now.routing)
-        output = run_batch(model, fresh(now.batch), ours)
+        given = fresh(now.batch)
+        if now.routing is not None:
+            now.routing.follow((given.args, given.kwargs))
+        output = run_batch(model, given, ours)
     if now.checked is not None:
         now.checked.update(now.met)
     return output

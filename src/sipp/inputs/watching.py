@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
@@ -136,9 +137,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Routing(TorchDispatchMode):
-    """A mode that notes operations whose results have a size, or are plain numbers, that follow from values.
+    """A mode that notes operations whose results have a size, or are plain numbers, that follow from the data's values.
 
     Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
+    What is computed from positions or weights alone is the same for all data: transformers asks that of its masks.
     """
 
     @classmethod
@@ -149,6 +151,12 @@ class Routing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.by_values = False
+        self.of_data = WeakTensorKeyDictionary()  # as a set: tensors that were computed from the data
+
+    def follow(self, data: Any) -> None:
+        """Notes the tensors that the model is given."""
+        for tensor in _tensors(data):
+            self.of_data[tensor] = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -166,11 +174,17 @@ class Routing(TorchDispatchMode):
                 self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
-            self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
-        return func(*args, **(kwargs or {}))
+        if self.by_values or not any(tensor in self.of_data for tensor in _tensors((args, kwargs))):
+            return func(*args, **(kwargs or {}))
+        if not _BY_VALUES.isdisjoint(func.tags):
+            self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
+        result = func(*args, **(kwargs or {}))
+        self.follow(result)
+        if func._schema.is_mutable:
+            written = list(_tensors((args, kwargs)))
+            self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
+        return result
 
-
-def _has_mask(indices: Any) -> bool:
-    """Whether one of the indices chooses by truth values: as many as are true."""
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    def _has_mask(self, indices: Any) -> bool:
+        """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
+        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in _tensors(indices))
