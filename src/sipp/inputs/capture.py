@@ -89,7 +89,7 @@ def runner(
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
         watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
-        seen = _operations(layers) if any(map(_caught, layers)) else None
+        seen = _operations(layers, follows=False) if any(map(_caught, layers)) else None
         now = _Now(batch, on_use, group, None if known is None else known.checked, watch, seen)
         return _run_hooked(model, layers, now, norm_stats)
 
@@ -148,7 +148,8 @@ def _probe_few(
     norm_stats: NormStats,
 ) -> Probe:
     """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
-    recorder, checked, watch, seen = Recorder(), set[str](), Watch(layers, batch.where), _operations(layers)
+    recorder, checked, watch = Recorder(), set[str](), Watch(layers, batch.where)
+    seen = _operations(layers, follows=True)
     now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
     output = _run_hooked(model, layers, now, norm_stats)
     orders = orders_of(recorder, recorder, arranged.exchanged)
@@ -160,7 +161,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
     """The probe of all points of the batch, which are run twice, the second time at other places."""
     n_points, checked, alone = batch.n_points, set[str](), None
     first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
-    watch, seen = Watch(layers, batch.where), _operations(layers)
+    watch, seen = Watch(layers, batch.where), _operations(layers, follows=True)
     _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, seen), norm_stats)
     for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
@@ -283,9 +284,12 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
+        given = fresh(now.batch)
         if now.seen is not None:
             stack.enter_context(now.seen)
-        output = run_batch(model, fresh(now.batch), ours)
+            if now.seen.follows:
+                now.seen.follow((given.args, given.kwargs))
+        output = run_batch(model, given, ours)
     if now.checked is not None:
         now.checked.update(now.met)
     return output
@@ -356,9 +360,9 @@ def _caught(layer: PrunableLayer) -> list[str]:
     return [name for name in layer.adapter.caught if name in layer.weights]
 
 
-def _operations(layers: Iterable[PrunableLayer]) -> Operations:
-    """The mode that notes them."""
-    return Operations([layer.module.get_parameter(name) for layer in layers for name in _caught(layer)])
+def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
+    """The mode that notes them; it also `follows` the data, to see whether the model goes by its values."""
+    return Operations([layer.module.get_parameter(name) for layer in layers for name in _caught(layer)], follows)
 
 
 def _uses(
