@@ -84,6 +84,18 @@ def test_known_networks(never_dense, name):
     assert is_close(sipp.sparse(net, x)(x), net(x))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 8])
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(2), nn.Identity()])
+def test_a_norm_of_few_flat_images(never_dense, pool, n):
+    """Fewer images than a vector has places are not rounded up to one, as tokens are."""
+    torch.manual_seed(0)
+    size = 6 * (4 if isinstance(pool, nn.AdaptiveAvgPool2d) else 20)
+    net = thin(nn.Sequential(nn.Conv2d(3, 6, 3), pool, nn.Flatten(), nn.LayerNorm(size), nn.Linear(size, 4)), 0.4)
+    x = torch.randn(n, 3, 6, 7)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and ("norm of tokens" in kernels(fast)) == (n > 1)
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
