@@ -15,7 +15,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
-from sipp.runtime import chunks, steps
+from sipp.runtime import chunks, examples, plan, sparse_network, steps
 
 SMALL = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -94,6 +94,17 @@ def test_a_norm_of_few_flat_images(never_dense, pool, n):
     x = torch.randn(n, 3, 6, 7)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and ("norm of tokens" in kernels(fast)) == (n > 1)
+
+
+def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, monkeypatch):
+    monkeypatch.setattr(sparse_network, "allowed", examples.allowed)
+    net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
+    assert not sipp.sparse(net, x).latest.is_dense
+    real = plan.Plan.run
+    monkeypatch.setattr(plan.Plan, "run", lambda *given: [1.01 * y for y in real(*given)])
+    fast = sipp.sparse(net, x)
+    assert fast.latest.is_dense and "the steps gave something else" in str(fast)
+    assert torch.equal(fast(x), net(x))
 
 
 class Attention(nn.Module):
