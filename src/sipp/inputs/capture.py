@@ -166,7 +166,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
     for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(batch, placed), _ignored, moved, None, None, _operations(layers))
+            now = _Now(points_at(batch, placed), _ignored, moved, None, None, _operations(layers, follows=False))
             alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue

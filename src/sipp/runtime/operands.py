@@ -9,7 +9,16 @@ from math import prod
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.runtime.buffers import Arena, Buffer, image_buffer, plain_strides, rounded, token_buffer, token_strides
+from sipp.runtime.buffers import (
+    Arena,
+    Buffer,
+    image_buffer,
+    plain_strides,
+    rounded,
+    token_buffer,
+    token_columns,
+    token_strides,
+)
 from sipp.runtime.layers import Layer
 from sipp.runtime.steps import Values
 from sipp.runtime.strip_kernel import Plane
@@ -80,8 +89,9 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
     strides, buffer = token_strides(x), arena.of(x)
     is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
     if is_ready and buffer is not None and strides is not None:
-        has_all = buffer.data_CHWN.numel() == buffer.data_CHWN.shape[3] * x.shape[-1] and buffer.n == n
-        if has_all and (x.shape[-1] == 1 or x.stride(-1) == buffer.data_CHWN.shape[3]):
+        n_columns = buffer.data_CHWN.shape[3]  # of images these may be no whole vectors
+        has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
+        if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
             return token_operand(buffer, None), strides
     strides = plain_strides(lead)
     buffer = token_buffer(n, x.shape[-1])
