@@ -101,9 +101,7 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
     bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 5, "--batch", 1]
     timed = run(*bench)
-    assert timed.returncode == 0 and "x smaller as a small file (sipp export --to small)" in " ".join(
-        timed.stdout.split()
-    )
+    assert timed.returncode == 0 and "bytes; sipp export --to small makes the file)" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and "shown unchecked" in found["marked"][0]["what"]
     digits = sipp.save_folder(sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt"), tmp_path / "digits")
@@ -200,7 +198,7 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
 def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path: Path) -> None:
     net, out = tmp_path / "net", tmp_path / "small.safetensors"
     done = prune(folder, "--out", net)
-    assert f"sipp export {net} --to small makes a small file" in " ".join(done.stdout.split())
+    assert f"sipp export {net} --model cli_zoo:mlp --to small makes a small file" in " ".join(done.stdout.split())
     words = ["export", net, "--model", "cli_zoo:mlp", "--to", "small", "--out"]
     done = run(*words, out, "--json")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from report.synthetic import certificate, evaluation
+from report.test_first_screen import BENCH
 from report.test_result_folders import pruned_folder
 
 from sipp.records.certificate import AccuracyCertificate, to_json
@@ -15,7 +16,8 @@ from sipp.records.display import percent_up, points_up
 from sipp.report import figure_names, read_results, render
 from sipp.report.compare_networks import accuracy_of, dense_accuracy, network_curves, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
-from sipp.report.summary import tiles_of
+from sipp.report.summary import next_steps, tiles_of
+from sipp.storage.files import seal
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -125,11 +127,29 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
     assert isinstance(result, PrunedModel)
     (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
     drop = points_up(accuracy_claim().drop_upper)
-    assert tile.value == f"drop at most {drop}" and drop.endswith(" percentage points")
+    assert drop.endswith(" percentage points") and tile.value == f"drop at most {drop.replace('percentage ', '')}"
     assert f"accuracy falls by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
     page = shown(folder)
     assert "use sipp certify" not in page and "sipp certify --accuracy" not in page
     assert f"{percent_up(accuracy_claim().drop_upper)} " not in page
+
+
+def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) -> None:
+    own = {**certificate(0.0421), "dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    for name, more, lines in (
+        ("shell", {"model": "my:net", "weights": "my.pt"}, (
+            "sipp export shell --model my:net --to small --out small.safetensors",
+            'import sipp, my; fast = sipp.sparse(sipp.load("small.safetensors", my.net()), example)',
+        )),
+        ("program", {"model": "torch.nn.Linear"}, ("fast = sipp.sparse(pruned, example)", "sipp.save(pruned, ")),
+    ):  # fmt: skip
+        folder = pruned_folder(tmp_path / name, certificate=own, **more)
+        (folder / "eval.json").write_text(evaluation(0.9, 0.9))
+        (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
+        (result,) = read_results([folder])
+        assert isinstance(result, PrunedModel)
+        steps = [step.command for step in next_steps(result)]
+        assert len(steps) == 2 and all(found.startswith(line) for found, line in zip(steps, lines)), steps
 
 
 def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> None:

@@ -67,6 +67,16 @@ def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path)
         assert found.problems() == [] and found.seen["numbers"] == [] and found.seen["lead"], width
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
+def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
+    layers = json.loads((pruned_folder(tmp_path / "short") / "report.json").read_text())["layers"]
+    named = [{**layer, "name": f"encoder.recurrent.{layer['name']}_hh_l0"} for layer in layers]  # leaves little room
+    page = render(read_results([pruned_folder(tmp_path / "net", layers=named)]), version="")
+    look = 'return [...document.querySelectorAll("figure[data-plot$=layers] svg text")].map((one) => one.textContent);'
+    found = visit(page, tmp_path, width=390, steps=look)
+    assert found.problems() == [] and {"25 %", "20 %", "0 %"} <= set(found.seen), found.seen  # values, and both ends
+
+
 def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Path) -> None:
     run = read_run_result(study / "part0" / "0")
     table = method_table(run)

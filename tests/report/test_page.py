@@ -168,7 +168,12 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     made = render(read_results([folder]), version="sipp test")
     assert faults(made) == []
     assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
-    assert "sipp-hybrid at keep 21.3 %" in made and "What to do next" in made and "sipp bench net" in made
+    assert (
+        "21.3 % of the weights" in made
+        and "pruned model, sipp-hybrid" in made
+        and "What to do next" in made
+        and "sipp bench net" in made
+    )
     assert "2 rows in 1 layer lost all weights" in made
     assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))

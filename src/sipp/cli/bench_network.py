@@ -129,9 +129,9 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     certified = certified_words(contents)
     smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
     n_threads = torch.get_num_threads()
-    as_file = " as a small file (sipp export --to small)" if contents.path.is_dir() else ""
+    to_make = "; sipp export --to small makes the file" if contents.path.is_dir() else ""
     line = (
-        f"{smaller:.2f} x smaller{as_file} ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes); "
+        f"{smaller:.2f} x smaller ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")
         + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
         f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"

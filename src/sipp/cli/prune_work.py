@@ -469,7 +469,7 @@ def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
     elif written.files:
         show(
             "                 zeros are stored too, so this is not smaller; "
-            f"sipp export {request.out} --to small makes a small file"
+            f"sipp export {request.out} --model {request.model} --to small makes a small file"
         )
     if request.dry_run:
         show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))

@@ -49,8 +49,8 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     rest = {key: value for key, value in given_values(record).items() if key not in SHOWN}
     return Article(
         ident=ident,
-        kicker="pruned model",
-        title=f"{pruned.name}: {pruned.arm} at keep {number(record.keep, 'share')}",
+        kicker=f"pruned model, {pruned.arm}",
+        title=f"{pruned.name}: {number(record.keep, 'share')} of the weights",
         remarks=pruned.marks,
         lead=lead(pruned),
         steps=next_steps(pruned),
@@ -130,7 +130,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [_evaluation_card(name, one) for name, one in ordered]
-    return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and epsilon", cards)]])
+    return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
 
 
 def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
     if one.same_class is not None:
         rows.append(["same class", f"{number(one.same_class, 'share')} of inputs"])
     if one.error_mean is None:
-        rows.append(["epsilon", f"not finite on {counted(one.n_not_finite, 'input')}"])
+        rows.append(["output", f"not finite on {counted(one.n_not_finite, 'input')}"])
     else:
         mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
-        rows.append(["epsilon", f"{mean} mean, {median} median, {largest} largest"])
+        rows.append(["output moves by", f"{mean} mean, {median} median, {largest} largest"])
     return {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": rows}
 
 

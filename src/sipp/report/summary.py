@@ -72,7 +72,8 @@ def tiles_of(pruned: PrunedModel) -> list[Tile]:
     found = shown_output_change(pruned)
     moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
-        moved = Tile("output moves by", number(found[0], "share"), f"of its length, {found[1]}")
+        words = f"of its length, {found[1]}; measured, while the guarantee is a limit for new inputs"
+        moved = Tile("output moves by", number(found[0], "share"), words)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
 
@@ -82,7 +83,8 @@ def _guarantee(pruned: PrunedModel) -> Tile:
     about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
-        return Tile("guarantee", f"drop at most {points_up(about_accuracy[0])}", words)
+        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # which the words below say
+        return Tile("guarantee", f"drop at most {drop}", words)
     if about_outputs:
         first = about_outputs[0]
         within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
@@ -148,9 +150,25 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
     if pruned.bench is None and in_shell:
         steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
     if len(steps) < 2:
-        steps.append(Step("Run it faster on a CPU:", "fast = sipp.sparse(model, example)"))
-        steps.append(Step("Store it in a small file:", 'sipp.save(pruned, "net.safetensors")'))
+        is_of_prune = "weights" in (record.model_extra or {})  # a program's record names a class, not how to build it
+        steps += _ways_to_use(pruned.name, known[0] if is_of_prune else None)
     return steps[:3]
+
+
+def _ways_to_use(name: str, model: str | None) -> list[Step]:
+    """How the network is stored small and run fast: of a program its own names, of a folder lines that read it."""
+    store, run = "Store it in a small file:", "Run it faster on a CPU"
+    if model is None:
+        fast = Step(f"{run}:", "fast = sipp.sparse(pruned, example)")
+        return [fast, Step(store, 'sipp.save(pruned, "small.safetensors")')]
+    module, _, function = model.partition(":")
+    is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
+    network = f"{module}.{function}()" if is_own else "network"
+    imported = f"import sipp, {module}; " if is_own else "import sipp; "
+    return [
+        Step(store, f"sipp export {name} --model {model} --to small --out small.safetensors"),
+        Step(f"{run}, in Python:", f'{imported}fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'),
+    ]
 
 
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:

@@ -209,9 +209,10 @@ function barScale(view, shown, from, to) {
 }
 function drawColumn(svg, view, one, box, step) {
   const scale = barScale(view, box.all, box.left, box.right), look = lookOf(one.name), wide = box.right - box.left > 150;
+  const last = scale.ticks.at(-1), ends = [last, scale(last) - scale(scale.ticks[0]) > 70 ? scale.ticks[0] : last];
   for (const tick of scale.ticks) {
     svg.append(line(scale(tick), box.top, scale(tick), box.bottom, tick === 0 ? "zero" : "grid"));
-    if (!wide && tick !== scale.ticks.at(-1)) continue; // no room for more than one
+    if (!wide && !ends.includes(tick)) continue; // no room for more
     const anchor = scale(tick) < box.left + 12 ? "start" : scale(tick) > box.right - 24 ? "end" : "middle";
     svg.append(text(scale(tick), box.bottom + 14, ticked(tick, view.y.unit), anchor));
   }
@@ -220,9 +221,10 @@ function drawColumn(svg, view, one, box, step) {
     if (value === null) return;
     if (scale.isLog) svg.append(make("svg:circle", { cx: scale(value), cy: middle, r: 3.5, class: (look.hollow ? "hollow " : "mark ") + look.cls })); // a bar would start nowhere
     else bar(svg, look, { x: box.left, width: Math.max(value ? 0.7 : 0, scale(value) - box.left), y: middle - step * 0.34, height: step * 0.68 });
-    if (wide) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
+    if (box.hasValues) svg.append(text(scale(value) + 6, middle + 4, worded(value, view.y.unit), "start"));
   });
 }
+const VALUES_FROM = 96; // pixels of a column: with fewer there is no room for values beside the bars
 const MOST_ROWS = 100; // of bars below one another: beyond, the first columns are enough at once
 function drawBars(plot, view, state, width) {
   let shown = view.series.filter((one) => !state.hidden.has(one.name));
@@ -230,7 +232,7 @@ function drawBars(plot, view, state, width) {
   const isPhone = width < 420, step = n > 30 ? 14 : isPhone ? 16 : 18;
   const longest = Math.max(...onAxis(plot.names, Infinity).map((name) => name.length));
   const left = Math.round(Math.min(7 * longest + 14, Math.max(230, width * 0.3), width * 0.38)), space = width - left - 6;
-  const most = Math.max(1, Math.floor(space / (isPhone ? 62 : 84)));
+  const most = Math.max(1, Math.floor(space / (isPhone ? VALUES_FROM : 84)));
   shown = shown.slice(0, most * Math.max(1, Math.floor(MOST_ROWS / n)));
   const nBlocks = Math.max(1, Math.ceil(shown.length / most));
   const nColumns = Math.max(1, Math.ceil(shown.length / nBlocks)), gap = space / nColumns, high = 24 + step * n + 30;
@@ -248,9 +250,9 @@ function drawBars(plot, view, state, width) {
       stops.push({ x: left, y: middle, high: step, title: name, rows, rings: [] });
     });
     shown.slice(block * nColumns, (block + 1) * nColumns).forEach((one, c) => {
-      const from = left + gap * c, right = from + gap - (gap > 150 ? 60 : 12);
+      const hasValues = gap >= VALUES_FROM, from = left + gap * c, right = from + gap - (gap > 150 ? 60 : hasValues ? 52 : 12);
       if (!single) svg.append(text(from, top - 9, heads[block * nColumns + c], "start", "axis"));
-      drawColumn(svg, view, one, { left: from, right, top, bottom, all: shown }, step);
+      drawColumn(svg, view, one, { left: from, right, top, bottom, hasValues, all: shown }, step);
     });
   }
   svg.append(text(left, height - 4, view.y.label, "start", "axis"));
