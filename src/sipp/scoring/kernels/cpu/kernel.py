@@ -179,7 +179,7 @@ def _run(
     calls: Calls,
     squares_QX: Tensor,
     scan: Native,
-    rest: list[tuple[int, ...]],
+    rest: Sequence[tuple[int, ...]],
     bests: list[Tensor],
 ) -> None:
     """Calls `scan` in each thread, with what all read, its own memory and the rest; joins what it found."""
