@@ -51,7 +51,7 @@ ENDS = {
         "",
         "",
         ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.pt2"],
-        r"x smaller [\s\S]* certified: [\s\S]* points a call",
+        r"x smaller [\s\S]* certified: [\s\S]* inputs per call",
     ),
     "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),
     "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),
@@ -61,7 +61,7 @@ ENDS = {
         ["stopped.ckpt", "net.sipp.safetensors", "page.html"],
         r"947 of 9,472 prunable weights are not zero after the resumed training",
     ),
-    "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"points a call"),
+    "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"per call"),
 }
 
 

@@ -255,7 +255,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.certificate is not None
     assert found.line.startswith(f"{contents.dense_bytes / contents.n_bytes:.2f} x smaller (")
     assert "certified: outputs within " in found.line
-    assert found.line.endswith(f"; 20 inputs a call, 1 thread: {found.runs[-1].words}")
+    assert found.line.endswith(f"; 20 inputs per call, 1 thread: {found.runs[-1].words}")
     assert "torch running the same pruned network" in done.stdout
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
@@ -277,7 +277,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     assert prune(folder, "--out", net).returncode == 0
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
     done = run(*words, "--out", net / "bench.json")
-    assert done.stdout.splitlines()[-1].endswith("4 points a call, 1 thread: runs as dense: nothing gained")
+    assert done.stdout.splitlines()[-1].endswith("4 inputs per call, 1 thread: runs as dense: nothing gained")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
     assert {(step.kernel, step.ratio, step.n_bytes == step.n_dense_bytes) for step in found.steps} == {
         ("torch", None, True)
