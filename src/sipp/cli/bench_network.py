@@ -166,7 +166,7 @@ def certified_words(contents: SavedFile) -> str | None:
         return f"accuracy falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return None
-    outputs = f"outputs within {percent_up(certificate.epsilon)} of the dense ones"
+    outputs = f"outputs within {percent_up(certificate.epsilon)} of those before pruning"
     return f"{outputs} for all but {percent(certificate.delta)} of inputs, {sure(certificate.confidence)}"
 
 
