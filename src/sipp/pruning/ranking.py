@@ -21,6 +21,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
+from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.options import PruneOptions, Reduce
 from sipp.records.pattern import pattern_of
 from sipp.records.ranking import BlendInputs, Ranking
@@ -142,6 +143,8 @@ def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> Blen
     if task.scoring.norm_stats != "batch":
         by_name = wanda(task)
         lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
+        if scores is None:  # the start of a search in a large network: half of the memory is enough
+            lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
         if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
             lengths = None
     has_aside = aside is not None and not aside.is_empty

@@ -8,7 +8,7 @@ from torch import Tensor
 from sipp.inputs.patches import split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.weights import Weight, from_rows, to_rows
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
@@ -35,7 +35,7 @@ def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int
     for (start, n_rows), lengths_GK in squares.pop(weight.name).items():
         score_FK[start : start + n_rows].unflatten(0, (len(lengths_GK), -1)).add_(lengths_GK[:, None, :])
     score_FK.sqrt_().mul_(to_rows(weight, parameter).abs())
-    return from_rows(weight, score_FK.to(SCORE_DTYPE), parameter)
+    return from_rows(weight, score_FK, parameter)
 
 
 def _squared_lengths(use: WeightUse) -> Tensor:
