@@ -67,7 +67,8 @@ def trace(models: Sequence[nn.Module], inputs: Inputs) -> Traced:
 
 
 class _Tracer(fx.Tracer):
-    """The tracer of torch.fx, which replaces nn.Module.__call__ for all threads: those of others get what they call."""
+    """The tracer of torch.fx, which replaces calls and attributes of nn.Module for all threads: those of others get
+    what they ask for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +77,10 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         is_ours = threading.get_ident() == self._thread
         return super().call_module(m, forward, args, kwargs) if is_ours else forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        is_ours = threading.get_ident() == self._thread
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if is_ours else attr_val
 
 
 def fx_graph(model: nn.Module) -> fx.GraphModule:
