@@ -30,7 +30,6 @@ import sipp
 
 N_SENTENCES, N_NEW_SENTENCES = 628, 400
 EPSILON, DELTA = 0.2, 0.05
-LEVELS = (0.6, 0.55, 0.5, 0.475, 0.45, 0.425, 0.4)
 HOLDOUT_BATCH = 250
 PAD = 4  # pixels, as the published networks were trained
 
@@ -127,7 +126,7 @@ def walk_table(options: argparse.Namespace) -> None:
     """Prints the walk to the sparsest repaired network that is certified within the tolerance."""
     images, net = images_of(options.data, options.seed), resnet(options.weights)
     points, holdout = points_of(images, options), list(images.test[-options.holdout :].split(HOLDOUT_BATCH))
-    walk = partial(sipp.prune_to, net, points, holdout, epsilon=EPSILON, delta=DELTA, levels=LEVELS)
+    walk = partial(sipp.prune_to, net, points, holdout, epsilon=EPSILON, delta=DELTA)
     best, took = timed(partial(walk, method=options.method, repair=True))
     print(best)
     lines = [[f"{100 * best.keep:.1f} %", f"{accuracy(best.model, images):.2f}", len(best.path), took]]

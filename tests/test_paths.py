@@ -61,7 +61,7 @@ ENDS = {
         ["stopped.ckpt", "net.sipp.safetensors", "page.html"],
         r"947 of 9,472 prunable weights are not zero after the resumed training",
     ),
-    "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], r"per call"),
+    "shell_hugging_face.sh": ("", "transformers", ["sparse/bench.json", "page.html", "sparse-bert"], "inputs per call"),
 }
 
 

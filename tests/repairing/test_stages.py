@@ -1,5 +1,6 @@
 """A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sipp.records import weights
 from sipp.repairing import gathering, joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
-from sipp.repairing.parts import divided
+from sipp.repairing.parts import DenseSide, divided
 
 
 class Model(nn.Module):
@@ -90,6 +91,38 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
         return count / n_blocks
 
     assert n_calls(8) < 1.2 * n_calls(4)
+
+
+@pytest.mark.parametrize("kind", ["images", "sequences"])
+def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = residual_cnn().eval() if kind == "images" else Model(3).eval()
+    parts, run, n_passes = divided(data_of(data(kind)).batches()), gathering.runner, 0
+
+    def counted(model: nn.Module, *args: Any, **options: Any) -> Any:
+        nonlocal n_passes
+        n_passes += any(model is one for one in net.modules())
+        return run(model, *args, **options)
+
+    def fitted(keep: float, known: DenseSide | None) -> tuple[list[Tensor], int]:
+        """The weights that are found, and how often the dense network or a part of it was run for them."""
+        nonlocal n_passes
+        n_passes = 0
+        masks = sipp.prune(net, None, keep=keep, method="wt", floor=0.0).masks
+        options: dict[str, Any] = {"a": 1.0, "budgets": ("given",), "fits_all": False, "chunk_bytes": 1 << 20}
+        found = joint.joint(net, masks, replace(parts, known=known), **options)
+        return list(found.model.state_dict().values()), n_passes
+
+    monkeypatch.setattr(gathering, "runner", counted)
+    known = DenseSide()
+    _, at_first = fitted(0.6, known)
+    (again, later), (alone, without) = fitted(0.4, known), fitted(0.4, None)
+    n_streams = sum(len(corrected) for _, corrected in known.targets)
+    assert all(map(torch.equal, again, alone)) and at_first == without
+    assert later == n_streams < without / 2  # those that look whether a stream is aligned, on the first batch
+    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 1})
+    full = DenseSide()
+    assert all(map(torch.equal, fitted(0.4, full)[0], alone)) and not full.targets and full.n_bytes == 0
 
 
 def test_sums_are_shared_by_the_same_windows_alone() -> None:

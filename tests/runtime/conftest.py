@@ -2,15 +2,17 @@ import math
 
 import pytest
 
-from sipp.runtime import steps
+from sipp.runtime import sparse_network, steps
 
 
 @pytest.fixture
 def never_dense(monkeypatch):
-    """Makes torch's dense way lose every trial, so that what is tested does not depend on a clock."""
+    """Makes torch's dense way lose every trial, so that what is tested does not depend on a clock; also where the plan
+    gives something else, which a test is to see."""
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: math.inf)
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))
     monkeypatch.setattr(steps, "TRIALS", 1)
+    monkeypatch.setattr(sparse_network, "allowed", lambda expected: math.inf)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_where_memory_ends_no_weight_is_lost(never_dense, monkeypatch):
 
 def noting(step, runs):
     """The step, which notes that it was run."""
-    return replace(step, fast=lambda values: (runs.append(1), step.fast(values))[1])
+    return replace(step, run=lambda values: (runs.append(1), step.run(values))[1])
 
 
 class Halves(nn.Module):

@@ -45,7 +45,7 @@ def test_onnxruntime_reproduces_the_pruned_network(name: str, tmp_path: Path) ->
         found = torch.from_numpy(session.run(None, {given.name: points(name, n).numpy()})[0])
         assert off_by(found, net(points(name, n))) < 1e-4
     alone = export(net, tmp_path / "net.onnx", to="onnx", example=points(name, 1))  # over the first, in one step
-    assert alone.n_points == 1 and "1 points at a time only" in str(alone)
+    assert alone.n_points == 1 and "it takes 1 input at a time only" in str(alone)
 
 
 def test_a_program_of_torch_export(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from sipp.runtime.vector_kernel import vector_step
 EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = st.sampled_from(["both signs", "zeros", "negative", "huge", "tiny", "mostly zero"])
 KEEPS = st.sampled_from([0.0, 0.05, 0.3, 1.0])
-X, WEIGHT, BIAS, BESIDE, OUT = range(5)  # numbers of values
+X, WEIGHT, BIAS, ADDEND, OUT = range(5)  # numbers of values
 
 
 def draw(kind, *shape, seed):
@@ -96,11 +96,11 @@ def test_convolutions(
     given = stride, padding, dilation, groups
     wanted = oracle.convolution(x.numpy(), weight.numpy(), bias.numpy(), *given)
     most = oracle.convolution(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy(), *given)
-    values = {X: x, BESIDE: draw(kind, *wanted.shape, seed=seed + 3)}
+    values = {X: x, ADDEND: draw(kind, *wanted.shape, seed=seed + 3)}
     if has_sum:
-        wanted, most = wanted + values[BESIDE].numpy(), most + values[BESIDE].abs().numpy()
+        wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
     args = (Ref(X), Ref(WEIGHT), Ref(BIAS), list(stride), list(padding), list(dilation), groups)
-    op = Op("conv", CONV, args, {}, OUT, 4, beside=BESIDE if has_sum else None)
+    op = Op("conv", CONV, args, {}, OUT, 4, addend=ADDEND if has_sum else None)
     arena = Arena()
     with any_way(seed):
         layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
@@ -115,15 +115,15 @@ def test_convolutions(
     st.lists(st.integers(1, 7), min_size=1, max_size=3), st.integers(1, 70), st.integers(1, 40), st.booleans(), KEEPS,
     KINDS, st.integers(0, 99),
 )  # fmt: skip
-def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows, has_beside, keep, kind, seed):
+def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows, has_addend, keep, kind, seed):
     x = draw(kind, *lead, columns, seed=seed)
     weight, bias = thinned(draw(kind, rows, columns, seed=seed + 1), keep, seed), draw(kind, rows, seed=seed + 2)
     wanted = oracle.linear(x.numpy(), weight.numpy(), bias.numpy())
     most = oracle.linear(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy())
-    values = {X: x, BESIDE: draw(kind, *lead, rows, seed=seed + 3)}
-    if has_beside:
-        wanted, most = wanted + values[BESIDE].numpy(), most + values[BESIDE].abs().numpy()
-    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 2, beside=BESIDE if has_beside else None)
+    values = {X: x, ADDEND: draw(kind, *lead, rows, seed=seed + 3)}
+    if has_addend:
+        wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
+    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 2, addend=ADDEND if has_addend else None)
     step_of = vector_step if math.prod(lead) == 1 else token_step
     with any_way(seed):
         layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
@@ -178,8 +178,8 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
     if has_mask:
         mask[torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.3] = -math.inf
         mask[:, 0] = 0.5
-    values[BESIDE] = mask
-    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(BESIDE)] if has_mask else []))
+    values[ADDEND] = mask
+    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(ADDEND)] if has_mask else []))
     assert attention_step(Op("attend", ATTENTION, args, {}, OUT, 4), values, arena, {}) is not None
     q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
     wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
@@ -199,7 +199,7 @@ step = attention_step(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), 
 before = values[OUT].clone()
 values[OUT].zero_()
 threading.stack_size(64 * 1024)
-worker = threading.Thread(target=step.fast, args=(values,))
+worker = threading.Thread(target=step.run, args=(values,))
 worker.start()
 worker.join()
 assert torch.equal(values[OUT], before)

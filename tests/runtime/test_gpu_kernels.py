@@ -173,9 +173,9 @@ def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability:
         "DECLARED": assembly.declared(8192 * n_tokens), "FOUR": assembly.four_steps(value, dtype, n_tokens),
     }  # fmt: skip
     pointers = dict.fromkeys(("values", "distances", "slices", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}
-    pointers |= {"x": number if n_tokens == 1 else words, "looked": words, "bias": number, "out": number}
+    pointers |= {"x": number if n_tokens == 1 else words, "input_words": words, "bias": number, "out": number}
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n == "n_looked"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n == "n_input_words"}
     source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 

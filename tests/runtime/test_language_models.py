@@ -196,7 +196,7 @@ def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path
     pytest.importorskip("onnxscript")
     model = language_model("Llama")
     made = export(model, tmp_path / "net.onnx", to="onnx", example={"input_ids": sequences(2, 8)})
-    assert (made.n_points, made.n_tokens) == (None, None) and "any number of points, of any length" in str(made)
+    assert (made.n_points, made.n_tokens) == (None, None) and "any number of inputs, of any length" in str(made)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
     assert [one.name for one in (*session.get_inputs(), *session.get_outputs())] == ["input_ids", "logits"]
     ids = sequences(3, 13)

@@ -15,7 +15,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
-from sipp.runtime import chunks, steps
+from sipp.runtime import chunks, examples, plan, sparse_network, steps
 
 SMALL = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -82,6 +82,29 @@ def test_known_networks(never_dense, name):
     net = thin(build(name), 0.1)
     x = torch.randn(3, *((1, 28, 28) if name == "lenet-5" else (3, 32, 32)))
     assert is_close(sipp.sparse(net, x)(x), net(x))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 8])
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(2), nn.Identity()])
+def test_a_norm_of_few_flat_images(never_dense, pool, n):
+    """Fewer images than a vector has places are not rounded up to one, as tokens are."""
+    torch.manual_seed(0)
+    size = 6 * (4 if isinstance(pool, nn.AdaptiveAvgPool2d) else 20)
+    net = thin(nn.Sequential(nn.Conv2d(3, 6, 3), pool, nn.Flatten(), nn.LayerNorm(size), nn.Linear(size, 4)), 0.4)
+    x = torch.randn(n, 3, 6, 7)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and ("norm of tokens" in kernels(fast)) == (n > 1)
+
+
+def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, monkeypatch):
+    monkeypatch.setattr(sparse_network, "allowed", examples.allowed)
+    net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
+    assert not sipp.sparse(net, x).latest.is_dense
+    real = plan.Plan.run
+    monkeypatch.setattr(plan.Plan, "run", lambda *given: [1.01 * y for y in real(*given)])
+    fast = sipp.sparse(net, x)
+    assert fast.latest.is_dense and "the steps gave something else" in str(fast)
+    assert torch.equal(fast(x), net(x))
 
 
 class Attention(nn.Module):

@@ -84,7 +84,7 @@ def test_where_only_masks_are_wanted_they_are_refused(method: str, tmp_path: Pat
     with pytest.raises(OptionError, match="training finds the values"):
         sipp.gradual(net, lambda step: None, data, keep=0.5, steps=4, method=method)
     save_file(net.state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(OptionError, match="repair=True alone"):
+    with pytest.raises(OptionError, match="only with repair=True"):
         sipp.prune_on_disk(net, tmp_path, data, tmp_path / "out", keep=0.5, method=method)
     with pytest.raises(OptionError, match="a run trains them"):
         arm_of(method)

@@ -108,7 +108,7 @@ def open_source(
             source = _sequences(spec, Path(spec), role, model, length, seed)
         elif length is not None:
             raise DataError(
-                "--length is for text and a causal language model, and this is not one",
+                "--length cuts text for a causal language model, and this is not one",
                 fix="leave it out, or give --model hf:DIR of one and text",
             )
         elif name == "random":

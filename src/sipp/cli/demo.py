@@ -22,7 +22,8 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, render
-from sipp.report.palette import MARKERS, STYLES
+from sipp.report.figures import PRINT_STYLE, draw_metric
+from sipp.report.results import Run
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
 from sipp.storage.outputs import PAGE as PAGE_KIND
@@ -38,6 +39,7 @@ SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays unde
     "train.decay.milestones=[4]",
 )
 FIGURE, PAGE = "accuracy.png", "page.html"
+PANELS = {"just pruned": "before_top1", "retrained": "top1"}  # of the figure
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,10 @@ def run_demo(
                 records = _records(recipe, Path(runs), progress)
             except Interrupted as stop:
                 raise SystemExit(stop.exit_status) from None
-            page = render(read_results([Path(runs)]), version=f"sipp {__version__}")
-        write_file(folder / PAGE, page.encode(), PAGE_KIND, force=force)
-        result = _result(recipe, records, folder / PAGE)
-        _draw(result, folder / FIGURE)
-    return result
+            (found,) = [one for one in read_results([Path(runs)]) if isinstance(one, Run)]
+        write_file(folder / PAGE, render([found], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
+        _draw(found, folder / FIGURE)
+    return _result(recipe, records, folder / PAGE)
 
 
 @contextmanager
@@ -146,25 +147,14 @@ def _keeps(result: DemoResult) -> list[float]:
     return sorted({keep for _, keep in result.after}, reverse=True)
 
 
-def _draw(result: DemoResult, path: Path) -> None:
+def _draw(run: Run, path: Path) -> None:
     """Writes accuracy against keep, one line a method, before and after retraining side by side."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
 
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, (title, values) in zip(axes, (("just pruned", result.before), ("retrained", result.after))):
-        axis.axhline(100 * result.dense, color="grey", linestyle=":", label="dense")
-        for method in _methods(result):
-            style = STYLES[method]
-            look: dict[str, Any] = {"color": style.light, "marker": MARKERS[style.marker], "markersize": 5}
-            dash: Any = (0, style.dash) if style.dash else "solid"
-            shares = [100 * values[method, keep] for keep in _keeps(result)]
-            axis.plot([100 * keep for keep in _keeps(result)], shares, label=method, linestyle=dash, **look)
-        axis.set(xscale="log", xlabel="keep (% of prunable weights)", title=title)
-        axis.set_xticks([100 * keep for keep in _keeps(result)], [f"{100 * keep:.3g}" for keep in _keeps(result)])
-        axis.minorticks_off()
-        axis.invert_xaxis()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy, %")
-    axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})
+    with rc_context(PRINT_STYLE):
+        figure = Figure(figsize=(9, 3.8))
+        for axes, (title, key) in zip(figure.subplots(1, 2, sharey=True), PANELS.items()):
+            draw_metric(axes, run, key=key)
+            axes.set_title(title)
+        figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})

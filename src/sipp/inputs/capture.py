@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -22,7 +22,7 @@ from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
-from sipp.inputs.watching import Products, Routing, Watch, paused
+from sipp.inputs.watching import Operations, Watch
 from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -89,7 +89,8 @@ def runner(
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
         watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
-        now = _Now(batch, on_use, group, None if known is None else known.checked, watch)
+        seen = _operations(layers, follows=False) if any(map(_caught, layers)) else None
+        now = _Now(batch, on_use, group, None if known is None else known.checked, watch, seen)
         return _run_hooked(model, layers, now, norm_stats)
 
     return run
@@ -147,30 +148,31 @@ def _probe_few(
     norm_stats: NormStats,
 ) -> Probe:
     """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
-    seen, checked, watch, routing = Recorder(), set[str](), Watch(layers, batch.where), Routing()
-    now = _Now(points_at(batch, chosen), _ignored, seen, checked, watch, routing)
+    recorder, checked, watch = Recorder(), set[str](), Watch(layers, batch.where)
+    seen = _operations(layers, follows=True)
+    now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
     output = _run_hooked(model, layers, now, norm_stats)
-    orders = orders_of(seen, seen, arranged.exchanged)
-    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
-    return Probe(orders, seen.n_uses, (chosen, output), checked, batch if is_of_these else None)
+    orders = orders_of(recorder, recorder, arranged.exchanged)
+    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    return Probe(orders, recorder.n_uses, (chosen, output), checked, batch if is_of_these else None)
 
 
 def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
     """The probe of all points of the batch, which are run twice, the second time at other places."""
     n_points, checked, alone = batch.n_points, set[str](), None
     first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
-    watch, routing = Watch(layers, batch.where), Routing()
-    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, routing), norm_stats)
+    watch, seen = Watch(layers, batch.where), _operations(layers, follows=True)
+    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, seen), norm_stats)
     for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(batch, placed), _ignored, moved, None, None)
+            now = _Now(points_at(batch, placed), _ignored, moved, None, None, _operations(layers, follows=False))
             alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
         break
     orders = orders_of(first, moved, placed)
-    is_of_these = routing.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
+    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
     return Probe(orders, first.n_uses, alone, checked, batch if is_of_these else None)
 
 
@@ -203,14 +205,13 @@ class _Now:
     group: Group
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
-    routing: Routing | None = None
-    products: Products | None = None  # with weights whose operand no hook sees
+    seen: Operations | None = None
     met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """A context for our own operations: watch and routing look at the model's."""
-        with torch._C.DisableTorchFunction(), paused(self.routing), paused(self.products):
+        """A context for our own operations: the modes look at the model's."""
+        with torch._C.DisableTorchFunction(), nullcontext() if self.seen is None else self.seen.paused():
             yield
 
 
@@ -275,9 +276,7 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
 
         return noted
 
-    caught = [layer.module.get_parameter(name) for layer in layers for name in _caught(layer)]
-    noted = Products(caught) if caught else None
-    now = replace(now, on_use=noting(now.on_use), group=noting(now.group), products=noted)
+    now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
         if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
@@ -285,10 +284,12 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
             stack.enter_context(now.watch)
-        for mode in (now.products, now.routing):
-            if mode is not None:
-                stack.enter_context(mode)
-        output = run_batch(model, fresh(now.batch), ours)
+        given = fresh(now.batch)
+        if now.seen is not None:
+            stack.enter_context(now.seen)
+            if now.seen.follows:
+                now.seen.follow((given.args, given.kwargs))
+        output = run_batch(model, given, ours)
     if now.checked is not None:
         now.checked.update(now.met)
     return output
@@ -315,10 +316,8 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
 
     def operands() -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
-        products = now.products
-        if products is None:
-            return {}
-        return {name: products.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
+        seen = now.seen
+        return {} if seen is None else {name: seen.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
@@ -356,9 +355,14 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     yield module.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _caught(layer: PrunableLayer) -> Iterator[str]:
+def _caught(layer: PrunableLayer) -> list[str]:
     """The chosen weights of a layer whose operands are noted while it runs."""
-    return (name for name in layer.adapter.caught if name in layer.weights)
+    return [name for name in layer.adapter.caught if name in layer.weights]
+
+
+def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
+    """The mode that notes them; it also `follows` the data, to see whether the model goes by its values."""
+    return Operations([layer.module.get_parameter(name) for layer in layers for name in _caught(layer)], follows)
 
 
 def _uses(

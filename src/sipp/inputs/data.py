@@ -38,7 +38,7 @@ from sipp.records.checking import check_seed, check_whole
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
-BATCH_TOKENS = 4096  # of points that are whole numbers, which a network makes large things of
+BATCH_TOKENS = {"cpu": 2048, "cuda": 4096}  # of points that are whole numbers, which a network makes large things of
 # Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
 # points, unless n_points bounds it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
@@ -236,7 +236,7 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
     if is_tokens(inputs):
-        return max(1, min(FEWEST_POINTS, BATCH_TOKENS // inputs.shape[1]))
+        return max(1, min(FEWEST_POINTS, BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]) // inputs.shape[1]))
     if not inputs.is_floating_point() or is_half:
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import is_tokens
-from sipp.inputs.independence import AT_ONCE, tensors_in
+from sipp.inputs.independence import tensors_in
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import NormStats
 
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
+AT_ONCE = 1 << 22  # numbers that are compared at once, in float64
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 4096}  # whose logits are compared: they may be larger than the network
 
 Outputs = Callable[[int], list[Tensor]]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
@@ -31,6 +32,7 @@ _BLIND = {
 _TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
 _BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
 
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # the weight is their last argument
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
 
 
@@ -135,10 +137,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-class Routing(TorchDispatchMode):
-    """A mode that notes operations whose results have a size, or are plain numbers, that follow from values.
+class Operations(TorchDispatchMode):
+    """A mode that notes what some weights are multiplied by, where that is a product of two matrices, and, where it
+    `follows` the data, whether results have a size, or are plain numbers, that follow from its values.
 
     Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
+    What is computed from positions or weights alone is the same for all data: transformers asks that of its masks.
     """
 
     @classmethod
@@ -146,60 +150,57 @@ class Routing(TorchDispatchMode):
         """False: torch would import its compiler, a second of work, to keep it away from the method below."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Sequence[Tensor], follows: bool) -> None:
         super().__init__()
         self.by_values = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.by_values and not _BY_VALUES.isdisjoint(func.tags):
-            self.by_values = func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
-        return func(*args, **(kwargs or {}))
-
-
-class Products(TorchDispatchMode):
-    """A mode that notes what each of some weights is multiplied by, where that is a product of two matrices."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: see `Routing`."""
-        return False
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
+        self.follows = follows
+        self.of_data = WeakTensorKeyDictionary()  # as a set: tensors that were computed from the data
+        self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
 
     def taken(self, weight: Tensor) -> list[Tensor]:
         """What the weight was multiplied by since this was last asked."""
         at = _extent(weight)[0]
-        found, self.met[at] = self.met[at], []
+        found, self._met[at] = self._met[at], []
         return found
 
+    def follow(self, data: Any) -> None:
+        """Notes the tensors that the model is given."""
+        for tensor in _tensors(data):
+            self.of_data[tensor] = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context for operations that are not the model's own: they are not even seen, which would cost time.
+
+        Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
+        """
+        is_on_top = _get_current_dispatch_mode() is self
+        if is_on_top:
+            self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            if is_on_top:
+                self.__enter__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.addmm.default or func is torch.ops.aten.mm.default:
+        if self._met and func in _PRODUCTS:
             operand, weight = args[-2:]
-            met = self.met.get(_extent(weight)[0])
+            met = self._met.get(_extent(weight)[0])
             if met is not None:
                 met.append(operand)
-        return func(*args, **(kwargs or {}))
+        is_known = self.by_values or not self.follows
+        if is_known or not any(tensor in self.of_data for tensor in _tensors((args, kwargs))):
+            return func(*args, **(kwargs or {}))
+        if not _BY_VALUES.isdisjoint(func.tags):
+            self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
+        result = func(*args, **(kwargs or {}))
+        self.follow(result)
+        if func._schema.is_mutable:
+            written = list(_tensors((args, kwargs)))
+            self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
+        return result
 
-
-@contextmanager
-def paused(mode: TorchDispatchMode | None) -> Iterator[None]:
-    """A context for operations that are not the model's own: they are not even seen, which would cost time.
-
-    Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
-    """
-    is_on_top = mode is not None and _get_current_dispatch_mode() is mode
-    if mode is None or not is_on_top:
-        yield
-        return
-    mode.__exit__(None, None, None)
-    try:
-        yield
-    finally:
-        mode.__enter__()
-
-
-def _has_mask(indices: Any) -> bool:
-    """Whether one of the indices chooses by truth values: as many as are true."""
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    def _has_mask(self, indices: Any) -> bool:
+        """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
+        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in _tensors(indices))

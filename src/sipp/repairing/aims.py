@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.weights import Weight
-from sipp.repairing.gathering import Gatherer, Targets, patches_in, thinned
+from sipp.repairing.gathering import Gatherer, Targets, patches_in, target_bytes, thinned
+from sipp.repairing.parts import DenseSide
 from sipp.repairing.replaying import Replay
 from sipp.repairing.streams import Streams, along_rows, as_use, bias_of, find_streams, per_row, read_streams
 
@@ -75,7 +76,7 @@ def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
 
 def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
     """A tensor of the shape of the layer's output, cut into the chunks of patches of batch i: G x R x P each."""
-    use = as_use(module, tensor, gatherer.dense.batches[i])
+    use = as_use(module, tensor, gatherer.pruned.batches[i])  # the same points in both
     if use is None:
         return None
     use = thinned(use, gatherer.census.strides[weight.name], i)
@@ -86,12 +87,27 @@ class Aims(Sequence[Targets]):
     """The targets of some weights, batch by batch: dense outputs, and what the streams have lost by now (T21)."""
 
     def __init__(
-        self, gatherer: Gatherer, corrected: Mapping[str, Corrected], names: Sequence[str], fits: bool
+        self,
+        gatherer: Gatherer,
+        corrected: Mapping[str, Corrected],
+        names: Sequence[str],
+        fits: bool,
+        known: DenseSide | None = None,
     ) -> None:
-        """With `fits`, what the dense network gives is kept for all batches; without, it is made anew."""
+        """With `fits`, what the dense network gives is kept for all batches; without, it is made anew.
+
+        What an earlier fit has kept is in `known`.
+        """
         self.gatherer, self.names = gatherer, names
         self.corrected = {name: corrected[name] for name in names if name in corrected}
-        self.kept = [self._dense(names, i) for i in range(len(gatherer.is_aside))] if fits else None
+        which = tuple(names), tuple(self.corrected)
+        self.kept = None if known is None else known.targets.get(which)
+        if fits and self.kept is None:
+            self.kept = [self._dense(names, i) for i in range(len(gatherer.is_aside))]
+            n_bytes = sum(gatherer.census.target_bytes[name] for name in names)
+            if known is not None and known.n_bytes + n_bytes <= target_bytes(device_of(gatherer.dense.model)):
+                known.targets[which] = self.kept
+                known.n_bytes += n_bytes
 
     def of(self, names: Sequence[str]) -> Aims:
         """Those of a few of these weights."""
@@ -107,9 +123,9 @@ class Aims(Sequence[Targets]):
         targets = {name: list(targets[name]) for name in self.names}
         if self.corrected:
             modules = {name: one.pruned for name, one in self.corrected.items()}
+            pruned, batch = self.gatherer.pruned, self.gatherer.pruned.batches[i]
             with self.gatherer.replaying(i):
-                pruned = self.gatherer.pruned
-                streams = read_streams(pruned.run, modules, pruned.batches[i])
+                streams = read_streams(pruned.run, modules, batch)
             self._add_streams(targets, modules, streams, i, -1)
         return targets
 

@@ -176,12 +176,17 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
+def target_bytes(device: torch.device) -> int:
+    """How many bytes of dense outputs are kept."""
+    return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
+
+
 def stretches(census: Census, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
     """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
 
     A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
     """
-    most = TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
+    most = target_bytes(device)
     waiting: list[tuple[str, ...]] = []
     n_bytes = 0
     for group in census.order:
@@ -236,8 +241,9 @@ class Gatherer:
                 for windows in self.chunks(weight, use):
                     found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
+        batch = self.dense.batches[i]
         with self.dense_replay.of(self.dense.run, i, ()):
-            return found, self._run(self.dense, names, i, on_use, modules or {})
+            return found, self._run(self.dense, names, i, batch, on_use, modules or {})
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
         """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
@@ -271,8 +277,9 @@ class Gatherer:
 
     def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
         """Hands over the uses of these weights of the pruned network, which is run from where it is new."""
+        batch = self.pruned.batches[i]
         with self.replaying(i):
-            self._run(self.pruned, names, i, on_use)
+            self._run(self.pruned, names, i, batch, on_use)
 
     def replaying(self, i: int) -> AbstractContextManager[None]:
         """A context in which the pruned network, on batch i, computes only what is new."""
@@ -285,7 +292,7 @@ class Gatherer:
         if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._run(self.pruned, names, 0, lambda _, use, __: met[0].append(use.windows.clone()))
+        self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
             is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
@@ -339,9 +346,18 @@ class Gatherer:
         moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
 
     def _run(
-        self, side: Side, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
+        self,
+        side: Side,
+        names: Sequence[str],
+        i: int,
+        batch: Batch,
+        on_use: OnUse,
+        modules: Mapping[str, nn.Module] | None = None,
     ) -> Streams:
-        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams."""
+        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams.
+
+        A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
+        """
         n_left, streams = sum(self.census.n_uses[i][name] for name in names), Streams()
         if n_left == 0:
             return streams
@@ -360,7 +376,7 @@ class Gatherer:
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading(modules, streams, stop_at_last) if modules else nullcontext()
         with suppress(_EnoughError), exact_matmul(), watched:
-            runner(side.run, wanted, orders=self.census.orders[i])(side.batches[i], counted)
+            runner(side.run, wanted, orders=self.census.orders[i])(batch, counted)
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:

@@ -36,7 +36,7 @@ from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
-from sipp.repairing.parts import Parts, judged_error, together
+from sipp.repairing.parts import DenseSide, Parts, judged_error, together
 from sipp.repairing.searching import Bases
 from sipp.repairing.stages import pair_of
 
@@ -274,21 +274,21 @@ def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
 
 
 def _few(parts: Parts) -> Parts:
-    """Some of the points that are fitted, a quarter of them at least, and all points kept aside."""
+    """Some of the points that are fitted, a quarter of them at least, and all points kept aside, for several fits."""
     n_points = sum(batch.n_points for batch in parts.fitted)
     step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
     if step < 2:
-        return parts
+        return replace(parts, known=DenseSide())
     most = max(batch.n_points for batch in parts.fitted)
     fitted = together([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
     is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
-    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
+    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside, known=DenseSide())
 
 
 def _whole(parts: Parts) -> Parts:
     """All points to be fitted."""
     batches = (*parts.batches, *parts.judging)
-    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=())
+    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=(), known=None)
 
 
 def _tried(
@@ -440,7 +440,7 @@ def _fitted(
         residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
         corrected = find_corrected(gatherer, residuals, follows=follows or stage.follows)
         for stretch, fits in stretches(gatherer.census, device_of(dense)):
-            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits)
+            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, parts.known)
             for group in stretch:
                 sums = gatherer.gather(group, aims.of(group))
                 for name in group:

@@ -31,7 +31,7 @@ RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the
 N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
 # So few rows, of weights with several times as many, tell whether the first mask is worth solving: where the squared
 # error of the new one is below this share of its own there, it is not
-N_CLEAR_ROWS, CLEAR = 16, 0.8
+N_CLEAR_ROWS, CLEAR = 16, 0.95
 
 Way = Literal["joint", "given"] | Fitting
 PEERS: tuple[Fitting, ...] = get_args(Fitting)

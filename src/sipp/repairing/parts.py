@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -15,12 +15,22 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, integers
+from sipp.repairing.gathering import Census, Targets
 
 # One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
 # choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
 ASIDE_OF = 10
 FEWEST_JUDGES = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
+
+
+@dataclass
+class DenseSide:
+    """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
+
+    censuses: dict[tuple[tuple[str, ...], int], Census] = field(default_factory=dict)  # by weights, and patches wanted
+    targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
+    n_bytes: int = 0  # of the targets
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Parts:
     is_aside: tuple[bool, ...]
     judging: tuple[Batch, ...]
     keys: frozenset[bytes]  # of all points
+    known: DenseSide | None = None  # for several fits of copies of one network to the points in `batches`
 
     @property
     def fitted(self) -> list[Batch]:

@@ -136,10 +136,10 @@ def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule, bases: Bases | N
 
 @dataclass(frozen=True)
 class _Basis:
-    """A system scaled to a unit diagonal: the scales, eigenvectors and eigenvalues."""
+    """A system scaled to a unit diagonal: the scales, and in float32 what is left, its eigenvectors and eigenvalues."""
 
-    system_GKK: Tensor  # as it was given
     scale_GK: Tensor
+    unit_GKK: Tensor
     vectors_GKK: Tensor
     values_GK: Tensor
 
@@ -150,24 +150,22 @@ class Bases:
 
     last: _Basis | None = None
 
-    def of(self, system_GKK: Tensor) -> _Basis:
+    def of(self, scale_GK: Tensor, unit_GKK: Tensor) -> _Basis:
         """The basis of a system: the last one, or a new one."""
         last = self.last
-        if last is not None and last.system_GKK.shape == system_GKK.shape and torch.equal(last.system_GKK, system_GKK):
+        if last is not None and torch.equal(last.scale_GK, scale_GK) and torch.equal(last.unit_GKK, unit_GKK):
             return last
-        scale_GK = system_GKK.diagonal(dim1=1, dim2=2).sqrt()
-        unit_GKK = system_GKK / scale_GK[:, :, None] / scale_GK[:, None, :]
         values_GK, vectors_GKK = _eigen(unit_GKK)
-        self.last = _Basis(system_GKK, scale_GK, vectors_GKK, values_GK.clamp(min=0.0))
+        self.last = _Basis(scale_GK, unit_GKK, vectors_GKK, values_GK.clamp(min=0.0))
         return self.last
 
 
 def _eigen(unit_GKK: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors in float32. LAPACK gives up on some systems in that precision, on few in float64."""
     try:
-        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(SCORE_DTYPE))
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(BOUND_DTYPE))
     return values_GK.to(SCORE_DTYPE), vectors_GKK.to(SCORE_DTYPE)
 
 
@@ -198,8 +196,14 @@ class _Scaled:
 
 def _scaled(block: Rows, bases: Bases) -> _Scaled:
     """Per patch, so that blocks that meet more patches than others count the same."""
+    scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(block)
+    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
+    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK, bases.of(scale_GK, unit_GKK))
+
+
+def _with_unit_diagonal(block: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The scales of a block's system, and in float32 the system and its right side; the large one is not kept."""
     xx_GKK, wanted_GRK = block.drawn(DAMPING)
-    basis = bases.of(xx_GKK / block.n)
-    wanted_GRK = wanted_GRK / block.n / basis.scale_GK[:, None]
-    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * basis.scale_GK[:, None]
-    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK.to(SCORE_DTYPE), basis)
+    scale_GK = xx_GKK.div_(block.n).diagonal(dim1=1, dim2=2).sqrt()
+    unit_GKK = xx_GKK.div_(scale_GK[:, :, None]).div_(scale_GK[:, None, :]).to(SCORE_DTYPE)
+    return scale_GK, unit_GKK, (wanted_GRK / block.n / scale_GK[:, None]).to(SCORE_DTYPE)

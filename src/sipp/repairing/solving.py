@@ -42,14 +42,16 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     is_met_GK = diagonal_GK > 0
     scale_GK = torch.where(is_met_GK, diagonal_GK, 1.0).rsqrt()
-    system_GKK = xx_GKK * scale_GK[:, :, None] * scale_GK[:, None, :]
+    system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
     system_GKK.diagonal(dim1=1, dim2=2).copy_(1.0 + ridge * is_met_GK.to(BOUND_DTYPE))
     wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
     n_kept_N = mask_NK.sum(1)
     if _is_cheaper_by_steps(n_kept_N, fan_in):
-        found_GRK = _by_steps(system_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None])
+        small_GKK = system_GKK.to(SCORE_DTYPE)
+        del system_GKK  # a large one is half of the memory
+        found_GRK = _by_steps(small_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None])
         return found_GRK * scale_GK[:, None]
     by_removed_N = 2 * n_kept_N > fan_in
     found_NK = torch.zeros_like(wanted_NK)
@@ -80,14 +82,14 @@ def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tenso
     n_groups, n_rows, fan_in = wanted_GRK.shape
     n_bytes = SOLVE_BYTES.get(wanted_GRK.device.type, SOLVE_BYTES["cpu"])
     most = max(1, n_bytes // (N_KEPT_ALIVE * SCORE_DTYPE.itemsize * n_groups * fan_in))
-    small_GKK, found_GRK = system_GKK.to(SCORE_DTYPE), torch.zeros_like(wanted_GRK)
+    found_GRK = torch.zeros_like(wanted_GRK)
     for start in range(0, n_rows, most):
         rows = slice(start, start + most)
         rest_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
         length_GR1 = rest_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: every row in units of its own
         length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
         found_GRK[:, rows] = length_GR1 * _steps(
-            small_GKK, (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE), length_GR1
+            system_GKK, (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE), length_GR1
         )
     return found_GRK
 

@@ -6,8 +6,9 @@ one block instead of the network, and what is before it is never computed again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,24 +65,29 @@ class Pair:
             return
         if before:
             yield self._whole(before, follows=False)
-        dense = _States(self.blocks, self.batches, entered, device_of(self.dense))
-        pruned = dense.copy() if not before else replace(dense, entered=self._entered_pruned())
+        there = entered if not before else self._entered_pruned()
+        states = [_States(self.blocks, self.batches, list(one), device_of(self.dense)) for one in (entered, there)]
+        yield from self._within(self.blocks, within, states, follows=bool(before))
+        del states
+        if after:
+            yield self._whole(after, follows=True)
+
+    def _within(self, chain: Blocks, within: list[Any], states: list[_States], *, follows: bool) -> Iterator[Stage]:
+        """The blocks that hold weights, with the states of the dense network and the pruned one before the first."""
         n_left, can_replay, is_trusted = sum(map(bool, within)), True, False
-        for i, (name, order) in enumerate(zip(self.blocks.names, within)):
+        for i, (name, order) in enumerate(zip(chain.names, within)):
+            if n_left == 0:
+                break
             blocks = self.dense.get_submodule(name), self.pruned.get_submodule(name)
             replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted) for _ in blocks)
             if order:
-                gatherer = self._gatherer(order, blocks, (dense.at(i), pruned.at(i)), replays)
-                yield Stage(gatherer, follows=bool(before) or any(within[:i]))
+                gatherer = self._gatherer(order, blocks, (states[0].at(i), states[1].at(i)), replays)
+                yield Stage(gatherer, follows=follows or any(within[:i]))
                 n_left -= 1
                 can_replay = is_trusted = not gatherer.replay.is_off
-            if n_left == 0 and not after:
-                break
             finished = Replay(is_off=True) if not can_replay else None
-            for states, block, replay in zip((dense, pruned), blocks, replays):
-                states.pass_through(block, i, finished or replay)
-        if after:
-            yield self._whole(after, follows=True)
+            for one, block, replay in zip(states, blocks, replays):
+                one.pass_through(block, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
         replays = Replay(is_off=True), Replay()
@@ -161,11 +167,14 @@ def pair_of(
 ) -> Pair:
     """Both networks with the layers of the masked weights, looked at on all batches once.
 
-    `forms` are those of batches that were checked before.
+    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
     """
     layers = masked_layers(dense, masks)
     batches = parts.batches
-    census = take_census(dense, layers, batches, forms, patches_per_feature)
+    censuses = {} if parts.known is None else parts.known.censuses
+    looked_at = tuple(masks), patches_per_feature
+    if looked_at not in censuses:
+        censuses[looked_at] = take_census(dense, layers, batches, forms, patches_per_feature)
     return Pair(
         dense=dense,
         pruned=pruned,
@@ -173,7 +182,7 @@ def pair_of(
         pruned_layers=masked_layers(pruned, masks),
         batches=batches,
         is_aside=parts.is_aside,
-        census=census,
+        census=censuses[looked_at],
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,
@@ -183,26 +192,38 @@ def pair_of(
 
 @dataclass
 class _States:
-    """The states of one network before a block, batch by batch."""
+    """The states of one network before a block, batch by batch; a batch moves on when it is asked for."""
 
     blocks: Blocks
     batches: Sequence[Batch]
     entered: list[Entered]
     device: torch.device
-
-    def copy(self) -> _States:
-        return replace(self, entered=list(self.entered))
+    passed: list[tuple[nn.Module, Replay]] = field(default_factory=list)  # blocks that are finished
+    reached: Counter[int] = field(default_factory=Counter)  # by batch: how many of these it is behind
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, for as long as the states do not move on."""
         return _Entering(self, block)
 
-    def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
-        """Moves all states behind the block, which is the one with this number."""
-        for j, (one, batch) in enumerate(zip(self.entered, self.at(i))):
+    def pass_through(self, block: nn.Module, replay: Replay) -> None:
+        """Lets all states move behind the next block."""
+        self.passed.append((block, replay))
+
+    def batch(self, j: int, i: int) -> Batch:
+        """Batch j as the block with number i gets it."""
+        while self.reached[j] < i:
+            at = self.reached[j]
+            block, replay = self.passed[at]
             with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
-                state = self.blocks.state_of(run_batch(block, fresh(batch)))
-            self.entered[j] = replace(one, state=state.to(one.state.device))
+                state = self.blocks.state_of(run_batch(block, fresh(self._joined(j, at))))
+            replay.kept.pop(j, None)
+            self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
+            self.reached[j] += 1
+        return self._joined(j, i)
+
+    def _joined(self, j: int, i: int) -> Batch:
+        one = self.entered[j]
+        return self.blocks.joined(self.batches[j], one.calls[i], one.state.to(self.device))
 
 
 @dataclass(frozen=True)
@@ -218,8 +239,7 @@ class _Entering(Sequence[Batch]):
     def __getitem__(self, i: Any) -> Any:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        one, blocks = self.states.entered[i], self.states.blocks
-        return blocks.joined(self.states.batches[i], one.calls[self.block], one.state.to(self.states.device))
+        return self.states.batch(i, self.block)
 
 
 def _stored(one: Entered, n_batches: int) -> Entered:

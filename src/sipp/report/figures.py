@@ -96,7 +96,7 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
             figure = Figure(figsize=(WIDE, n_rows * PANEL_HEIGHT))
             places = figure.subplots(n_rows, 2, squeeze=False).flat
             for axes, panel in zip(places, [*panels, *[None] * (len(panels) % 2)]):
-                if panel is None or not _draw_metric(axes, panel.run, key=series.default_metric(panel.run)):
+                if panel is None or not draw_metric(axes, panel.run, key=series.default_metric(panel.run)):
                     axes.set_axis_off()
                 else:
                     axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
@@ -216,7 +216,7 @@ def _save(figure: Any, folder: Path, name: str) -> list[Path]:
 
 def _figures(run: Run) -> dict[str, tuple[float, Draw]]:
     """{name: (its width, what draws it)} of all figures of a run."""
-    metrics = {key.replace("_", "-"): partial(_draw_metric, key=key) for key in series.metrics_of(run)}
+    metrics = {key.replace("_", "-"): partial(draw_metric, key=key) for key in series.metrics_of(run)}
     on_axes = {
         **metrics,
         "certified-epsilon": partial(_draw_epsilons, certified=True),
@@ -236,7 +236,8 @@ def _alone(draw: Draw) -> Draw:
     return lambda figure, run: draw(figure.subplots(), run)
 
 
-def _draw_metric(axes: Any, run: Run, *, key: str) -> bool:
+def draw_metric(axes: Any, run: Run, *, key: str) -> bool:
+    """A metric of the run over keep, one line a method; whether there was anything to draw."""
     metric, curves = METRICS[key], series.curves(run, key)
     if not _curves(axes, series.methods_of(run), curves, 100.0):
         return False

@@ -51,9 +51,13 @@ def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[i
     return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded(n)), border, n)
 
 
+def token_columns(n: int) -> int:
+    """How many tokens lie side by side for n of them: one alone, or whole vectors."""
+    return 1 if n == 1 else rounded(n, 2)
+
+
 def token_buffer(n: int, features: int) -> Buffer:
-    n_columns = 1 if n == 1 else rounded(n, 2)
-    return Buffer(_zeros(features, 1, 1, n_columns), (0, 0), n)
+    return Buffer(_zeros(features, 1, 1, token_columns(n)), (0, 0), n)
 
 
 def _zeros(*shape: int) -> Tensor:

@@ -56,7 +56,7 @@ def _written(op: Op, n: int) -> str:
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
         args = (args[0], ["points", *args[1][1:]])
-    return repr((op.target, args, op.kwargs, op.out, op.beside, op.act, op.larger))
+    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act, op.overflow_factor))
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:
@@ -78,7 +78,7 @@ def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int
     values = [number for number in op.reads() if number not in constants]
     if not values or not all(number in points for number in values) or op.n_dims < 2:
         return False
-    if target in (CONV, LINEAR) and len(values) != 1 + (op.beside is not None):
+    if target in (CONV, LINEAR) and len(values) != 1 + (op.addend is not None):
         return False  # its weight is made of points
     if target is CONV and op.n_dims != 4:
         return False  # one image alone

@@ -18,6 +18,8 @@ from sipp.records.batches import Batch
 
 SIDES = (32, 28, 8, 64, 224)  # of images, and of signals in one and three dimensions, that are tried
 LENGTH = 4  # of sequences
+ROUNDED = 1e-3  # of the largest output, in float32 or wider: so far may two ways to compute it lie apart
+UNITS = 64  # in other precisions: so many of theirs
 
 
 def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -136,6 +138,12 @@ def off_by(found: list[Any], expected: list[Any]) -> float:
                 gap = (one - other)[known].abs().max() / other[known].abs().max()
                 worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
     return worst
+
+
+def allowed(expected: list[Any]) -> float:
+    """How far outputs may lie apart by rounding."""
+    kinds = [one.dtype for one in expected if isinstance(one, Tensor) and one.is_floating_point()]
+    return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
 def _kind(value: Any) -> Any:

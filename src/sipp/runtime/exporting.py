@@ -64,10 +64,12 @@ class Exported:
             return f"{text}every bit is the same; {with_it}"
         if self.to not in TRACED:
             return text + "every bit is the same"
-        points = "any number of inputs" if self.n_points is None else f"{self.n_points} inputs at a time only"
+        inputs = "any number of inputs"
+        if self.n_points is not None:
+            inputs = f"{self.n_points} input{'' if self.n_points == 1 else 's'} at a time only"
         if self.has_tokens:
-            points += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
-        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {points}; other sizes are fixed"
+            inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
+        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: `target(*args)` on values and numbers. A product may end with + beside, then `act`."""
+    """One operation: `target(*args)` on values and numbers. A product may end with + addend, then `act`."""
 
     name: str
     target: Any
@@ -47,14 +47,14 @@ class Op:
     n_dims: int = 0  # of its result, or of the first one
     n_floats: int = 0
     dtype: torch.dtype | None = None
-    beside: int | None = None
+    addend: int | None = None
     act: str = NONE
-    larger: int | None = None  # constant: how many times larger each row was before a norm went into it
+    overflow_factor: int | None = None  # constant: how many times larger each row was before a norm went into it
 
     def reads(self) -> list[int]:
         """The values it reads."""
         found = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
-        return [*found, *(n for n in (self.beside, self.larger) if n is not None)]
+        return [*found, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias, larger = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
+    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
     can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
     if not can_fold and norm.n_dims != 4:
         return
@@ -247,10 +247,10 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
         offset = offset + constants[bias_ref.value].double() * scale
     constants[weight.value] = _scaled(constants[source.args[1].value], scale)
     constants[bias.value] = offset.to(constants[source.args[1].value].dtype)
-    constants[larger.value] = torch.where(scale == 0, 1.0, 1 / scale.abs()).clamp(min=1).to(dtype)
+    constants[overflow_factor.value] = torch.where(scale == 0, 1.0, 1 / scale.abs()).clamp(min=1).to(dtype)
     del ops[source.out]
     args = (source.args[0], weight, bias, *source.args[3:])
-    ops[out] = replace(source, args=args, out=out, larger=larger.value)
+    ops[out] = replace(source, args=args, out=out, overflow_factor=overflow_factor.value)
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
     is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
-    if not (is_product and is_constant and _is_open(source, readers) and source.beside is None):
+    if not (is_product and is_constant and _is_open(source, readers) and source.addend is None):
         return False
     old = constants[source.args[1].value]
     made, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
@@ -280,10 +280,10 @@ def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: di
     terms = [arg.value for arg in total.args]
     if terms[0] == terms[1] or any(shapes[n] != shapes[total.out] for n in terms):
         return
-    for at, beside in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
+    for at, addend in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
         source = ops.get(at)
-        if source is not None and _is_open(source, readers) and source.beside is None:
+        if source is not None and _is_open(source, readers) and source.addend is None:
             # runs where the sum stood: both terms are there, and nobody has asked for the product before
             del ops[at]
-            ops[total.out] = replace(source, out=total.out, beside=beside)
+            ops[total.out] = replace(source, out=total.out, addend=addend)
             return

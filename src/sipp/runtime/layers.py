@@ -21,7 +21,7 @@ class Layer:
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
     bias: Tensor | None
-    larger: Tensor | None  # see Op
+    overflow_factor: Tensor | None  # see Op
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
@@ -36,8 +36,8 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     defaults: list[Any] = [(1, 1), (0, 0), (1, 1), 1]
     options = [*op.args[3:], *defaults[len(op.args[3:]) :]] if op.target is CONV else defaults
     stride, padding, dilation = (pair(option) for option in options[:3])
-    larger = None if op.larger is None else constants[op.larger].contiguous()
-    return Layer(op, tuple(weight.shape), bias, larger, stride, padding, dilation, options[3]), weight
+    overflow_factor = None if op.overflow_factor is None else constants[op.overflow_factor].contiguous()
+    return Layer(op, tuple(weight.shape), bias, overflow_factor, stride, padding, dilation, options[3]), weight
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
@@ -73,9 +73,9 @@ def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:
     x = values[layer.op.args[0].value]
     form = _format_of(weight) if x.ndim == 4 and len(layer.shape) == 4 else torch.contiguous_format
     ready = {**values, layer.op.args[0].value: x.contiguous(memory_format=form)}
-    if layer.op.beside is not None:
-        beside = values[layer.op.beside]
-        ready[layer.op.beside] = beside.contiguous(memory_format=form)
+    if layer.op.addend is not None:
+        addend = values[layer.op.addend]
+        ready[layer.op.addend] = addend.contiguous(memory_format=form)
     return steps.dense_time(lambda: run_dense(layer, weight, ready))
 
 

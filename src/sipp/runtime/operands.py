@@ -9,7 +9,16 @@ from math import prod
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.runtime.buffers import Arena, Buffer, image_buffer, plain_strides, rounded, token_buffer, token_strides
+from sipp.runtime.buffers import (
+    Arena,
+    Buffer,
+    image_buffer,
+    plain_strides,
+    rounded,
+    token_buffer,
+    token_columns,
+    token_strides,
+)
 from sipp.runtime.layers import Layer
 from sipp.runtime.steps import Values
 from sipp.runtime.strip_kernel import Plane
@@ -61,7 +70,7 @@ def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
     return _image_operand(buffer, layer.stride, padding, None)
 
 
-def image_beside(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
+def image_addend(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
     """What is added to images N x C x H x W."""
     buffer = arena.image_of(x)
     if buffer is not None and x.shape == like.inner.shape:
@@ -80,15 +89,16 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
     strides, buffer = token_strides(x), arena.of(x)
     is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
     if is_ready and buffer is not None and strides is not None:
-        has_all = buffer.data_CHWN.numel() == buffer.data_CHWN.shape[3] * x.shape[-1] and buffer.n == n
-        if has_all and (x.shape[-1] == 1 or x.stride(-1) == buffer.data_CHWN.shape[3]):
+        n_columns = buffer.data_CHWN.shape[3]  # of images these may be no whole vectors
+        has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
+        if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
             return token_operand(buffer, None), strides
     strides = plain_strides(lead)
     buffer = token_buffer(n, x.shape[-1])
     return token_operand(buffer, _copy(number, buffer.tokens(lead, strides))), strides
 
 
-def token_beside(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
+def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
     """What is added to a linear layer's output whose tokens have these strides."""
     operand, have = token_input(number, x, arena)
     if operand.fill is None and have == strides and x.shape[-1] == features:

@@ -56,8 +56,7 @@ def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[
             total += values[n].shape[1]
         return [first[0], total, *first[2:]], starts
     pads = op.args[1]
-    mode = op.args[2] if len(op.args) > 2 else "constant"
-    value = op.args[3] if len(op.args) > 3 else None
+    mode, value = op.args[2] if len(op.args) > 2 else "constant", op.args[3] if len(op.args) > 3 else None
     if mode != "constant" or value not in (None, 0, 0.0) or any(pad < 0 for pad in pads) or len(pads) > 6:
         return None
     full = [(0, 0)] * (4 - len(pads) // 2) + [(pads[i], pads[i + 1]) for i in range(len(pads) - 2, -1, -2)]

@@ -57,7 +57,7 @@ class Plan:
             if flag.is_raised:
                 return None
             for step in self.steps:
-                step.fast(values)
+                step.run(values)
             if flag.is_raised:
                 return None
             theirs, found = {*self.places, *_places(inputs)}, []
@@ -125,10 +125,10 @@ def whole_plan(graph: Graph) -> Plan:
 def table_of(plan: Plan) -> Plan:
     """The plan with what is printed of it, and no weights and buffers: it cannot be run."""
 
-    def fast(values: Values) -> None:
+    def run(values: Values) -> None:
         raise AssertionError("this plan lost to torch")
 
-    steps = [replace(step, fast=fast, held=()) for step in plan.steps]
+    steps = [replace(step, run=run, held=()) for step in plan.steps]
     return replace(plan, steps=steps, constants={}, arena=Arena())
 
 
@@ -147,8 +147,8 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
         return op.reads()
     taken = op.args[2] if op.target is LSTM else op.args[1:3]
-    own = {ref.value for ref in taken if isinstance(ref, Ref)} | {op.larger}
-    return [n for n in op.reads() if n not in own or n == op.beside]
+    own = {ref.value for ref in taken if isinstance(ref, Ref)} | {op.overflow_factor}
+    return [n for n in op.reads() if n not in own or n == op.addend]
 
 
 def computed(graph: Graph) -> Graph:
@@ -157,7 +157,7 @@ def computed(graph: Graph) -> Graph:
     for op in graph.ops:
         is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
         if not is_drawn and op.target not in (CONV, LINEAR) and all(n in constants for n in op.reads()):
-            torch_step(op).fast(constants)
+            torch_step(op).run(constants)
         else:
             ops.append(op)
     return replace(graph, ops=ops, constants=constants)
@@ -180,7 +180,7 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
         step = recurrent_step(op, values, arena, graph.constants)
     if step is None:
         step = torch_step(op)
-        step.fast(values)
+        step.run(values)
         if op.target in RECURRENT:
             step = _with_weights(step, op, graph, values)
         for n in op.reads():
@@ -194,7 +194,7 @@ def _with_weights(step: Step, op: Op, graph: Graph, values: Values) -> Step:
     weights = [w for n in op.reads() if (w := graph.constants.get(n)) is not None and w.ndim == 2]
     n_weights = sum(w.numel() for w in weights)
     n_bytes, keep = sum(w.nbytes for w in weights), sum(int((w != 0).sum()) for w in weights) / max(1, n_weights)
-    seconds = steps.dense_time(lambda: step.fast(values), trials=1)
+    seconds = steps.dense_time(lambda: step.run(values), trials=1)
     return replace(step, keep=keep, n_bytes=n_bytes, n_dense_bytes=n_bytes, dense_seconds=seconds)
 
 
@@ -216,8 +216,8 @@ def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
     refs = [ref for ref in op.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs)
     tensors = [x, *(graph.constants[ref.value] for ref in refs if is_constant)]
-    if op.beside is not None:
-        tensors.append(values[op.beside])
+    if op.addend is not None:
+        tensors.append(values[op.addend])
     is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
     n_dims = x.ndim == 4 if op.target is CONV else x.ndim >= 2
     return is_constant and is_float and n_dims and x.numel() > 0 and not op.kwargs
@@ -245,7 +245,9 @@ def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
         if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
             ours |= set(op.reads())
     unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
-    limits = [1.0 if op.larger is None else float(graph.constants[op.larger].max()) for op in graph.ops]
+    limits = [
+        1.0 if op.overflow_factor is None else float(graph.constants[op.overflow_factor].max()) for op in graph.ops
+    ]
     return [
         _with_check(step, arena, limit)
         if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
@@ -257,13 +259,13 @@ def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
 def _with_check(step: Step, arena: Arena, limit: float) -> Step:
     """The step, followed by a look at its result, also at `limit` times it."""
 
-    def fast(values: Values) -> None:
-        step.fast(values)
+    def run(values: Values) -> None:
+        step.run(values)
         result = values[step.out]
         if isinstance(result, Tensor) and result.is_floating_point():
             arena.flag.check(result, limit)
 
-    return replace(step, fast=fast)
+    return replace(step, run=run)
 
 
 def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -27,6 +27,7 @@ class Compiled:
     chunk: int | None  # points that the plan takes at a time; None: all
     is_dense: bool  # the plan is a table of what was tried, without its weights
     is_finite: bool  # whether all values on the way were, when it was compiled
+    is_same: bool  # whether the plan gave what torch does, then
     seconds: float  # of a call, on torch's threads: the median
     dense_seconds: float
     speed: Speed  # of calls that took turns, when it was compiled

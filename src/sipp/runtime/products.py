@@ -17,17 +17,17 @@ from sipp.runtime.operands import (
     Operand,
     filled_run,
     fills_of,
-    image_beside,
+    image_addend,
     image_input,
     image_output,
-    token_beside,
+    token_addend,
     token_input,
     token_operand,
 )
-from sipp.runtime.steps import LEAST_GAIN, SHARES, PreparedKernel, Step, Values
+from sipp.runtime.steps import LEAST_GAIN, SHARES_PER_THREAD, PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import Packed, StripArguments, Tiling, pack, strip_code, tilings
 
-NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache beside weights and sums
+NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache next to weights and sums
 HOPELESS = 2.0  # times as long as the dense layer: not tried again
 FEWEST_A_ROUND = 4  # weights of a row, on average: with fewer, to read and write its sums costs more
 
@@ -38,8 +38,8 @@ def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, borde
     n_high, n_wide = output_size(layer, x)
     out = arena.image(len(x), len(weight), n_high, n_wide, border)
     source = image_input(layer, x, arena)
-    beside = None if op.beside is None else image_beside(op.beside, values[op.beside], out, arena)
-    return _chosen(layer, weight, values, arena, source, image_output(out), beside, out.inner, (n_high, n_wide))
+    addend = None if op.addend is None else image_addend(op.addend, values[op.addend], out, arena)
+    return _chosen(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
 
 
 def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
@@ -48,11 +48,11 @@ def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> St
     lead = tuple(x.shape[:-1])
     source, strides = token_input(op.args[0].value, x, arena)
     out = arena.add(token_buffer(prod(lead), len(weight)))
-    beside = None
-    if op.beside is not None:
-        beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
+    addend = None
+    if op.addend is not None:
+        addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     result = out.tokens(lead, strides)
-    return _chosen(layer, weight, values, arena, source, token_operand(out, None), beside, result, (1, 1))
+    return _chosen(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
 
 
 def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
@@ -63,19 +63,19 @@ def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
 
 
 def _chosen(
-    layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, beside: Operand | None,
+    layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, addend: Operand | None,
     result: Tensor, size: tuple[int, int],
 ) -> Step:  # fmt: skip
     """The fastest of the ways to cut the output and of torch's dense product."""
     op, places = layer.op, _places(layer, source)
     flat = weight.flatten(1).numpy()
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
-    plane, has_larger = None if beside is None else beside.plane, layer.larger is not None
+    plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_larger, rounds))
+    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
-    kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, beside, arena.flag) for way in ways]
-    fills = fills_of(source, beside)
+    kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
+    fills = fills_of(source, addend)
     for fill in fills:
         fill(values)
     dense = dense_step(layer, weight, values)
@@ -90,7 +90,7 @@ def _chosen(
             op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep,
             packed.n_bytes, weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
         )  # fmt: skip
-    chosen.fast(values)
+    chosen.run(values)
     return chosen
 
 
@@ -133,17 +133,17 @@ def _places(layer: Layer, source: Operand) -> np.ndarray:
 
 
 def _kernel(
-    packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, beside: Operand | None,
+    packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, addend: Operand | None,
     flag: Flag,
 ) -> PreparedKernel:  # fmt: skip
     """The loop over strips with its arguments for this layer."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
-    n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES * n_threads // n_strips)))
+    n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
     numbers = StripArguments(
         x=memory.address(source.data),
         out=memory.address(out.data),
-        beside=0 if beside is None else memory.address(beside.data),
+        addend=0 if addend is None else memory.address(addend.data),
         bias=memory.address(bias),
         rows=packed.rows.ctypes.data + packed.rows.itemsize,
         values=packed.values.ctypes.data,
@@ -154,9 +154,9 @@ def _kernel(
         n_rows=n_rows,
         n_rounds=way.n_rounds,
         out_pitch=out.channel * FLOAT,
-        beside_pitch=0 if beside is None else beside.channel * FLOAT,
-        larger=0 if layer.larger is None else memory.address(layer.larger),
+        addend_pitch=0 if addend is None else addend.channel * FLOAT,
+        overflow_factor=0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
         flag=flag.address,
     )
-    held = (packed, layer, bias, way, source, out, beside, flag)
+    held = (packed, layer, bias, way, source, out, addend, flag)
     return PreparedKernel(strip_code(way.tile), numbers, n_strips * n_blocks, held)

@@ -22,7 +22,7 @@ from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, is_same_for_fewer
-from sipp.runtime.examples import call_of, in_order, kind_of, own_tensors, try_example
+from sipp.runtime.examples import allowed, call_of, in_order, kind_of, off_by, own_tensors, try_example
 from sipp.runtime.gpu.network import SparseOnGpu
 from sipp.runtime.graph import reads_memory, trace
 from sipp.runtime.model_weights import (
@@ -179,8 +179,10 @@ class Sparse:
                 dense()
                 times[i] = steps.dense_time(dense, TRIALS)
         best = min(times, key=times.__getitem__)
-        is_finite = is_whole or _run(plan, chunk, inputs) is not NOT_FINITE
-        is_raced = is_finite and not is_whole
+        found = NOT_FINITE if is_whole else _run(plan, chunk, inputs)
+        is_finite = is_whole or found is not NOT_FINITE
+        is_same = found is NOT_FINITE or _is_same(found, ways[0]())
+        is_raced = is_finite and is_same and not is_whole
         raced = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
         is_dense = not is_raced or min(raced[0]) > steps.LEAST_GAIN * min(raced[1])
         if not is_dense or best == 0:
@@ -188,8 +190,8 @@ class Sparse:
                 parameter.data = before[name]
             self._laid_out = self._given
         kept = table_of(plan) if is_dense else plan
-        seconds, dense_seconds = median(raced[0]), median(raced[1])
-        return Compiled(kept, chunk, is_dense, is_finite, seconds, dense_seconds, speed_of(*raced), choices[best])
+        timed = median(raced[0]), median(raced[1]), speed_of(*raced)
+        return Compiled(kept, chunk, is_dense, is_finite, is_same, *timed, choices[best])
 
     @property
     def steps(self) -> list[Step]:
@@ -219,6 +221,15 @@ class Sparse:
 
     def _words(self) -> Words:
         return sparse_words(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    """Whether all numbers are the same to rounding, but whole ones, of which rounding may decide."""
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        is_real = isinstance(other, Tensor) and (other.is_floating_point() or other.is_complex())
+        if is_real and not off_by([one], [other]) <= allowed([other]):
+            return False
+    return True
 
 
 def _copied(value: Any) -> Any:

@@ -21,7 +21,7 @@ MOST_TRIALS, LEAST_SECONDS = 50, 0.003
 TURNS, RACE_SECONDS = 6, 0.2  # of the whole network, sparse against dense
 LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
 SHARED_SECONDS = 5e-5  # a kernel that takes less is not shared among threads
-SHARES = 4  # for each thread: one that is held up keeps the others waiting for less
+SHARES_PER_THREAD = 4  # one that is held up keeps the others waiting for less
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
 Values = dict[int, Any]
@@ -29,11 +29,11 @@ Values = dict[int, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One operation as it is run. `fast` reads and writes values; the rest is for the table."""
+    """One operation as it is run. `run` reads and writes values; the rest is for the table."""
 
     name: str
     kernel: str
-    fast: Callable[[Values], None]
+    run: Callable[[Values], None]
     out: int
     keep: float | None = None  # share of weights that are not zero
     n_bytes: int = 0  # of its weights
@@ -61,7 +61,7 @@ class PreparedKernel:
     def __call__(self) -> None:
         n_threads = min(torch.get_num_threads(), self._n_tasks)
         if n_threads > 1:
-            run(self._code, self._arguments, min(self._n_tasks, n_threads * SHARES), n_threads)
+            run(self._code, self._arguments, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
         else:
             run(self._code, self._arguments, 1, 1)
 
@@ -115,8 +115,8 @@ def given(values: Values, template: Any) -> Any:
 
 def finished(values: Values, op: Op, result: Tensor) -> Tensor:
     """The result of a product after its sum and activation, by torch."""
-    if op.beside is not None:
-        result = result + values[op.beside]
+    if op.addend is not None:
+        result = result + values[op.addend]
     return BY_TORCH[op.act](result)
 
 
@@ -137,7 +137,7 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*given(values, op.args), **given(values, op.kwargs))
-        values[op.out] = result if op.beside is None and op.act == NONE else finished(values, op, result)
+        values[op.out] = result if op.addend is None and op.act == NONE else finished(values, op, result)
 
     return Step(op.name, "torch", fast, op.out, note=note)
 

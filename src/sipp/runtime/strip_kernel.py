@@ -1,6 +1,6 @@
 """The sparse product of convolutions and linear layers: kept weights packed, the output cut into strips, one loop.
 
-    out[r, strip] = act(bias[r] + sum over kept weights j of row r:  value[j] * x[place[j] + strip]  + beside[r, strip])
+    out[r, strip] = act(bias[r] + sum over kept weights j of row r:  value[j] * x[place[j] + strip]  + addend[r, strip])
 
 A strip is a tile of `n` vectors of `lanes` positions, at fixed distances from one another, that stay in registers
 while the weights of a row go by: one load and one multiply-add for each vector, and nothing for a zero. All rows
@@ -84,11 +84,11 @@ class Tile:
     lanes: int
     in_x: tuple[int, ...]
     in_out: tuple[int, ...]
-    in_beside: tuple[int, ...] | None
+    in_addend: tuple[int, ...] | None
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
-    has_larger: bool  # whether sums are watched as they were before a norm went into the weights
+    has_overflow_factor: bool  # whether sums are watched as they were before a norm went into the weights
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Tiling:
-    """An output of `height` rows of `width` pixels of `n` points, cut into strips (bytes in x, out, beside)."""
+    """An output of `height` rows of `width` pixels of `n` points, cut into strips (bytes in x, out, addend)."""
 
     tile: Tile
     strips: np.ndarray
@@ -110,10 +110,10 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, beside: Plane | None, act: str,
-    has_larger: bool, rounds: Callable[[int, int], list[int]],
+    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, addend: Plane | None, act: str,
+    has_overflow_factor: bool, rounds: Callable[[int, int], list[int]],
 ) -> Iterator[Tiling]:  # fmt: skip
-    """The ways to cut that are worth a trial. The pixels of `out` and `beside` lie side by side, those of x may not.
+    """The ways to cut that are worth a trial. The pixels of `out` and `addend` lie side by side, those of x may not.
 
     `rounds` gives the numbers of rounds worth trying for tiles of so many rows and of so many floats in each.
     """
@@ -127,7 +127,7 @@ def tilings(
         if (n_high, n_wide) in seen:
             continue
         seen.add((n_high, n_wide))
-        planes = (x, out, beside or out)
+        planes = (x, out, addend or out)
         inside = [_distances(plane, n_high, n_wide, lanes, n) for plane in planes]
         strips = [
             [FLOAT * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
@@ -138,8 +138,8 @@ def tilings(
         for n_rounds in rounds(n_high, n_wide * lanes):
             if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
                 continue
-            in_beside = None if beside is None else inside[2]
-            tile = Tile(lanes, inside[0], inside[1], in_beside, unit * FLOAT, act, n_rounds > 1, has_larger)
+            in_addend = None if addend is None else inside[2]
+            tile = Tile(lanes, inside[0], inside[1], in_addend, unit * FLOAT, act, n_rounds > 1, has_overflow_factor)
             yield Tiling(tile, np.array(strips, np.int64), n_rounds)
 
 
@@ -182,11 +182,11 @@ def _starts(length: int, size: int) -> list[int]:
 
 
 class StripArguments(NamedTuple):
-    """What the loop takes: addresses, and bytes from one channel of `out` and `beside` to the next."""
+    """What the loop takes: addresses, and bytes from one channel of `out` and `addend` to the next."""
 
     x: int
     out: int
-    beside: int
+    addend: int
     bias: int
     rows: int  # of `Packed`, behind its first number
     values: int
@@ -197,12 +197,12 @@ class StripArguments(NamedTuple):
     n_rows: int
     n_rounds: int
     out_pitch: int
-    beside_pitch: int
-    larger: int
+    addend_pitch: int
+    overflow_factor: int
     flag: int
 
 
-STRIP_NUMBERS = 3  # where a strip starts in x, out and beside (bytes)
+STRIP_NUMBERS = 3  # where a strip starts in x, out and addend (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 
 
@@ -218,19 +218,21 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
     with each(b, first, last) as task:
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
         place = at(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
-        names = ("x", "out", "beside")
-        x, out, beside = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate(names))
+        names = ("x", "out", "addend")
+        x, out, addend = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate(names))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
         stop = b.sdiv(b.mul(n_rows, b.add(block, I64(1))), n_blocks)
         n_rounds = args.number("n_rounds") if tile.has_rounds else I64(1)
         with each(b, 0, n_rounds) as nth_round, each(b, start, stop) as row:
             out_row = b.add(out, b.mul(row, args.number("out_pitch")))
             sums = _sums(b, args, tile, x, row, nth_round, out_row)
-            beside_row = b.add(beside, b.mul(row, args.number("beside_pitch")))
+            addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
-                    larger = load(b, at(b, args.number("larger"), row)) if tile.has_larger else None
-                    _finish(b, tile, sums, larger, out_row, beside_row, bad)
+                    overflow_factor = (
+                        load(b, at(b, args.number("overflow_factor"), row)) if tile.has_overflow_factor else None
+                    )
+                    _finish(b, tile, sums, overflow_factor, out_row, addend_row, bad)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         store(b, value, out_row, distance)
@@ -258,14 +260,14 @@ def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any,
     return [b.load(cell) for cell in cells]
 
 
-def _finish(b: Any, tile: Tile, sums: list[Any], larger: Any, out: Any, beside: Any, bad: Any) -> None:
+def _finish(b: Any, tile: Tile, sums: list[Any], overflow_factor: Any, out: Any, addend: Any, bad: Any) -> None:
     zero = constant(0.0, tile.lanes)
-    factor = None if larger is None else splat(b, larger, tile.lanes)
+    factor = None if overflow_factor is None else splat(b, overflow_factor, tile.lanes)
     for i, value in enumerate(sums):
         if factor is not None:
             b.store(fused(b, b.fmul(value, factor), zero, b.load(bad)), bad)
-        if tile.in_beside is not None:
-            value = b.fadd(value, load(b, beside, vector(tile.lanes), tile.in_beside[i]))
+        if tile.in_addend is not None:
+            value = b.fadd(value, load(b, addend, vector(tile.lanes), tile.in_addend[i]))
         b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite
         store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])
 

@@ -57,6 +57,8 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
             ran = "torch runs all of it: an operation takes values as they lie in memory"
         elif not compiled.is_finite:
             ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
+        elif not compiled.is_same:
+            ran = "torch runs all of it: the steps gave something else on the example, or it draws numbers"
     times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
     speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"

@@ -1,6 +1,6 @@
 """A sparse matrix times one vector: LANES rows side by side, each looking at its own place in a window of the vector.
 
-out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + beside[row])
+out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + addend[row])
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sipp.native.processor import HAS_AVX2, LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.layers import Layer, dense_step
-from sipp.runtime.operands import filled_run, fills_of, token_beside, token_input
+from sipp.runtime.operands import filled_run, fills_of, token_addend, token_input
 from sipp.runtime.steps import LEAST_GAIN, PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
@@ -46,14 +46,14 @@ class VectorArguments(NamedTuple):
 
     x: int
     out: int
-    beside: int
+    addend: int
     bias: int
     ends: int  # of `Windows`, like the three after it
     values: int
     places: int
     windows: int
     n_groups: int
-    larger: int
+    overflow_factor: int
     flag: int
 
 
@@ -108,26 +108,26 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     op, x = layer.op, values[layer.op.args[0].value]
     source, strides = token_input(op.args[0].value, x, arena)
     out = arena.add(token_buffer(1, len(weight)))
-    beside = None
-    if op.beside is not None:
-        beside = token_beside(op.beside, values[op.beside], strides, len(weight), arena)
+    addend = None
+    if op.addend is not None:
+        addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
-    bias, larger = (padded_bias(part, len(weight)) for part in (layer.bias, layer.larger))
+    bias, overflow_factor = (padded_bias(part, len(weight)) for part in (layer.bias, layer.overflow_factor))
     numbers = VectorArguments(
         x=memory.address(source.data),
         out=memory.address(out.data_CHWN),
-        beside=0 if beside is None else memory.address(beside.data),
+        addend=0 if addend is None else memory.address(addend.data),
         bias=memory.address(bias),
         **packed.addresses,
         n_groups=len(packed.ends) - 1,
-        larger=memory.address(larger),
+        overflow_factor=memory.address(overflow_factor),
         flag=arena.flag.address,
     )
-    form = (op.act, beside is not None, layer.larger is not None)
+    form = (op.act, addend is not None, layer.overflow_factor is not None)
     code = generate(("vector", *form), VectorArguments, lambda b, args: _emit(b, args, *form))
-    held = (packed, bias, larger, source, out, beside, arena.flag)
+    held = (packed, bias, overflow_factor, source, out, addend, arena.flag)
     kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
-    fills = fills_of(source, beside)
+    fills = fills_of(source, addend)
     fast = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     for fill in fills:
         fill(values)
@@ -140,7 +140,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
             op.name, f"sparse, one vector x {LANES}", fast, op.out, dense.keep, packed.n_bytes, weight.nbytes,
             seconds, dense.dense_seconds,
         )  # fmt: skip
-    chosen.fast(values)
+    chosen.run(values)
     return chosen
 
 
@@ -152,17 +152,17 @@ def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
     return padded
 
 
-def _emit(b: Any, args: Arguments, act: str, has_beside: bool, has_larger: bool) -> None:
+def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_factor: bool) -> None:
     zero = constant(0.0, LANES)
     bad = variables(b, [zero])[0]
     with each(b, *args.share(args.number("n_groups"))) as group:
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, I64(LANES))
-        if has_larger:
-            larger = load(b, at(b, args.number("larger"), row), vector(LANES))
-            b.store(fused(b, b.fmul(value, larger), zero, b.load(bad)), bad)
-        if has_beside:
-            value = b.fadd(value, load(b, at(b, args.number("beside"), row), vector(LANES)))
+        if has_overflow_factor:
+            overflow_factor = load(b, at(b, args.number("overflow_factor"), row), vector(LANES))
+            b.store(fused(b, b.fmul(value, overflow_factor), zero, b.load(bad)), bad)
+        if has_addend:
+            value = b.fadd(value, load(b, at(b, args.number("addend"), row), vector(LANES)))
         b.store(fused(b, value, zero, b.load(bad)), bad)
         store(b, activate(b, act, value, LANES), at(b, args.number("out"), row))
     raise_flag(b, b.load(bad), LANES, args.number("flag"))

@@ -71,7 +71,7 @@ from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.layer_by_layer import Repaired
-from sipp.repairing.parts import Parts, parts_of
+from sipp.repairing.parts import DenseSide, Parts, parts_of
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
@@ -185,7 +185,7 @@ def _parts(ranking: Ranking, repair: Repairing, calibration: AnyData | None, see
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return parts_of(ranking.model, calibration, seed=seed)
+    return replace(parts_of(ranking.model, calibration, seed=seed), known=DenseSide())
 
 
 def _walk(
@@ -198,6 +198,8 @@ def _walk(
         def tests() -> Iterator[bool]:
             for keep in levels:
                 path.append(walker.test(holdout, "holdout", points, keep))
+                if path[-1].passed:
+                    walker.forget_denser_than(path[-1].budget)
                 advance(1)
                 yield path[-1].passed
 
@@ -314,6 +316,10 @@ class _Walker:
             self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
             self.repaired[budget] = found, fixed
         return self.repaired[budget]
+
+    def forget_denser_than(self, budget: int) -> None:
+        """Lets go of networks that the walk has left behind."""
+        self.repaired = {one: made for one, made in self.repaired.items() if one <= budget}
 
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""

@@ -16,7 +16,7 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import call_of, guessed_call, off_by, own_tensors
+from sipp.runtime.examples import allowed, call_of, guessed_call, off_by, own_tensors
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
@@ -27,8 +27,6 @@ from sipp.runtime.shrinking.removing import Smaller, smaller
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
-ROUNDED = 1e-3  # the same in the network's own precision, where that is float32 or wider
-UNITS = 64  # in others: so many of theirs
 
 
 @torch.inference_mode(False)
@@ -66,7 +64,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     made = copy.deepcopy(own)
     apply(made, plan)
     moved = off_by(outputs(made, call), expected)
-    if not moved <= _allowed(expected):
+    if not moved <= allowed(expected):
         raise _differs(moved)
     for name, module in made.named_modules():
         module.training = was_training.get(name, module.training)
@@ -107,7 +105,7 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     precise = in_float64(own, call)
     net, points, expected = (own, call, outputs(own, call)) if precise is None else precise
     trials = [(points, expected), *more_points(net, points)]
-    allowed = _allowed(expected) if precise is None else SAME
+    most = allowed(expected) if precise is None else SAME
     cpu = {id(tensor): tensor.detach().cpu() for tensor in tensors_of(own).values()}  # shared ones stay shared
     tensors = {name: cpu[id(tensor)] for name, tensor in tensors_of(own).items()}
     convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
@@ -122,15 +120,9 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
             moved = max(off_by(outputs(made, given), wanted) for given, wanted in trials)
         except SippError:  # it does not run
             continue
-        if moved <= allowed:
+        if moved <= most:
             return channels, plan
     raise _differs(moved)
-
-
-def _allowed(expected: list[Any]) -> float:
-    """How far outputs may lie apart by rounding."""
-    kinds = [one.dtype for one in expected if isinstance(one, Tensor) and one.is_floating_point()]
-    return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
 def _differs(moved: float) -> ModelError:

@@ -297,6 +297,8 @@ GEOMETRIES = [  # channels, groups, rows, kernel, stride, dilation, width
     (70, 1, 3, 1, 1, 1, 5),
     (4, 1, 3, 3, 2, 1, 43),
     (2, 1, 37, 9, 1, 1, 10),
+    (3, 1, 5, 2, 1, 1, 9),  # a point is one block
+    (4, 2, 5, 2, 1, 1, 17),  # a point is two blocks
 ]
 Operands = tuple[Tensor, Tensor, dict[str, Tensor], tuple[bool, bool]]
 

@@ -17,7 +17,7 @@ def demo(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small network on built-in digits, prune it by several methods, and show what that costs."""
+    """Train a small network on built-in digits, prune it with several methods, and show what that costs."""
     from sipp.cli.demo import FIGURE, demo_table, run_demo
 
     with only_json(as_json):

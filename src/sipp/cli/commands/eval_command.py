@@ -35,7 +35,7 @@ class EvalRequest:
 
 @with_record_options
 def eval(request: EvalRequest, as_json: Json = False) -> None:  # the name of the command
-    """Measure a pruned network beside the dense one: accuracy, loss, and how far outputs move."""
+    """Compare a pruned network with the dense one: accuracy, loss, and how far outputs move."""
     from sipp.cli.eval_work import answer
 
     with only_json(as_json):

@@ -15,7 +15,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A file from `sipp prune --out NAME.safetensors`, or from sipp.save.")],
     as_json: Json = False,
 ) -> None:
-    """Show what is in a file of sipp.save: tensors and their sizes, method, statements, certificate."""
+    """Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate."""
     from sipp.cli.stored_networks import built_in, contents_record, read_contents
 
     with only_json(as_json):

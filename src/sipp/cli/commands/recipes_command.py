@@ -22,7 +22,7 @@ def recipes(
 ) -> None:
     """List the recipes, or explain every key of one.
 
-    Set any key with --set KEY=VALUE in `sipp run` and `sipp study`, or in a .yaml file of yours that begins with
+    Set any key with --set KEY=VALUE in `sipp run` and `sipp study`, or in your own .yaml file that begins with
     `base: NAME`.
     """
     if action == "list":

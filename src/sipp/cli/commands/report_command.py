@@ -28,7 +28,7 @@ def report(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Make a page of runs or pruned networks that works offline, and figures for print.
+    """Write a page about runs or pruned networks that works offline, and figures for print.
 
     Records that were changed after they were written are refused; what cannot be checked is marked.
     """

@@ -38,7 +38,7 @@ def score(
     batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
 ) -> None:
-    """Score every weight by its sensitivity: the largest share it ever contributes to an output."""
+    """Score every weight by its sensitivity: the largest share that it contributes to an output."""
     from sipp.cli.data_option import Reader, draw_calibration, images_lines, points_read, summary
     from sipp.cli.model_option import load_model, weights_read
     from sipp.scoring.theory_points import sample_size

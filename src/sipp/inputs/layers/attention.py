@@ -14,6 +14,8 @@ from sipp.errors import DataError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
 from sipp.records.batches import WeightUse
 
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+
 
 def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
     """Packed (one in_proj_weight) or separate projections, and the output projection."""
@@ -82,7 +84,7 @@ def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwarg
 
 def _given(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, after checking that query, key and value fit the layer and each other."""
-    call = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs)
+    call = _SIGNATURE.bind(module, *args, **kwargs)
     call.apply_defaults()
     given = call.arguments
     sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}

@@ -41,26 +41,26 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens that a thread reads in one load
     n_words = triton.cdiv(n_tokens, a_word)
     if n_tokens > 1:
-        turned = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
+        transposed_x = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
         _turn[(triton.cdiv(n_columns, TURNED),)](
-            x, turned, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED, early,
-            **launch,
+            x, transposed_x, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
+            early, **launch,
         )  # fmt: skip
-        x, looked = turned.view(torch.int64), turned.view(torch.int64)
+        x, input_words = transposed_x.view(torch.int64), transposed_x.view(torch.int64)
     else:
         is_whole = all(n * x.itemsize % 4 == 0 for n in (n_columns, x.storage_offset()))
-        looked = x.view(-1).view(torch.int32 if is_whole else torch.int16)
-    n_looked = looked.numel() // n_words
+        input_words = x.view(-1).view(torch.int32 if is_whole else torch.int16)
+    n_input_words = input_words.numel() // n_words
     chunk = n_threads * 16 if n_tokens == 1 else n_threads * 8  # bytes of the input at a time
-    shared = triton.cdiv(n_looked * looked.itemsize, chunk) * chunk
-    in_shared = is_nvidia and looked.dtype != torch.int16 and a_word != 2 and shared <= assembly.MOST_SHARED
+    shared = triton.cdiv(n_input_words * input_words.itemsize, chunk) * chunk
+    in_shared = is_nvidia and input_words.dtype != torch.int16 and a_word != 2 and shared <= assembly.MOST_SHARED
     # by these Triton knows that a thread can read, and so has, four neighbouring words
-    four_at_once = n_looked % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
-    mask, carry = (_repeated(bits, dtype, looked.dtype) for bits in EXPONENT[dtype])
+    four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
+    mask, carry = (_repeated(bits, dtype, input_words.dtype) for bits in EXPONENT[dtype])
     _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, looked, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts, weight.slices,
-        weight.order, weight.scales, out if bias is None else bias, out,
-        n_rows, n_looked, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
+        x, input_words, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
+        weight.slices, weight.order, weight.scales, out if bias is None else bias, out,
+        n_rows, n_input_words, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
         bias is not None, weight.values.dtype == torch.int8, weight.n_rows, weight.n_lanes,
         weight.values.itemsize * 8, depth_of(weight.values.dtype), a_word, bool(weight.n_longer), mask, carry, early,
         ahead, x.itemsize if n_tokens == 1 else 8, four_at_once, assembly.declared(shared) if in_shared else "",
@@ -77,9 +77,9 @@ def _repeated(bits: int, dtype: torch.dtype, word: torch.dtype) -> int:
 
 @triton.jit
 def _turn(  # type: ignore[no-untyped-def]
-    x, turned, n_tokens, n_columns, n_padded, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    x, transposed_x, n_tokens, n_columns, n_padded, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
 ):
-    """turned[k, t] = x[t, k], and 0 beyond the last token."""
+    """transposed_x[k, t] = x[t, k], and 0 beyond the last token."""
     k = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.arange(0, TOKENS)
     inside = (k < n_columns)[:, None]
@@ -87,7 +87,7 @@ def _turn(  # type: ignore[no-untyped-def]
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x + t[None, :] * n_columns + k[:, None], inside & (t < n_tokens)[None, :], other=0.0)
-    tl.store(turned + k[:, None] * n_padded + t[None, :], value, inside & (t < n_padded)[None, :])
+    tl.store(transposed_x + k[:, None] * n_padded + t[None, :], value, inside & (t < n_padded)[None, :])
 
 
 @triton.jit
@@ -195,8 +195,8 @@ def _two_blocks(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["n_rows", "n_tokens", "n_least", *LONGER])
 def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
-    x, looked, values, distances, starts, slices, order, scales, bias, out,
-    n_rows, n_looked, n_tokens, n_words, n_least, longer_1, longer_2, longer_3, longer_4, longer_5,
+    x, input_words, values, distances, starts, slices, order, scales, bias, out,
+    n_rows, n_input_words, n_tokens, n_words, n_least, longer_1, longer_2, longer_3, longer_4, longer_5,
     HAS_BIAS: tl.constexpr, HAS_SCALES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr,
     DEPTH: tl.constexpr, A_WORD: tl.constexpr, KNOWN: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
     EARLY: tl.constexpr, AHEAD: tl.constexpr, A_COLUMN: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
@@ -247,15 +247,15 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
 
     CHUNK: tl.constexpr = THREADS * 4 if A_WORD == 1 else THREADS
     k = tl.arange(0, CHUNK)
-    bad = tl.zeros((CHUNK,), looked.dtype.element_ty)
+    bad = tl.zeros((CHUNK,), input_words.dtype.element_ty)
     if FOUR != "":
         base = tl.inline_asm_elementwise(DECLARED, "=r,r", [s], dtype=tl.int32, is_pure=False, pack=1)
         place = base + place * A_COLUMN
-    for i in range(0, n_looked, CHUNK):
+    for i in range(0, n_input_words, CHUNK):
         if A_WORD == 1:
-            word = tl.load(looked + i + k, i + k < n_looked, other=0)
+            word = tl.load(input_words + i + k, i + k < n_input_words, other=0)
         else:
-            word = tl.load(looked + (i + k) * n_words + token_word, i + k < n_looked, other=0)
+            word = tl.load(input_words + (i + k) * n_words + token_word, i + k < n_input_words, other=0)
         bad |= (word & MASK) + CARRY
         if FOUR != "":
             to = base + (i + k) * (4 if A_WORD == 1 else 8)
@@ -308,7 +308,7 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     if A_WORD == 1:
         if FOUR == "":
             found = tl.reduce(bad, 0, _or)
-            is_bad = (found >> (looked.dtype.element_ty.primitive_bitwidth - 1)) | (found >> (SIZE - 1))
+            is_bad = (found >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (found >> (SIZE - 1))
         _finish(a + b, is_bad, scale, more, to, writes, LANES)
     else:
         found = tl.reduce(bad, 0, _or)

@@ -151,7 +151,7 @@ class SparseOnGpu:
         how = min((how for how in ways if how != BY_STEPS), key=times.__getitem__)
         if times.get(BY_STEPS, dense_seconds) <= LEAST_GAIN * dense_seconds:
             how = BY_STEPS
-        kept = steps if how == BY_STEPS else [replace(step, fast=lambda values: None, held=()) for step in steps]
+        kept = steps if how == BY_STEPS else [replace(step, run=lambda values: None, held=()) for step in steps]
         return CompiledOnGpu(kept, ways[how], how, times[how], dense_seconds, why)
 
     @property

@@ -48,7 +48,7 @@ class GpuPlan:
         values = self.constants | dict(zip(self.graph.inputs, inputs))
         with torch.autocast("cuda", enabled=False):
             for step in self.steps:
-                step.fast(values)
+                step.run(values)
         found = [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
         return pytree.tree_unflatten(found, self.graph.out_spec)
 
@@ -64,7 +64,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
         if op.out not in steps:
             group = _readers_of_same(op, graph, values) if _is_ours(op, graph, values) else [op]
             steps.update(_steps_of(group, graph, values, n_bytes, known))
-        steps[op.out].fast(values)
+        steps[op.out].run(values)
     ordered = [steps[op.out] for op in graph.ops]
     used = {n for op, step in zip(graph.ops, ordered) for n in _kept_reads(op, step)}
     used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}

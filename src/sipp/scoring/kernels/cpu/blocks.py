@@ -284,14 +284,27 @@ def _squares_code(which: int) -> Any:
 squares_only, squares_first, squares_second = map(_squares_code, (ONLY_SIGN, FIRST_SIGN, SECOND_SIGN))
 
 
+@inlined
+def _add_squares(found: int, n: int, out: int, n_summed: int) -> None:
+    """Adds the squares of n patches to theirs, or their sum, in their order, to the one of all."""
+    if n_summed == 1:
+        for p in range(n):
+            put_double(out, p, double_at(out, p) + double_at(found, p))
+    else:
+        total = 0.0
+        for p in range(n):
+            total += double_at(found, p)
+        put_double(out, 0, double_at(out, 0) + total)
+
+
 @Native
 def reciprocals(
     calls_at: int,
     layer_at: int,
     weights_at: int,
     scratch_at: int,
-    squares_QP: int,
-    n_patches: int,
+    squares_QX: int,
+    n_squares: int,
     start: int,
     stop: int,
     g: int,
@@ -316,9 +329,8 @@ def reciprocals(
         squares_second(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
     quadrant, total = (0, 2) if which == ONLY_SIGN else (2 * t, 4)
     for x in range(3):  # the two quadrants of the sign t, and the whole output
-        to, found = (quadrant + x if x < 2 else total) * n_patches + start, squares + x * BLOCK * DOUBLE
-        for p in range(stop - start):
-            put_double(squares_QP, to + p, double_at(squares_QP, to + p) + double_at(found, p))
+        to = (quadrant + x if x < 2 else total) * n_squares + start // layer.n_summed
+        _add_squares(squares + x * BLOCK * DOUBLE, stop - start, squares_QX + to * DOUBLE, layer.n_summed)
     for line in range(2 * n_rows):
         invert_line(scratch.d_LP + line * LINE)
 

@@ -49,11 +49,11 @@ from sipp.scoring.kernels.cpu.layout import (
 N_PATTERNS = 2**PANEL
 
 
-def _panel(n_rows: int) -> Any:
+def _panel(n_rows: int, is_first: bool) -> Any:
     """A function: out[2 i + s, strip] += sum of magnitudes[j, i] * a[places[j], strip] over columns j, for rows i.
 
-    Columns come sorted by the signs of their weights in these rows, bit i of the pattern for row i; those of pattern q
-    end at ends[q].
+    Of the first columns it is = and not +=: what `out` held before is not read. Columns come sorted by the signs of
+    their weights in these rows, bit i of the pattern for row i; those of pattern q end at ends[q].
     """
 
     @primitive(VOID, *[INT] * 5)
@@ -73,13 +73,16 @@ def _panel(n_rows: int) -> Any:
             start = stop
         for i, line_cells in enumerate(sums):
             for v, cell in enumerate(line_cells):
-                offset = i * LINE + v * VECTOR
-                store(b, b.fadd(load(b, out, vector(LANES), offset), b.load(cell)), out, offset)
+                offset, total = i * LINE + v * VECTOR, b.load(cell)
+                if not is_first:
+                    total = b.fadd(load(b, out, vector(LANES), offset), total)
+                store(b, total, out, offset)
 
     return panel
 
 
-panel_3, panel_2, panel_1 = _panel(3), _panel(2), _panel(1)
+first_3, first_2, first_1 = (_panel(n, True) for n in (3, 2, 1))
+panel_3, panel_2, panel_1 = (_panel(n, False) for n in (3, 2, 1))
 
 
 @primitive(VOID, INT, INT)
@@ -115,7 +118,6 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
     weights = read_weights(weights_at)
     fan_in, n_chunks = weights.fan_in, weights.n_chunks
     all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT
-    fill(d, 2 * weights.n_rows * BLOCK, 0.0)
     for chunk in range(n_chunks):
         start = chunk * SUM_BLOCK
         for panel in range(weights.n_panels):
@@ -126,12 +128,30 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
             ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX
             for strip in range(0, BLOCK, STRIP):
                 source, target = a + strip * FLOAT, d + 2 * first * LINE + strip * FLOAT
-                if n_rows == 3:
-                    panel_3(source, magnitudes, places, ends, target)
-                elif n_rows == 2:
-                    panel_2(source, magnitudes, places, ends, target)
+                if chunk == 0:
+                    _first_panel(n_rows, source, magnitudes, places, ends, target)
                 else:
-                    panel_1(source, magnitudes, places, ends, target)
+                    _next_panel(n_rows, source, magnitudes, places, ends, target)
+
+
+@inlined
+def _first_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
+    if n_rows == 3:
+        first_3(a, magnitudes, places, ends, out)
+    elif n_rows == 2:
+        first_2(a, magnitudes, places, ends, out)
+    else:
+        first_1(a, magnitudes, places, ends, out)
+
+
+@inlined
+def _next_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
+    if n_rows == 3:
+        panel_3(a, magnitudes, places, ends, out)
+    elif n_rows == 2:
+        panel_2(a, magnitudes, places, ends, out)
+    else:
+        panel_1(a, magnitudes, places, ends, out)
 
 
 _call_denominators = calling(denominators)

@@ -126,17 +126,16 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors
     factors_TB[t, b] is the scale that brings point b to a peak near 1, with the sign of t, or 0 where the point has no
     activation of that sign. The larger the ratios already are, the more is skipped.
     """
-    layer, squares_QP = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
+    layer, squares_QX = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
     if ratios.maxima is None:
         n_groups, n_rows, fan_in = ratios.shape
         ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if ratios.takes_all else _padded(n_rows))
-    calls, n_patches = _raising(ratios, _calls(layer)), squares_QP.shape[1]
-    stretches = _stretches(n_patches)
+    calls, stretches = _raising(ratios, _calls(layer)), _stretches(layer.n_points * layer.n_positions)
     bests = _for_each(ratios.maxima, len(stretches))
     best_step = bests[0][0].numel() * FLOAT
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
-    _run(ratios, layer, calls, squares_QP, maxima.scan, rest, bests)
-    return _by_point(squares_QP, layer)
+    _run(ratios, layer, calls, squares_QX, maxima.scan, rest, bests)
+    return _by_point(squares_QX, layer)
 
 
 def mean_ratios(
@@ -148,7 +147,7 @@ def mean_ratios(
     stands beside them.
     """
     beside = [checks.Given("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)]
-    layer, squares_QP = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, beside)
+    layer, squares_QX = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, beside)
     n_groups, n_rows, fan_in = ratios.shape
     shape = n_groups, fan_in, _padded(n_rows)
     if ratios.means is None:
@@ -165,8 +164,8 @@ def mean_ratios(
         (memory.address(starts, torch.int64), len(starts) - 1, shares, memory.address(total), memory.address(best))
         for starts, total, best in zip(stretches, totals, bests)
     ]
-    _run(ratios, layer, calls, squares_QP, means.scan_means, rest, bests)
-    return _by_point(squares_QP, layer)
+    _run(ratios, layer, calls, squares_QX, means.scan_means, rest, bests)
+    return _by_point(squares_QX, layer)
 
 
 def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
@@ -178,7 +177,7 @@ def _run(
     ratios: Ratios,
     layer: Layer,
     calls: Calls,
-    squares_QP: Tensor,
+    squares_QX: Tensor,
     scan: Native,
     rest: Sequence[tuple[int, ...]],
     bests: list[Tensor],
@@ -186,7 +185,7 @@ def _run(
     """Calls `scan` in each thread, with what all read, its own memory and the rest; joins what it found."""
     read_by_all = as_numbers(calls), as_numbers(layer), ratios.weights_at
     of_all = [numbers.ctypes.data for numbers in read_by_all]
-    squares = memory.address(squares_QP, torch.float64), squares_QP.shape[1]
+    squares = memory.address(squares_QX, torch.float64), squares_QX.shape[1]
     scratches = [_scratch(ratios) for _ in bests]  # before the threads start
     call_each(scan, [(*of_all, at.ctypes.data, *squares, *mine) for (_, at), mine in zip(scratches, rest)])
     for other in bests[1:]:
@@ -201,7 +200,7 @@ def _layer(
     factors_TB: Tensor,
     beside: Sequence[checks.Given] = (),
 ) -> tuple[Layer, Tensor]:
-    """(What compiled loops read of it, the squares of each patch to add to), once it and `beside` are checked.
+    """(What compiled loops read of it, the squares to add to), once it and `beside` are checked.
 
     The caller holds what the addresses name: the windows and the ratios.
     """
@@ -210,6 +209,7 @@ def _layer(
     sizes, strides = tuple(windows.shape), windows.stride()
     ends = 2 + n_position_dims
     positions, step = _positions(sizes[2:ends], strides[2:ends], strides[0])
+    n_summed = BLOCK if len(positions) % BLOCK == 0 else 1
     layer = Layer(
         source=memory.strided_address(windows.detach()),
         n_points=len(windows),
@@ -218,6 +218,7 @@ def _layer(
         n_positions=len(positions),
         positions=memory.array(positions, torch.int64),
         fan=memory.array(_offsets(sizes[ends:], strides[ends:]), torch.int64),
+        n_summed=n_summed,
         step=step,
         factors_TB=_array(factors_TB),
         has_positive=has_positive,
@@ -227,7 +228,7 @@ def _layer(
         signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
     )
     n_squares = N_SQUARES if has_positive and has_negative else N_SQUARES - 2  # a sign that does not occur has none
-    return layer, memory.zeros(n_squares, len(windows) * layer.n_positions, dtype=torch.float64)
+    return layer, memory.zeros(n_squares, len(windows) * layer.n_positions // n_summed, dtype=torch.float64)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
@@ -252,9 +253,9 @@ def _raising(ratios: Ratios, calls: Calls) -> Calls:
     return calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
 
 
-def _by_point(squares_QP: Tensor, layer: Layer) -> Tensor:
+def _by_point(squares_QX: Tensor, layer: Layer) -> Tensor:
     """The squares of each point's patches together, of all quadrants and the output."""
-    squares_QB = squares_QP.view(-1, layer.n_points, layer.n_positions).sum(-1)
+    squares_QB = squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
     if len(squares_QB) == N_SQUARES:
         return squares_QB
     all_QB = memory.zeros(N_SQUARES, layer.n_points, dtype=torch.float64)

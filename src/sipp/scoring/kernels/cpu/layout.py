@@ -72,6 +72,7 @@ class Layer(NamedTuple):
     n_positions: int
     positions: Array
     fan: Array
+    n_summed: int  # patches whose squares are one sum: BLOCK where blocks are of one point each, else 1
     step: int  # how far most patches lie from the one before
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is

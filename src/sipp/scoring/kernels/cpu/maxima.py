@@ -325,8 +325,8 @@ def scan(
     layer_at: int,
     weights_at: int,
     scratch_at: int,
-    squares_QP: int,
-    n_patches: int,
+    squares_QX: int,
+    n_squares: int,
     first: int,
     last: int,
     best_GKX: int,
@@ -345,7 +345,7 @@ def scan(
                 if which == NO_SIGN:
                     continue
                 block = start, stop, g, t, which
-                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches
+                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_reciprocals(calls.reciprocals, *of_all, *block)
                 if calls.transpose_lines != NOTHING:
                     _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_ranks)

@@ -146,8 +146,8 @@ def scan_means(
     layer_at: int,
     weights_at: int,
     scratch_at: int,
-    squares_QP: int,
-    n_patches: int,
+    squares_QX: int,
+    n_squares: int,
     starts: int,
     n_blocks: int,
     shares_B: int,
@@ -173,7 +173,7 @@ def scan_means(
                 if which == NO_SIGN:
                     continue
                 block = start, stop, g, t, which
-                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QP, n_patches
+                of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_reciprocals(calls.reciprocals, *of_all, *block)
                 transpose_rows(scratch, n_ranks)
                 totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT

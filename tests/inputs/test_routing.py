@@ -1,0 +1,62 @@
+"""Which models go by the values of their data: what a few points do does not show then what others do."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sipp.inputs.watching import Routing
+
+
+def goes_by_values(forward: Callable[[Tensor], object]) -> bool:
+    routing, x = Routing(), torch.randn(3, 4)
+    with torch.no_grad(), routing:
+        routing.follow(((x,), {}))
+        forward(x)
+    return routing.by_values
+
+
+BUFFER, WEIGHT = torch.zeros(3, 4), nn.Parameter(torch.ones(4, 4))
+
+
+def through_a_view(x: Tensor) -> bool:
+    BUFFER[:, 1:3].copy_(x[:, :2])
+    return bool(BUFFER.sum() > 0)
+
+
+def through_a_list(x: Tensor) -> bool:
+    zeros = [torch.zeros(3, 4)]
+    torch._foreach_add_(zeros, [x])
+    return bool(zeros[0].sum() > 0)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: bool(x.sum() > 0),
+        lambda x: bool((nn.functional.linear(x, WEIGHT)).relu().max() > 1),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.zeros(3, 4).add_(x).sum().item(),
+        lambda x: bool(torch.where(torch.arange(4) > 1, x, 0.0).any()),
+        lambda x: bool(nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]).sum() > 0),
+        through_a_view,
+        through_a_list,
+    ],
+)
+def test_what_comes_of_the_data_is_followed(forward: Callable[[Tensor], object]) -> None:
+    assert goes_by_values(forward)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: bool((torch.arange(x.shape[1]) > 2).all()) and x,  # as transformers asks of positions
+        lambda x: x[:, torch.arange(4) > 1],
+        lambda x: x @ WEIGHT if bool(WEIGHT.sum() > 0) else x,
+        lambda x: x[:, torch.tensor([1, 2])],
+    ],
+)
+def test_positions_and_weights_are_the_same_for_all_data(forward: Callable[[Tensor], object]) -> None:
+    assert not goes_by_values(forward)
