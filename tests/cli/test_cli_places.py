@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_a_demo_that_wrote_its_page_keeps_it(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "_records", lambda *args: [])
-    monkeypatch.setattr(demo, "read_results", lambda paths: [])
+    monkeypatch.setattr(demo, "read_results", lambda paths: [Mock(demo.Run)])
     monkeypatch.setattr(demo, "render", lambda results, version: "page")
     monkeypatch.setattr(demo, "_draw", stopped)
     with pytest.raises(KeyboardInterrupt):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.watching import Routing
+from sipp.inputs.watching import Operations
 
 
 def goes_by_values(forward: Callable[[Tensor], object]) -> bool:
-    routing, x = Routing(), torch.randn(3, 4)
+    routing, x = Operations([], follows=True), torch.randn(3, 4)
     with torch.no_grad(), routing:
         routing.follow(((x,), {}))
         forward(x)

@@ -187,7 +187,7 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
     assert "without a tokenizer" in str(export(language_model("Llama"), tmp_path / "bare", to="hf"))
     with pytest.raises(OptionError, match="is not a size"):
         export(model, tmp_path / "odd", to="hf", shard="large")
-    with pytest.raises(OptionError, match="of to='hf'"):
+    with pytest.raises(OptionError, match="for to='hf'"):
         export(model, tmp_path / "net.pt", to="pt", values="bf16")
 
 

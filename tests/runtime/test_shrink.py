@@ -407,7 +407,7 @@ class Counting(nn.Module):
 def test_a_network_that_would_compute_something_else_is_not_given() -> None:
     net = Counting()
     net.second.weight.data[:, 4:] = 0
-    with pytest.raises(ModelError, match=r"differs by .* so it is not given"):
+    with pytest.raises(ModelError, match=r"differs by .* so it is not returned"):
         sipp.shrink(net, torch.randn(2, 4))
 
 

@@ -106,7 +106,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(OptionError, match=r"train_step\(0\)"):
         sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]
     sipp.hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
-    with pytest.raises(ModelError, match="are held"):
+    with pytest.raises(ModelError, match="has held masks"):
         sipp.gradual(net, step, points, keep=0.5, steps=10)
 
 

@@ -152,7 +152,8 @@ def _probe_few(
     seen = _operations(layers, follows=True)
     now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
     output = _run_hooked(model, layers, now, norm_stats)
-    orders = orders_of(recorder, recorder, arranged.exchanged)
+    exchanged = torch.tensor(arranged.exchanged, dtype=torch.int64, device="cpu")
+    orders = orders_of(recorder, recorder, exchanged)
     is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
     return Probe(orders, recorder.n_uses, (chosen, output), checked, batch if is_of_these else None)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, integers
 from sipp.records.pattern import Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
@@ -87,7 +87,7 @@ def _largest(size_N: Tensor, n_kept: int) -> Tensor:
     near_N = near.logical_xor_(mask_N).nonzero().flatten()  # what lies above is near or above
     n_left = n_kept - int(mask_N.sum())
     if not 0 <= n_left <= len(near_N):  # an odd sample: all may be near
-        mask_N, near_N, n_left = torch.zeros_like(mask_N), torch.arange(len(size_N)), n_kept
+        mask_N, near_N, n_left = torch.zeros_like(mask_N), integers(0, len(size_N)), n_kept
     return mask_N.index_fill_(0, near_N[size_N[near_N].topk(n_left, sorted=False).indices], True)
 
 

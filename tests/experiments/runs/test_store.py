@@ -167,7 +167,7 @@ def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         pass
     other = ORIGIN.model_copy(update={changed: "other"})
-    with pytest.raises(OptionError, match=f"other {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
+    with pytest.raises(OptionError, match=f"different {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
         pass
     with open_run(tmp_path, CONFIG, other, accept_changes=True):
         pass
