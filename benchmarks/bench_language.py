@@ -31,7 +31,7 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.records.numerics import device_of
-from sipp.records.pattern import pattern_of
+from sipp.records.options import pattern_of
 from sipp.repairing.joint import joint
 from sipp.repairing.layer_fit import Way
 from sipp.repairing.parts import divided

@@ -19,7 +19,7 @@ from torch import nn
 
 import sipp
 from sipp.allocation.patterns import breaking
-from sipp.records.pattern import Pattern
+from sipp.records.options import Pattern
 
 # name, outputs x inputs of each layer, tokens
 CASES: list[tuple[str, list[tuple[int, int]], int]] = [

@@ -14,7 +14,7 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs import attribution
 from sipp.inputs.scoring_task import task_of
-from sipp.records.scores import Scores
+from sipp.records.ranking import Scores
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features

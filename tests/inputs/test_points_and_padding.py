@@ -17,8 +17,7 @@ from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.scores import Scores
-from sipp.records.weights import Weight
+from sipp.records.ranking import Scores, Weight
 from sipp.scoring import sensitivities
 
 LENGTHS = torch.tensor([5, 2, 7, 1])

@@ -16,8 +16,8 @@ import sipp
 from sipp.allocation.patterns import obeys
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
-from sipp.records import weights as weights_module
-from sipp.records.pattern import Pattern
+from sipp.records import ranking as weights_module
+from sipp.records.options import Pattern
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit, searching
 from sipp.repairing.joint import BUDGETS, Joint, joint

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
-from sipp.records import weights
+from sipp.records import ranking as ranking_records
 from sipp.repairing import gathering, joint, layer_by_layer
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
@@ -144,7 +144,7 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
     monkeypatch.setattr(joint, "SMALL", 10)
-    monkeypatch.setattr(weights, "LARGE", 10)
+    monkeypatch.setattr(ranking_records, "LARGE", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
 

@@ -15,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
-from sipp.records.pattern import pattern_of
+from sipp.records.options import pattern_of
 from sipp.runtime.exporting import export
 from sipp.scoring.routing import FEWEST_TOKENS
 from sipp.scoring.wanda import wanda

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.network import coverage, floored, measure, network_coverage, network_epsilon
 from sipp.inputs.scoring_task import task_of
-from sipp.records.scores import Scores
+from sipp.records.ranking import Scores
 from sipp.scoring.sensitivities import score
 
 CONFIDENCE = 0.8

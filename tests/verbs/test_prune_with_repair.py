@@ -12,8 +12,8 @@ from sipp.allocation.patterns import breaking
 from sipp.errors import OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning import cutting, ranking
-from sipp.records import weights
-from sipp.records.pattern import pattern_of
+from sipp.records import ranking as ranking_records
+from sipp.records.options import pattern_of
 from sipp.repairing import joint, stages
 from sipp.verbs import prune as prune_verb
 
@@ -210,7 +210,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
     """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""
     options: dict[str, Any] = {"keep": 0.4, "statements": statements, "progress": False}
     small = sipp.prune(net(), points(), repair=True, **options)
-    monkeypatch.setattr(weights, "LARGE", 1000)
+    monkeypatch.setattr(ranking_records, "LARGE", 1000)
     large = sipp.prune(net(), points(), repair=True, **options)
     alone = sipp.prune(net(), points(), **options)
     assert small.choice is not None and large.choice is not None and alone.choice is not None
@@ -223,7 +223,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
 
 
 def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "LARGE", 1000)
+    monkeypatch.setattr(ranking_records, "LARGE", 1000)
     endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
     monkeypatch.setattr(ranking, "wanda", lambda task: endless)
     large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sipp.allocation.largest_scores import check_scores
 from sipp.allocation.row_bounds import largest_in_rows
-from sipp.records.pattern import Pattern
+from sipp.records.options import Pattern
 
 
 def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:

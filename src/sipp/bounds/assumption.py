@@ -34,8 +34,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_flag, check_record
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.records.options import DELTA, Constants, Scoring, Selector
-from sipp.records.scores import DrawUnit
-from sipp.records.weights import Weight, to_rows
+from sipp.records.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 

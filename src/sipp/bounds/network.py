@@ -24,7 +24,7 @@ from torch import Tensor
 from sipp.records.binomial import upper_limit
 from sipp.records.bounds import Coverage, Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
-from sipp.records.scores import DrawUnit, LayerScores, Scores
+from sipp.records.ranking import DrawUnit, LayerScores, Scores
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed
 
 LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19

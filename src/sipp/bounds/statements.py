@@ -19,8 +19,7 @@ from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.options import Mode
 from sipp.records.pruned import PrunedLayer, layer_bound
-from sipp.records.ranking import Ranking
-from sipp.records.scores import Scores
+from sipp.records.ranking import Ranking, Scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import factor_of
 

@@ -21,10 +21,10 @@ from sipp.inputs.independence import allowed_between, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
+from sipp.records.hashing import SeenPoints
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import NetworkLike, network_of, points_seen, pruned_or_module
-from sipp.records.seen_points import SeenPoints
 from sipp.records.shrunk import Shrunk
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches

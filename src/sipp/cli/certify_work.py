@@ -19,8 +19,8 @@ from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
+from sipp.records.hashing import SeenPoints, seen_points
 from sipp.records.schemas import PrunedRecord
-from sipp.records.seen_points import SeenPoints, seen_points
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, check_file, check_ledger, write_file
 from sipp.storage.pruned_folder import is_pruned_folder

@@ -20,7 +20,7 @@ from sipp.inputs.output_check import KEPT_PLACES, tolerance_of
 from sipp.inputs.patches import all_sums, steps, values_at
 from sipp.records.batches import WeightUse
 from sipp.records.numerics import integers
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
 # crossed: so too, of as many steps as points, each with several patches of a point; together: by none of these

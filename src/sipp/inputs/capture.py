@@ -27,7 +27,7 @@ from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
 from sipp.records.options import NormStats
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 OnOutput = Callable[[Any, Batch], None]

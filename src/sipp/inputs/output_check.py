@@ -21,7 +21,7 @@ from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import all_sums, steps, values_at
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import exact_matmul, places_of
-from sipp.records.weights import Weight, to_rows
+from sipp.records.ranking import Weight, to_rows
 
 MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
 FEW_POINTS = 8  # at least, where there are many positions to look at

@@ -18,7 +18,7 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import Scoring, Selector
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sipp.errors import DataError, ModelError
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

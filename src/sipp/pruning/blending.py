@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 from sipp.inputs.distance import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
-from sipp.records.choice import BlendChoice, BlendTrial
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
-from sipp.records.ranking import BlendInputs
-from sipp.records.weights import Weight, from_rows
+from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Weight, from_rows
 from sipp.scoring.lamp import shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference

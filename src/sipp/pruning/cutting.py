@@ -24,14 +24,11 @@ from sipp.pruning.blending import choose, n_candidates
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
-from sipp.records.choice import BlendChoice
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
-from sipp.records.options import PruneOptions
-from sipp.records.pattern import pattern_of
+from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
-from sipp.records.ranking import BlendInputs, Ranking
-from sipp.records.weights import Weight, from_rows, to_rows
+from sipp.records.ranking import BlendChoice, BlendInputs, Ranking, Weight, from_rows, to_rows
 from sipp.scoring.methods import MethodInfo, method_of
 
 ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # how rows that are sampled are made

@@ -22,11 +22,8 @@ from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.numerics import SCORE_DTYPE
-from sipp.records.options import PruneOptions, Reduce
-from sipp.records.pattern import pattern_of
-from sipp.records.ranking import BlendInputs, Ranking
-from sipp.records.scores import Scores
-from sipp.records.weights import is_like_a_language_model, to_rows
+from sipp.records.options import PruneOptions, Reduce, pattern_of
+from sipp.records.ranking import BlendInputs, Ranking, Scores, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.routing import rows_of_few_tokens

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from sipp.records.display import plain_table, text_of
 from sipp.records.html import table_html, text_html, view
-from sipp.records.scores import DrawUnit
+from sipp.records.ranking import DrawUnit
 
 
 @dataclass(frozen=True)

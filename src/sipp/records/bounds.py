@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sipp.records.display import percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.options import Mode
-from sipp.records.scores import DrawUnit
+from sipp.records.ranking import DrawUnit
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better

@@ -1,7 +1,8 @@
-"""Which network a certificate speaks of: the entries of a state_dict in, one SHA-256 out. Needs no torch.
+"""SHA-256 of networks and of the points that chose them. Needs no torch.
 
-Buffers that a state_dict leaves out (persistent=False) are part of a network, and no file holds them. So they have a
-hash of their own, which files hold: with it the hash of the network follows from the tensors of the file.
+A network is the entries of its state_dict. Buffers that a state_dict leaves out (persistent=False) are part of it, and
+no file holds them. So they have a hash of their own, which files hold: with it the hash of the network follows from the
+tensors of the file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
@@ -29,3 +31,35 @@ def entries_hash(entries: Iterable[Entry]) -> str:
 def with_buffers(state: str, buffers: str | None) -> str:
     """The hash of a network from that of its state_dict and that of its other buffers; the first where it has none."""
     return state if buffers is None else hashlib.sha256(f"{state} {buffers}".encode()).hexdigest()
+
+
+# --- The points that chose a network ----------------------------------------------------------------------------------
+
+# A record on the disk holds a short hash of each point's key. A key follows from the numbers of the point, and a short
+# one could be solved for them; its SHA-256 cannot.
+
+SHORT = 16  # hexadecimal digits: two of a million points share them with a probability of 3e-8
+
+
+@dataclass(frozen=True)
+class SeenPoints:
+    """Points of an earlier pruning, of which only hashes are left."""
+
+    hashes: frozenset[str]
+
+    def __contains__(self, key: bytes) -> bool:
+        return _short_hash(key) in self.hashes
+
+
+def seen_words(keys: Iterable[bytes]) -> str:
+    """What a record says of these points: their short hashes, one behind the other, in an order that tells nothing."""
+    return "".join(sorted({_short_hash(key) for key in keys}))
+
+
+def seen_points(words: str) -> SeenPoints:
+    """The points that a record speaks of."""
+    return SeenPoints(frozenset(words[i : i + SHORT] for i in range(0, len(words), SHORT)))
+
+
+def _short_hash(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()[:SHORT]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from sipp.records.assumption import Assumption
 from sipp.records.bounds import Guarantee, Measured, NetworkBound
-from sipp.records.choice import BlendChoice
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws
 from sipp.records.plots import layer_bars
+from sipp.records.ranking import BlendChoice
 from sipp.records.repair import Repair
 
 CHANGED = (

@@ -1,18 +1,162 @@
-"""Everything that pruning knows before it is given a budget."""
+"""What pruning knows before it is given a budget: the prunable weights, their scores, and the ranking by them.
+
+Axis letters, used as suffixes of tensor names everywhere:
+    B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row
+    G groups of a grouped convolution (1 elsewhere)      R rows of one group, F = G * R
+So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of fan-in K for each of G groups.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
-from sipp.records.choice import BlendTrial
-from sipp.records.options import Constants, Draws, Method, NormStats, Reduce, method_name
-from sipp.records.pattern import Pattern
-from sipp.records.scores import Scores
-from sipp.records.weights import Weight
+from sipp.records.html import table_html, view
+from sipp.records.options import Constants, Draws, Method, NormStats, Pattern, Reduce, method_name
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One prunable parameter, seen as F rows of fan-in K."""
+
+    name: str  # canonical parameter name, without wrapper prefixes
+    aliases: tuple[str, ...]  # other names of the same tensor (tied weights)
+    layer_type: str  # class name of the layer that holds it
+    n_rows: int
+    fan_in: int
+    rows_last: bool  # stored K x F instead of F x K
+
+    @property
+    def n_weights(self) -> int:
+        return self.n_rows * self.fan_in
+
+
+LARGE = 4 << 20  # weights in all
+
+
+def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
+    """Whether they are many, and of linear layers: to try whole networks would cost as much as a search."""
+    n_weights = sum(weight.n_weights for weight in weights)
+    return n_weights > LARGE and all(parameters[weight.name].ndim == 2 for weight in weights)
+
+
+def to_rows(weight: Weight, tensor: Tensor) -> Tensor:
+    """The parameter-shaped tensor as an F x K matrix (a view wherever the layout allows one)."""
+    return tensor.t() if weight.rows_last else tensor.reshape(weight.n_rows, weight.fan_in)
+
+
+def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
+    """The F x K matrix in the shape of the parameter `like`."""
+    return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
+
+
+DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """What one pass over the calibration points says about one weight (T1-T3, T11, T12)."""
+
+    weight: Weight
+    sensitivity_FK: Tensor
+    order: int  # rank of the layer's first use in the forward pass: the l of T12
+    n_outputs: int  # eta_l: output scalars for one input
+    sign_complexity: float | None  # Delta_l; None where points could not be told apart
+    output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
+    quadrants_B: Tensor | None  # of each point: the four norms ||Z_l^{st}(x)|| added up, by ||f(x)|| (T18); or unknown
+    sensitivity_s1_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
+    sensitivity_s2_FK: Tensor | None = None  # and on those of S2 alone
+    mean_FK: Tensor | None = None  # the mean over patches instead of the largest, where both were asked for (T20)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The sensitivities of a whole network and the circumstances they were computed in."""
+
+    layers: tuple[LayerScores, ...]  # in the order of the model's parameters
+    n_points: int
+    n_batches: int
+    largest_batch: int
+    reduce: Reduce
+    norm_stats: NormStats
+    batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
+    keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
+    dependence: str  # why an output was seen to be no function of its point alone: nothing is promised; empty: fine
+    selection_keys: frozenset[bytes] = frozenset()  # other points that chose something: a blend, repaired values
+    n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
+
+    @property
+    def n_distinct(self) -> int:
+        """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
+        return len(self.keys)
+
+    @property
+    def all_seen_keys(self) -> frozenset[bytes]:
+        """All that chose the pruning: no point of these can judge it."""
+        return self.keys | self.selection_keys
+
+    @property
+    def n_outputs(self) -> int:
+        """eta of T4: output scalars of all layers for one draw."""
+        return sum(layer.n_outputs for layer in self.layers) * (self.largest_batch if self.batch_dependent else 1)
+
+    @property
+    def max_fan_in(self) -> int:
+        """rho of T4: the largest fan-in."""
+        return max(layer.weight.fan_in for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class BlendTrial:
+    """One blend, and how far the network's output moves with its mask."""
+
+    p: float
+    reduce: Reduce
+    error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
+    is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
+    by_rows: bool = False  # no blend: magnitude times the length of the input, compared within rows
+
+    @property
+    def name(self) -> str:
+        if self.by_rows:
+            return "magnitude times input length within rows"
+        if self.p == 0:
+            return "magnitude"
+        blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
+        return f"{blend} in shares of its layer" if self.is_shared else blend
+
+
+@dataclass(frozen=True)
+class BlendChoice:
+    """The blend that was taken, and the whole curve it was chosen from."""
+
+    taken: BlendTrial
+    tried: tuple[BlendTrial, ...]
+    n_points: int
+    is_aside: bool = True  # those were not scored; False: too few to keep any aside
+
+    def __str__(self) -> str:
+        others = ("magnitude", "max sensitivity")
+        known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
+        beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
+        held = "held-back " if self.is_aside else ""
+        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points} {held}inputs"
+        where = "used to choose it" if self.is_aside else "that were also used for scoring"
+        text = f"{self.taken.name}: output error {self.taken.error:.3g} on {inputs} {where}"
+        return text + (f" ({beside})" if beside else "")
+
+    def _repr_html_(self) -> str:
+        table = Table()
+        table.add_column("score")
+        table.add_column("output error", justify="right")
+        for one in sorted(self.tried, key=lambda one: one.error):
+            table.add_row(one.name, f"{one.error:.3g}")
+        return view(str(self), table_html(table, bars=("output error",)))
 
 
 @dataclass(frozen=True)

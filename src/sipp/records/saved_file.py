@@ -17,8 +17,7 @@ from torch import Tensor
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import WIDTH, labelled, number, percent_up, plain_table, text_of
 from sipp.records.html import labels_html, table_html, view
-from sipp.records.options import Precision
-from sipp.records.pattern import pattern_of
+from sipp.records.options import Precision, pattern_of
 from sipp.records.plots import layer_bars
 
 About = Literal["stored values", "values before rounding"]

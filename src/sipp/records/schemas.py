@@ -248,7 +248,7 @@ class PrunedRecord(Record):
     choice: ChoiceRecord | None = None  # of a blend; older records do not say
     repair: OnlyTrue = False  # whether it was asked for
     repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
-    seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`seen_points.py`),
+    seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
     sipp: str = ""  # whose keys are those of these versions
     torch: str = ""
     certificate: CertificateRecord | None = None

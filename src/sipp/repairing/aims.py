@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE, device_of
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 from sipp.repairing.gathering import Gatherer, Targets, patches_in, target_bytes, thinned
 from sipp.repairing.parts import DenseSide
 from sipp.repairing.replaying import Replay

@@ -25,7 +25,7 @@ from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
-from sipp.records.weights import Weight, to_rows
+from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
 from sipp.repairing.streams import Streams, reading

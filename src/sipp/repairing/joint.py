@@ -30,8 +30,8 @@ from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
-from sipp.records.pattern import Pattern
-from sipp.records.weights import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
+from sipp.records.options import Pattern
+from sipp.records.ranking import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
 from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places

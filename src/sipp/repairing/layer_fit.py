@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.options import Fitting
-from sipp.records.pattern import Pattern
+from sipp.records.options import Fitting, Pattern
+from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import Intercept
-from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.gathering import Sums, rows_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.moments import Moments

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import LayerRepair
-from sipp.records.weights import Weight, from_rows, to_rows
 from sipp.repairing.gathering import Rows, Sums, rows_of, solvable
 from sipp.repairing.intercepts import Place, apply_shift, shift
 from sipp.repairing.moments import Moments

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, integers
-from sipp.records.pattern import Pattern
+from sipp.records.options import Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
 FIRST_RHO = 0.3

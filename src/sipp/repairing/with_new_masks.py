@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from sipp.progress import fit_cost, progress_bar
 from sipp.records.numerics import device_of
-from sipp.records.options import ChunkBytes, Fitting, Scoring
-from sipp.records.pattern import Pattern
+from sipp.records.options import ChunkBytes, Fitting, Pattern, Scoring
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
 from sipp.repairing.layer_by_layer import LEARNING_RATE, Repaired

@@ -12,7 +12,7 @@ from sipp.inputs.patches import patches_of, split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.weights import Weight, from_rows, to_rows
+from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = 32 << 20
 DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse

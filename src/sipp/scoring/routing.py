@@ -10,7 +10,7 @@ from torch import Tensor
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 
 FEWEST_TOKENS = 32  # below that, what an expert does is not known
 IN_NAME = "experts"  # part of the name of a module that only some tokens reach

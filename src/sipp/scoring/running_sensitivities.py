@@ -25,8 +25,7 @@ from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtyp
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.records.options import Reduce
-from sipp.records.scores import LayerScores
-from sipp.records.weights import Weight, to_rows
+from sipp.records.ranking import LayerScores, Weight, to_rows
 from sipp.scoring.kernels import checks, in_float64
 from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms, unscaled

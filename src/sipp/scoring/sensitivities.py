@@ -36,8 +36,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
-from sipp.records.scores import LayerScores, Scores
-from sipp.records.weights import Weight, from_rows
+from sipp.records.ranking import LayerScores, Scores, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities

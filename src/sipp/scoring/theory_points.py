@@ -14,7 +14,7 @@ from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_number, check_record, check_share
 from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, Selector
-from sipp.records.weights import Weight
+from sipp.records.ranking import Weight
 from sipp.scoring.methods import method_of
 
 # The factor c of T4: how many events share the failure probability.

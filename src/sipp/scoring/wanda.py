@@ -9,7 +9,7 @@ from sipp.inputs.patches import split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.weights import Weight, from_rows, to_rows
+from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
 

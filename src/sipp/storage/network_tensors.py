@@ -20,8 +20,7 @@ from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.hashing import with_buffers
 from sipp.records.network_hash import state_hash
-from sipp.records.options import Precision
-from sipp.records.pattern import pattern_of
+from sipp.records.options import Precision, pattern_of
 from sipp.records.saved_file import About, SavedFile, StoredTensor
 from sipp.storage.coding import (
     DTYPES,

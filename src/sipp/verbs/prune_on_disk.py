@@ -32,8 +32,7 @@ from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul
-from sipp.records.options import Method, PruneOptions, Scoring
-from sipp.records.pattern import pattern_of
+from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.joint import joint_block
 from sipp.repairing.parts import Parts, divided

@@ -13,10 +13,9 @@ from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
 from sipp.records.network_hash import tensors_hash
-from sipp.records.options import ChunkBytes
-from sipp.records.pattern import pattern_of
+from sipp.records.options import ChunkBytes, pattern_of
 from sipp.records.pruned import Pruned, PrunedLayer, without_statements
-from sipp.records.weights import to_rows
+from sipp.records.ranking import to_rows
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
 from sipp.repairing.parts import parts_of

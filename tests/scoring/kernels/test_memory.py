@@ -15,7 +15,7 @@ import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.records.options import Reduce, Scoring
-from sipp.records.scores import LayerScores
+from sipp.records.ranking import LayerScores
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.sensitivities import chunk_of, score

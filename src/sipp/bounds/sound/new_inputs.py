@@ -28,7 +28,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.bounds import NetworkBound, no_bound
 from sipp.records.numerics import device_of
-from sipp.records.scores import Scores
+from sipp.records.ranking import Scores
 
 # Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
 ROUNDING_FACTOR = 2.0

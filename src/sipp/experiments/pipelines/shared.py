@@ -30,10 +30,9 @@ from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
 from sipp.records.options import NormStats, PruneOptions, Scoring
 from sipp.records.pruned import Pruned
-from sipp.records.ranking import Ranking
+from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
-from sipp.records.weights import to_rows
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
 from sipp.verbs.recording import pruned_of
