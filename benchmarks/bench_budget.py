@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import largest
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
-from sipp.allocation.row_bounds import eps_rand
+from sipp.allocation.row_bounds import sampling_constant
 from sipp.experiments.nets import build
 
 N_OUTPUTS, DELTA, C_CONSTANT = 200_000, 1e-16, 3.0
@@ -95,7 +95,8 @@ def tangents(layer: Tensor, n_chords: int) -> tuple[Tensor, Tensor]:
     points = []
     for j in range(kept.shape[1]):
         draws = draws_for(layer, kept[:, j])
-        points.append(eps_rand(layer.double().sum(1), draws, **options()))
+        share = sampling_constant(layer.double().sum(1), **options()) / draws
+        points.append(share + (share * (share + 6.0)).sqrt())  # T6
     values = torch.stack(points, 1)
     slopes = (values[:, 1:] - values[:, :-1]) / (kept[:, 1:] - kept[:, :-1])
     return slopes, values[:, :-1] - slopes * kept[:, :-1]

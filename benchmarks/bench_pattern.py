@@ -18,7 +18,7 @@ from common import table
 from torch import nn
 
 import sipp
-from sipp.allocation.patterns import breaking
+from sipp.allocation.largest_scores import breaking
 from sipp.records.options import Pattern
 
 # name, outputs x inputs of each layer, tokens

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.allocation.largest_scores import largest_in_rows
 from sipp.allocation.optimal import Relaxed, allocate_within, allocation_problem, relax_within
-from sipp.allocation.row_bounds import check_kept, check_sensitivity, largest_in_rows, tail_sum
+from sipp.allocation.row_bounds import check_constants, check_kept, check_sensitivity, sampling_constant, tail_sum
 from sipp.allocation.row_loops import (
     add_up,
     as_array,
@@ -110,3 +111,16 @@ def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:
     ones, n_draws = np.ones((2, len(weights)))
     _reweigh(np.arange(len(weights)), share, ones, count, weights, values, mask, n_draws)
     return _in_range(values, n_draws, weight_FK.dtype).to(weight_FK.device)
+
+
+def eps_rand(total_F: Tensor, n_draws_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
+    """T6, float64: (S~ + sqrt(S~ (S~ + 6 N))) / N for rows of summed sensitivity `total_F` after N draws.
+
+    Infinite for N = 0, 0 for a row without sensitivity; the two arguments may also be broadcast against each other.
+    """
+    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    total = total_F.to(BOUND_DTYPE)
+    scale = sampling_constant(total, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
+    share = scale / n_draws_F.to(total)
+    # Two roots, because the square of t can leave the range of float64.
+    return torch.where(scale > 0, share + share.sqrt() * (share + 6.0).sqrt(), 0.0)

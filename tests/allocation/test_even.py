@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sipp.allocation.even import even_rows
+from sipp.allocation.largest_scores import even_rows
 from sipp.errors import OptionError
 
 SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=4)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.floors import largest_above_floor, least_of_layers
-from sipp.allocation.largest_scores import largest
+from sipp.allocation.largest_scores import largest, largest_above_floor, least_of_layers
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build

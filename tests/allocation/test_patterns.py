@@ -8,7 +8,7 @@ from oracles import patterns as oracle
 from torch import nn
 
 import sipp
-from sipp.allocation.patterns import breaking, largest_in_groups, obeys
+from sipp.allocation.largest_scores import breaking, largest_in_groups, obeys
 from sipp.errors import DataError, OptionError
 from sipp.records.options import Pattern, pattern_of
 from sipp.scoring.methods import METHODS, MethodInfo

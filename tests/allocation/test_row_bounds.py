@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from one_layer import draws_for, eps_det, expected_kept
+from one_layer import draws_for, eps_det, eps_rand, expected_kept
 from oracles import budget as oracle
 
-from sipp.allocation.row_bounds import eps_rand, largest_in_rows
+from sipp.allocation.largest_scores import largest_in_rows
 from sipp.errors import DataError, OptionError
 
 C, ETA, DELTA = 3.0, 1000, 1e-16

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_layer import draws_for, eps_det, expected_kept, sparsify
+from one_layer import draws_for, eps_det, eps_rand, expected_kept, sparsify
 from oracles import bounds as oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.row_bounds import eps_given, eps_rand
+from sipp.allocation.row_bounds import eps_given
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from one_layer import draw_until, draws_for, reweighted, sparsify
+from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
-from sipp.allocation.row_bounds import eps_rand
 from sipp.errors import DataError, OptionError
 from sipp.pruning import sampling
 from sipp.pruning.sampling import draw_fixed

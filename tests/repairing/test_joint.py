@@ -13,7 +13,7 @@ from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.patterns import obeys
+from sipp.allocation.largest_scores import obeys
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module

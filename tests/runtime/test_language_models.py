@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import sipp
-from sipp.allocation.patterns import breaking
+from sipp.allocation.largest_scores import breaking
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches

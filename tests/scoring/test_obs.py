@@ -8,7 +8,7 @@ from oracles import scores as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.even import even_layers
+from sipp.allocation.largest_scores import even_layers
 from sipp.errors import DataError, ModelError
 from sipp.inputs.scoring_task import task_of
 from sipp.scoring import obs as file

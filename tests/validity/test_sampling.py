@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from one_layer import draw_until, draws_for, reweighted, sparsify
+from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
 from oracles import budget as oracle
 from scipy import stats
 from scipy.stats import chi2_contingency
 from torch import Tensor
 
-from sipp.allocation.row_bounds import eps_rand, largest_in_rows
+from sipp.allocation.largest_scores import largest_in_rows
 from sipp.pruning.sampling import draw_fixed, poisson
 
 Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights

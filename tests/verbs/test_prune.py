@@ -154,9 +154,7 @@ def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
 
 
 def test_hybrid_takes_per_row_the_smaller_bound() -> None:
-    from one_layer import draws_for
-
-    from sipp.allocation.row_bounds import eps_rand
+    from one_layer import draws_for, eps_rand
 
     torch.manual_seed(1)
     model = nn.Linear(300, 12, bias=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.patterns import breaking
+from sipp.allocation.largest_scores import breaking
 from sipp.errors import OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning import cutting, ranking

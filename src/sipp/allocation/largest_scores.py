@@ -1,14 +1,25 @@
-"""Scores and a budget in, a mask of exactly as many of the largest scores out (T10 for SiPP-det)."""
+"""Scores and a budget in, masks of the largest scores out, exact in number (T10 for SiPP-det).
+
+Over all layers (`largest`), with a floor under every row and layer so that none dies (`largest_above_floor`), within
+rows (`largest_in_rows`, with the same share for all: `even_rows`), or n of every m consecutive weights of a row
+(`largest_in_groups`). The row is that of the weight as a matrix: (out, in) of a linear layer, (out, in x height x
+width) of a convolution, in the order in which torch stores it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from sipp.allocation.row_bounds import row_chunks
+from sipp.allocation.row_loops import as_array, over_rows
 from sipp.errors import DataError, OptionError
+from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.options import Pattern
 
 _CHUNK = 2**20  # scores worked on at once
 _KEY_BITS = 64
@@ -95,3 +106,169 @@ def _keys(layer: Tensor) -> Iterator[tuple[slice, Tensor]]:
         part = slice(start, start + _CHUNK)
         bits = (flat[part].to(torch.float64) + 0.0).view(torch.int64)
         yield part, bits ^ ((bits >> (_KEY_BITS - 1)) & torch.iinfo(torch.int64).max)
+
+
+# --- With a floor under rows and layers -------------------------------------------------------------------------------
+
+
+def largest_above_floor(
+    scores: Sequence[Tensor], weights: Sequence[Tensor], budget: int, *, share: float
+) -> list[Tensor]:
+    """One bool mask a layer: exactly `budget` weights, the largest scores, with a floor under rows and layers.
+
+    T10 with lower limits: every row that has a weight keeps its best one, and every layer at least `share` of what an
+    even cut would leave it. Where the budget does not reach for both, rows go first; where it does not reach for all
+    rows, those with the best weights.
+    """
+    best = [best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
+    limits = least_of_layers(scores, budget, share)
+    forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
+    if _count(forced) > budget:
+        forced = best
+    if _count(forced) > budget:
+        return largest([torch.where(f, s.to(BOUND_DTYPE), -torch.inf) for f, s in zip(forced, scores)], budget)
+    return largest([torch.where(f, torch.inf, s.to(BOUND_DTYPE)) for f, s in zip(forced, scores)], budget)
+
+
+def least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
+    """How many weights each layer keeps at least: this share of what an even cut would leave it."""
+    n_weights = sum(layer.numel() for layer in scores)
+    return [int(share * budget * layer.numel() / n_weights) for layer in scores]
+
+
+def best_of_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The weight of the largest score in each row; of the largest magnitude where all scores are 0; none of zeros."""
+    magnitude_FK = weight_FK.to(scores_FK.device, BOUND_DTYPE).abs()
+    worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(BOUND_DTYPE), 0.0)
+    is_blind_F = worth_FK.amax(1) <= 0
+    column_F = torch.where(is_blind_F, magnitude_FK.argmax(1), worth_FK.argmax(1))
+    mask_FK = torch.zeros(scores_FK.shape, dtype=torch.bool, device=scores_FK.device)
+    mask_FK.scatter_(1, column_F[:, None], magnitude_FK.amax(1, keepdim=True) > 0)
+    return mask_FK
+
+
+def _count(masks: Sequence[Tensor]) -> int:
+    return sum(int(mask.sum()) for mask in masks)
+
+
+# --- Within rows, with the same share for all -------------------------------------------------------------------------
+
+
+def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
+    """F x K bool: the `kept_F` largest values of each row, ties going to the smaller column."""
+    rows_FK, kept_F1 = as_array(values_FK), as_array(kept_F)[:, None]
+    mask_FK = np.zeros(rows_FK.shape, dtype=bool)
+
+    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
+        for rows in row_chunks(values_FK, end - first):
+            here = slice(first + rows.start, min(first + rows.stop, end))
+            mask_FK[here] = _largest(rows_FK[here], kept_F1[here])
+
+    over_rows(work, [rows_FK.shape], n_scratch=0)
+    return torch.from_numpy(mask_FK).to(values_FK.device)
+
+
+def _largest(values_FK: np.ndarray, kept_F1: np.ndarray) -> np.ndarray:
+    """The mask of a few rows. NumPy's vectorised sort is many times faster than torch's on a CPU."""
+    fan_in = values_FK.shape[1]
+    last_F1 = np.clip(fan_in - kept_F1, 0, fan_in - 1)  # position of the m-th largest in ascending order
+    threshold_F1 = np.take_along_axis(np.sort(values_FK, axis=1), last_F1, axis=1)
+    above_FK, tied_FK = values_FK > threshold_F1, values_FK == threshold_F1
+    room_F1 = kept_F1 - above_FK.sum(1, keepdims=True)
+    if not np.array_equal(room_F1, tied_FK.sum(1, keepdims=True)):  # more of the threshold's value than there is room
+        tied_FK &= tied_FK.cumsum(1) <= room_F1
+    return (above_FK & (kept_F1 > 0)) | tied_FK
+
+
+def even_rows(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[Tensor]:
+    """How many weights each row of each F x K layer keeps: the same share of all, rounded to the nearest.
+
+    With `least` no row gets fewer, as far as the budget reaches.
+    """
+    fan_ins = torch.cat([torch.full((n_rows,), fan_in, dtype=torch.int64, device="cpu") for n_rows, fan_in in shapes])
+    return list(_even(fan_ins, fan_ins.clamp(max=least), budget).split([n_rows for n_rows, _ in shapes]))
+
+
+def even_layers(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[int]:
+    """How many weights each F x K layer keeps: the same share of all, rounded to the nearest.
+
+    With `least` no layer gets fewer than that for each of its rows, as far as the budget reaches.
+    """
+    table = torch.tensor([tuple(shape) for shape in shapes], dtype=torch.int64, device="cpu").view(-1, 2)
+    n_rows, fan_ins = table.unbind(1)
+    kept: list[int] = _even(n_rows * fan_ins, n_rows * fan_ins.clamp(max=least), budget).tolist()
+    return kept
+
+
+def _even(sizes: Tensor, limits: Tensor, budget: int) -> Tensor:
+    """The same share of all sizes, rounded to the nearest, none below its limit, where the budget reaches for those.
+
+    Rounding at one common share (Webster's method) is monotone: with a larger budget nobody gets less, so that pruning
+    again takes away only. Of those that would be rounded up at the very same share, the first are.
+    """
+    n_weights = int(sizes.sum())
+    if not 0 <= budget <= n_weights:
+        raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_weights}", option="budget")
+    if int(limits.sum()) > budget:
+        limits = torch.zeros_like(sizes)
+    low, high = 0.0, 2.0  # shares at which too little, and enough, is kept: at 2 all of it
+    while (middle := (low + high) / 2) not in (low, high):
+        if int(_rounded(sizes, limits, middle).sum()) < budget:
+            low = middle
+        else:
+            high = middle
+    kept, most = _rounded(sizes, limits, low), _rounded(sizes, limits, high)
+    waiting = (most > kept).nonzero().flatten()
+    kept[waiting[: budget - int(kept.sum())]] += 1
+    return kept
+
+
+def _rounded(sizes: Tensor, limits: Tensor, share: float) -> Tensor:
+    whole = torch.floor(sizes.to(torch.float64) * share + 0.5).to(torch.int64)
+    return torch.minimum(torch.maximum(whole, limits), sizes)
+
+
+# --- n of every m weights of a row ------------------------------------------------------------------------------------
+
+
+# Where the fan-in is no multiple of m, the row is thought of as filled up with zeros, as the kernels for such patterns
+# do: its last, shorter group keeps up to n of what it has.
+
+
+def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:
+    """F x K bool: the n largest scores of every group of m, ties going to the smaller column."""
+    check_scores([score_FK])
+    n_rows, fan_in = score_FK.shape
+    groups_FGM = _groups(score_FK, pattern.m, fill=-torch.inf)
+    n_groups = groups_FGM.shape[1]
+    kept_FG = torch.full((n_rows, n_groups), pattern.n, dtype=torch.int64, device=score_FK.device)
+    if fan_in % pattern.m:
+        kept_FG[:, -1] = min(pattern.n, fan_in % pattern.m)
+    mask = largest_in_rows(groups_FGM.reshape(-1, pattern.m), kept_FG.reshape(-1))
+    return mask.view(n_rows, n_groups * pattern.m)[:, :fan_in].contiguous()
+
+
+def obeys(weight_FK: Tensor, pattern: Pattern) -> bool:
+    """Whether no group of m has more than n numbers that are not zero (or, of a mask, True)."""
+    return bool((_groups(weight_FK != 0, pattern.m, fill=0).sum(2) <= pattern.n).all())
+
+
+def breaking(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
+    """The names of those masks or weights that do not obey the pattern; empty: all do.
+
+    Rows lie along the first axis; matrices that some models store the other way round (inputs x outputs) may obey it
+    down their columns.
+    """
+    found = []
+    for name, tensor in tensors.items():
+        matrix_FK = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+        if not obeys(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys(matrix_FK.t(), pattern)):
+            found.append(name)
+    return found
+
+
+def _groups(matrix_FK: Tensor, m: int, fill: float) -> Tensor:
+    """F x G x m: the rows, filled up to whole groups."""
+    n_rows, fan_in = matrix_FK.shape
+    n_groups = -(-fan_in // m)
+    return F.pad(matrix_FK, (0, n_groups * m - fan_in), value=fill).reshape(n_rows, n_groups, m)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.allocation.row_loops import (
-    as_array,
-    over_rows,
     row_totals,
 )
 from sipp.errors import DataError, OptionError
@@ -41,54 +38,10 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
     return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
 
 
-def eps_rand(total_F: Tensor, n_draws_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
-    """T6, float64: (S~ + sqrt(S~ (S~ + 6 N))) / N for rows of summed sensitivity `total_F` after N draws.
-
-    Infinite for N = 0, 0 for a row without sensitivity; the two arguments may also be broadcast against each other.
-    """
-    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    total = total_F.to(BOUND_DTYPE)
-    scale = sampling_constant(total, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
-    return bernstein(scale, n_draws_F.to(total))
-
-
-def bernstein(scale_F: Tensor, n_draws_F: Tensor) -> Tensor:
-    """eps_rand of T6 from S~ and N: with t = S~ / N it is t + sqrt(t (t + 6)); 0 where S~ is 0, whatever N."""
-    share = scale_F / n_draws_F
-    # Two roots, because the square of t can leave the range of float64.
-    return torch.where(scale_F > 0, share + share.sqrt() * (share + 6.0).sqrt(), 0.0)
-
-
 def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
     """S~ of T6, float64: (S C / 3) ln(16 eta / delta)."""
     log_union = math.log(UNION_FACTOR) + math.log(n_outputs) - math.log(delta)
     return total_F.to(BOUND_DTYPE) * (c_constant / 3.0 * log_union)
-
-
-def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
-    """F x K bool: the `kept_F` largest values of each row, ties going to the smaller column."""
-    rows_FK, kept_F1 = as_array(values_FK), as_array(kept_F)[:, None]
-    mask_FK = np.zeros(rows_FK.shape, dtype=bool)
-
-    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
-        for rows in row_chunks(values_FK, end - first):
-            here = slice(first + rows.start, min(first + rows.stop, end))
-            mask_FK[here] = _largest(rows_FK[here], kept_F1[here])
-
-    over_rows(work, [rows_FK.shape], n_scratch=0)
-    return torch.from_numpy(mask_FK).to(values_FK.device)
-
-
-def _largest(values_FK: np.ndarray, kept_F1: np.ndarray) -> np.ndarray:
-    """The mask of a few rows. NumPy's vectorised sort is many times faster than torch's on a CPU."""
-    fan_in = values_FK.shape[1]
-    last_F1 = np.clip(fan_in - kept_F1, 0, fan_in - 1)  # position of the m-th largest in ascending order
-    threshold_F1 = np.take_along_axis(np.sort(values_FK, axis=1), last_F1, axis=1)
-    above_FK, tied_FK = values_FK > threshold_F1, values_FK == threshold_F1
-    room_F1 = kept_F1 - above_FK.sum(1, keepdims=True)
-    if not np.array_equal(room_F1, tied_FK.sum(1, keepdims=True)):  # more of the threshold's value than there is room
-        tied_FK &= tied_FK.cumsum(1) <= room_F1
-    return (above_FK & (kept_F1 > 0)) | tied_FK
 
 
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:

@@ -8,12 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation.even import even_layers, even_rows
-from sipp.allocation.floors import best_of_rows, largest_above_floor, least_of_layers
-from sipp.allocation.largest_scores import largest, order_of
+from sipp.allocation.largest_scores import (
+    best_of_rows,
+    even_layers,
+    even_rows,
+    largest,
+    largest_above_floor,
+    largest_in_groups,
+    largest_in_rows,
+    least_of_layers,
+    order_of,
+)
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
-from sipp.allocation.patterns import largest_in_groups
-from sipp.allocation.row_bounds import largest_in_rows
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.distance import output_error

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.allocation.largest_scores import largest_in_rows
 from sipp.allocation.row_bounds import (
     check_constants,
     check_kept,
     check_sensitivity,
     eps_given,
-    largest_in_rows,
     sampling_constant,
     tail_sum,
 )

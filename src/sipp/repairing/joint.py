@@ -17,9 +17,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from sipp.allocation.even import even_layers
-from sipp.allocation.floors import largest_above_floor
-from sipp.allocation.largest_scores import largest
+from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.blocks import Blocks, find_blocks

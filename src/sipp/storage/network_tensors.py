@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.allocation.patterns import breaking
+from sipp.allocation.largest_scores import breaking
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.hashing import with_buffers
