@@ -3,9 +3,8 @@
     processor.py      what this processor has
     instructions.py   the pieces that vector code is written of, as LLVM instructions
     compiling.py      such pieces and Python loops compiled by Numba, kept in its cache
-    machine_code.py   functions written at run time, compiled by LLVM itself
+    machine_code.py   functions written at run time, compiled by LLVM itself; calls of compiled functions on threads
     threads.py        torch's own threads
-    calls.py          calls of a compiled function on them, without Python
     memory.py         tensors as compiled code takes them
     pytree.py         nested lists and dicts of tensors
     two_of_four.py    cuSPARSELt, through torch's private operators

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numpy as np
 from llvmlite import ir
 
-from sipp.native.instructions import F32, I32, I64
+from sipp.native.compiling import WHOLE, Native
+from sipp.native.instructions import F32, I32, I64, at, call_at, load
 from sipp.native.processor import FEATURES
-from sipp.native.threads import Body, run_on_threads
+from sipp.native.threads import Body, run_on_threads, run_parallel, torch_openmp
 
 _HEAD = 2  # numbers in front of the arguments: the next share to be drawn, how many there are
 _LEVEL = 2  # of LLVM's optimisation
@@ -134,3 +136,39 @@ def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> Non
     """Runs a function on torch's threads, its tasks cut into shares."""
     arguments[0], arguments[1] = 0, n_shares
     run_on_threads(code.function, arguments, n_threads)
+
+
+# --- Calls of one compiled function with several rows of numbers ------------------------------------------------------
+
+# Threads draw the rows in compiled code. With a Python function on each thread they would wait for its lock, which takes
+# longer to change hands than a small layer takes.
+
+
+class _Calls(NamedTuple):
+    function: int  # address
+    rows: int  # address of the numbers of the first call; those of the others follow
+
+
+def call_each(function: Native, rows: Sequence[tuple[int, ...]]) -> None:
+    """Calls function(*row) for all rows, a thread each; on plain threads without torch's OpenMP library.
+
+    What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
+    """
+    if len(rows) == 1:
+        function(*rows[0])
+    elif torch_openmp() is None:
+        run_parallel(lambda i: function(*rows[i]), len(rows))
+    else:
+        numbers = np.array(rows, np.int64)
+        code = _caller(len(function.parameters))
+        run(code, argument_list(code, _Calls(function.address, numbers.ctypes.data)), len(rows), len(rows))
+
+
+def _caller(n_numbers: int) -> MachineCode:
+    """Code that draws rows of so many numbers, and calls a function with each."""
+
+    def emit(b: Any, arguments: Arguments) -> None:
+        row = at(b, arguments.number("rows"), arguments.drawn, n_numbers * WHOLE)
+        call_at(b, arguments.number("function"), [load(b, row, I64, i * WHOLE) for i in range(n_numbers)])
+
+    return generate(("calls", n_numbers), _Calls, emit)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.calls import call_each
 from sipp.native.compiling import (
     INT,
     VOID,
@@ -31,6 +30,7 @@ from sipp.native.compiling import (
     put_long,
 )
 from sipp.native.instructions import FLOAT, I32, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels.cpu.layout import (

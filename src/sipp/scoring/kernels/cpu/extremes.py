@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.calls import call_each
 from sipp.native.compiling import Native, int_at, put_int
+from sipp.native.machine_code import call_each
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels import checks, reference
 

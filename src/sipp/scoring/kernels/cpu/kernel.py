@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.calls import call_each
 from sipp.native.compiling import WHOLE, Native, as_numbers, byte_at, put_short, short_at
 from sipp.native.instructions import FLOAT
+from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
