@@ -140,8 +140,8 @@ def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> Non
 
 # --- Calls of one compiled function with several rows of numbers ------------------------------------------------------
 
-# Threads draw the rows in compiled code. With a Python function on each thread they would wait for its lock, which takes
-# longer to change hands than a small layer takes.
+# Threads draw the rows in compiled code. With a Python function on each thread they would wait for its lock, and that
+# takes longer to change hands than a small layer takes.
 
 
 class _Calls(NamedTuple):
