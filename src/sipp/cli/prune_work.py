@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from torch import nn
 
@@ -37,7 +37,7 @@ from sipp.records.certificate import AnyCertificate, Certificate, certificate_va
 from sipp.records.checking import check_drop, check_share, check_size
 from sipp.records.display import bytes_in_words
 from sipp.records.network_hash import model_hash
-from sipp.records.options import HOLDOUT_DELTA, PruneOptions, Shown
+from sipp.records.options import HOLDOUT_DELTA, PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.records.saved_file import SavedFile
@@ -49,6 +49,7 @@ from sipp.storage.network_tensors import as_stored
 from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
+from sipp.verbs.prune_to import prune_to_with
 
 IN_WALK = "see the certificate below."
 LOOKED = "; but the holdout was used, so a claim on the same inputs is no longer a first look"
@@ -100,9 +101,12 @@ def check(request: PruneRequest) -> None:
         "--holdout-points": request.holdout_points is not None,
     }
     if request.has_tolerance:
-        _refuse_ignored(
-            _not_in_prune_to(request.options), f"cannot be chosen with {given[0]}", "leave it out, or use --keep"
-        )
+        defaults = {field.name: field.default for field in fields(PruneOptions)}
+        unused = {
+            f"--{typed_name(name, defaults[name]).replace('_', '-')}": True
+            for name in unused_in_prune_to(request.options)
+        }
+        _refuse_ignored(unused, f"cannot be chosen with {given[0]}", "leave it out, or use --keep")
     elif request.holdout is None:
         _refuse_ignored(
             for_certificates, "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
@@ -145,16 +149,6 @@ def _shard(request: PruneRequest) -> int | None:
     """Bytes of the largest file; None: there is one."""
     said = request.shard
     return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
-
-
-def _not_in_prune_to(options: PruneOptions) -> dict[str, bool]:
-    """The options of `prune` that would not reach `prune_to`, as they are typed, and whether they were given."""
-    hints = get_type_hints(PruneOptions, include_extras=True)
-    return {
-        f"--{typed_name(field.name, field.default).replace('_', '-')}": getattr(options, field.name) != field.default
-        for field in fields(PruneOptions)
-        if any(isinstance(said, Shown) and not said.prune_to for said in get_args(hints[field.name]))
-    }
 
 
 def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
@@ -277,7 +271,12 @@ def work(request: PruneRequest) -> Outcome:
     with naming_option(where, "see sipp prune --help"):
         if request.has_tolerance:
             assert calibration is not None and holdout is not None
-            pruned, walk, certificate = _prune_to(request, model, calibration, holdout)
+            walk = prune_to_with(
+                model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
+                max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
+                output=output_of(request.output), ledger=request.ledger,
+            )  # fmt: skip
+            pruned, certificate = walk.pruned, walk.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
         else:
             walk = None
@@ -302,19 +301,6 @@ def _prune(
         ledger=request.ledger,
     )  # fmt: skip
     return pruned, stored, certificate
-
-
-def _prune_to(
-    request: PruneRequest, model: nn.Module, calibration: Points, holdout: Points
-) -> tuple[Pruned | None, PrunedTo, AnyCertificate | None]:
-    options = request.options
-    walk = sipp.prune_to(
-        model, calibration.batches, holdout.batches, epsilon=request.epsilon,
-        max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta, confidence=options.confidence,
-        method=options.method, seed=options.seed, reduce=options.reduce, floor=options.floor, repair=options.repair,
-        include=options.include, exclude=options.exclude, output=output_of(request.output), ledger=request.ledger,
-    )  # fmt: skip
-    return walk.pruned, walk, walk.certificate
 
 
 def json_record(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from sipp.errors import OptionError
 from sipp.records.checking import (
@@ -252,6 +252,19 @@ class PruneOptions:
                 "holdout, bound='sound' and looks_at_assumption are for statements, but statements=False asks for none",
                 fix="leave out one or the other",
             )
+
+
+def unused_in_prune_to(options: PruneOptions) -> list[str]:
+    """The fields that were chosen and that `prune_to` does not take."""
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    taken = {
+        name for name, hint in hints.items() if any(isinstance(one, Shown) and one.prune_to for one in get_args(hint))
+    }
+    return [
+        field.name
+        for field in fields(PruneOptions)
+        if field.name not in (*taken, "scoring") and getattr(options, field.name) != field.default
+    ]
 
 
 MOST_GROUP = 2**20

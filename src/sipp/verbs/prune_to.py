@@ -56,7 +56,6 @@ from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     HOLDOUT_DELTA,
-    ChunkBytes,
     Floor,
     Method,
     PruneOptions,
@@ -64,6 +63,7 @@ from sipp.records.options import (
     Repairing,
     Scoring,
     Selector,
+    unused_in_prune_to,
 )
 from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
@@ -91,7 +91,6 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
 
 
 @in_our_words
-@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -128,20 +127,45 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, seed=seed, reduce=reduce, floor=floor, scoring=scoring, repair=repair, confidence=confidence
-    )
+        method=method, confidence=confidence, seed=seed, reduce=reduce, floor=floor, include=include, exclude=exclude,
+        repair=repair, scoring=scoring,
+    )  # fmt: skip
+    return prune_to_with(
+        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
+        levels=levels, output=output, ledger=ledger, progress=progress,
+    )  # fmt: skip
+
+
+@torch.inference_mode(False)
+def prune_to_with(
+    model: nn.Module,
+    data: AnyData,
+    holdout: Any,
+    options: PruneOptions,
+    *,
+    epsilon: float | None = None,
+    max_accuracy_drop: float | None = None,
+    delta: float = HOLDOUT_DELTA,
+    levels: Sequence[float] | None = None,
+    output: Output = None,
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> PrunedTo:
+    """The same with the options of pruning in one record, as the command line fills it."""
+    if unused := unused_in_prune_to(options):
+        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - check_share("confidence", confidence))
-    grid = _checked_levels(levels, N_REPAIRED_LEVELS if repair else N_LEVELS)
+    claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - options.confidence)
+    grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
     seen, points = _surveyed(calibration, holdout)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    ranking = rank(task, options, progress=progress)
-    walker = _Walker(
-        ranking, output, seed, len(grid), claim, repair, _parts(ranking, repair, calibration, seed), scoring.chunk_bytes
+    task = task_of(
+        model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
+    ranking = rank(task, options, progress=progress)
+    walker = _Walker(ranking, output, len(grid), claim, options, _parts(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
         return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
@@ -151,8 +175,8 @@ def prune_to(
     if n_passed == 0:
         return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
     pruned = walker.record(path[n_passed - 1].budget)
-    warn_of_dead(pruned, stacklevel=4)
-    looking = {"confidence": confidence, "output": output, "calibration": calibration, "progress": progress}
+    warn_of_dead(pruned, stacklevel=5)
+    looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
@@ -179,13 +203,13 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
     return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _parts(ranking: Ranking, repair: Repairing, calibration: AnyData | None, seed: int) -> Parts | None:
+def _parts(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> Parts | None:
     """The points that levels are repaired on; None where they are not repaired."""
-    if not repair:
+    if not options.repair:
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(parts_of(ranking.model, calibration, seed=seed), known=DenseSide())
+    return replace(parts_of(ranking.model, calibration, seed=options.seed), known=DenseSide())
 
 
 def _walk(
@@ -272,16 +296,13 @@ class _Walker:
         self,
         ranking: Ranking,
         output: Output,
-        seed: int,
         n_levels: int,
         claim: _Claim,
-        repair: Repairing,
+        options: PruneOptions,
         parts: Parts | None,
-        chunk_bytes: ChunkBytes,
     ) -> None:
-        self.ranking, self.output, self.seed, self.claim = ranking, output, seed, claim
-        self.chunk_bytes = chunk_bytes
-        self.repair, self.parts = repair, parts  # None: levels are not repaired
+        self.ranking, self.output, self.claim, self.options = ranking, output, claim, options
+        self.parts = parts  # None: levels are not repaired
         self.like: Repair | None = None  # what the first level chose of a joint search
         self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
@@ -300,7 +321,7 @@ class _Walker:
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` gives it."""
         if self.parts is None:
-            found, fixed = cut(self.ranking, budget, seed=self.seed), None
+            found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
         else:
             found, fixed = self._repaired(self.parts, budget)
         return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
@@ -308,11 +329,13 @@ class _Walker:
     def _repaired(self, parts: Parts, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one chooses for all."""
         if budget not in self.repaired:
-            found = cut(self.ranking, budget, seed=self.seed)
+            found = cut(self.ranking, budget, seed=self.options.seed)
             if found.choice is not None and self.ranking.blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
-            options: dict[str, Any] = {"chunk_bytes": self.chunk_bytes, "like": self.like, "fits_all": False}
-            found, fixed = repaired_cut(self.ranking, found, parts, self.repair, **options)
+            chunk_bytes = self.options.scoring.chunk_bytes
+            found, fixed = repaired_cut(
+                self.ranking, found, parts, self.options.repair, chunk_bytes=chunk_bytes, like=self.like, fits_all=False
+            )
             self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
             self.repaired[budget] = found, fixed
         return self.repaired[budget]
@@ -324,7 +347,9 @@ class _Walker:
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""
         if self.parts is None:
-            write_rows(self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.seed)[0])
+            write_rows(
+                self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)[0]
+            )
         else:
             self.sparse = self._repaired(self.parts, budget)[1].model
 
