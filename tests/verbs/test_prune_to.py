@@ -16,7 +16,7 @@ from sipp.records.binomial import k_allowed
 from sipp.records.options import Method, PruneOptions
 from sipp.records.pruned_to import PrunedTo
 from sipp.verbs import prune_to as tolerance
-from sipp.verbs.prune_to import default_levels, prune_to
+from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
 
 
 @pytest.fixture(autouse=True)
@@ -235,3 +235,10 @@ def test_print_shows_the_path_and_the_claim() -> None:
 def test_the_statements_stand_at_the_confidence_that_was_asked_for() -> None:
     best = prune_to(net(), points(100, 1), points(300, 2), epsilon=1.5, method="sipp-det", confidence=0.9)
     assert best.pruned.guarantee.layers.confidence == 0.9 and best.certificate.confidence == 0.9
+
+
+def test_options_that_only_prune_takes_are_refused() -> None:
+    net = nn.Linear(4, 2)
+    for options, named in ((PruneOptions(keep=0.5), "keep"), (PruneOptions(statements=False), "statements")):
+        with pytest.raises(OptionError, match=f"{named} cannot be chosen with a tolerance"):
+            prune_to_with(net, torch.rand(9, 4), torch.rand(99, 4), options, epsilon=0.5)

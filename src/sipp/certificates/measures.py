@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,11 +35,24 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
     return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
 
 
-def beside_dense(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """Of each point, n x 11 float64: `point_ratios`, ||f^ - f||^2, ||f||^2; whether the output has classes, the same
-    one; whether there is a label, and one that is no class; whether the dense and the pruned network are right; both
-    losses. `why` gathers why labels that are there give no accuracy.
-    """
+class PointComparisons(NamedTuple):
+    """What is known of each point (float64, n each) once both networks have run on it; flags are 0 or 1."""
+
+    ratio: Tensor  # `point_ratios`
+    squared_error: Tensor  # ||f^ - f||^2
+    squared_size: Tensor  # ||f||^2
+    has_classes: Tensor
+    same_class: Tensor
+    has_label: Tensor  # one that names a class
+    label_outside: Tensor  # one that names none of the output's classes: then no point has a label
+    dense_right: Tensor
+    pruned_right: Tensor
+    dense_loss: Tensor  # cross-entropy
+    pruned_loss: Tensor
+
+
+def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+    """The `PointComparisons` of dense and pruned outputs side by side, n x 11; `why` gathers why there is no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
@@ -48,19 +62,25 @@ def beside_dense(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     why.update([truth.why] if truth.why else [])
     none_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
-    found = [point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7]
+    found = PointComparisons(point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7)
     if has_classes:
         is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
-        found[4] = is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1))
-        if truth.classes_n is not None:
-            truth_n = truth.classes_n.to(f.device)
-            found[6] = (truth_n < 0) | (truth_n >= f.shape[1])
-            if bool(found[6].any()):
-                why.add("labels are outside the output's classes")
-            else:
-                found[5] = none_n + 1.0
-                found[7], found[8] = (told & (out.argmax(1) == truth_n) for told, out in zip(is_told, (f_nk, g_nk)))
-                found[9], found[10] = (F.cross_entropy(out, truth_n, reduction="none") for out in (f_nk, g_nk))
+        found = found._replace(same_class=is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
+    if truth.classes_n is not None:
+        truth_n = truth.classes_n.to(f.device)
+        found = found._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
+        if bool(found.label_outside.any()):
+            why.add("labels are outside the output's classes")
+        else:
+            right = [told & (out_nk.argmax(1) == truth_n) for told, out_nk in zip(is_told, (f_nk, g_nk))]
+            loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
+            found = found._replace(
+                has_label=none_n + 1.0,
+                dense_right=right[0],
+                pruned_right=right[1],
+                dense_loss=loss[0],
+                pruned_loss=loss[1],
+            )
     return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
 
 

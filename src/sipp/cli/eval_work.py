@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.evidence import measure_outputs, point_keys
-from sipp.certificates.measures import beside_dense
+from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
@@ -79,28 +79,26 @@ class Evaluation:
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
     """How good both networks are on these points, and how far the pruned one is from the dense one."""
     why: set[str] = set()
-    found_nk = measure_outputs(
-        dense, pruned, data, lambda f, g, batch: beside_dense(f, g, batch, why), output, None, progress=True,
+    measured_nk = measure_outputs(
+        dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
-    moved_n, _, _, classes_n, same_n, label_n, outside_n, right_n, pruned_right_n, loss_n, pruned_loss_n = (
-        found_nk.unbind(1)
-    )
-    labelled, finite_n = bool(label_n.all()), moved_n.isfinite()
-    is_finite = bool(finite_n.all())
+    found = PointComparisons(*measured_nk.unbind(1))
+    is_labelled, is_finite_n = bool(found.has_label.all()), found.ratio.isfinite()
+    is_finite = bool(is_finite_n.all())
     return Evaluation(
-        n_points=len(moved_n),
-        dense_accuracy=float(right_n.mean()) if labelled else None,
-        pruned_accuracy=float(pruned_right_n.mean()) if labelled else None,
-        dense_loss=_finite(loss_n) if labelled else None,
-        pruned_loss=_finite(pruned_loss_n) if labelled else None,
-        same_class=float(same_n.mean()) if bool(classes_n.all()) else None,
-        error_mean=float(moved_n.mean()) if is_finite else None,
-        error_median=float(moved_n.median()) if is_finite else None,
-        error_max=float(moved_n.max()) if is_finite else None,
-        n_not_finite=int((~finite_n).sum()),
-        n_outside=int(outside_n.sum()),
-        why_no_accuracy="" if bool(outside_n.any()) else why_not_measured(why, label_n),
+        n_points=len(found.ratio),
+        dense_accuracy=float(found.dense_right.mean()) if is_labelled else None,
+        pruned_accuracy=float(found.pruned_right.mean()) if is_labelled else None,
+        dense_loss=_finite(found.dense_loss) if is_labelled else None,
+        pruned_loss=_finite(found.pruned_loss) if is_labelled else None,
+        same_class=float(found.same_class.mean()) if bool(found.has_classes.all()) else None,
+        error_mean=float(found.ratio.mean()) if is_finite else None,
+        error_median=float(found.ratio.median()) if is_finite else None,
+        error_max=float(found.ratio.max()) if is_finite else None,
+        n_not_finite=int((~is_finite_n).sum()),
+        n_outside=int(found.label_outside.sum()),
+        why_no_accuracy="" if bool(found.label_outside.any()) else why_not_measured(why, found.has_label),
     )
 
 

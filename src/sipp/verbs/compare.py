@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ledger_lines
-from sipp.certificates.measures import beside_dense
+from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import as_given, points_at
@@ -161,20 +161,20 @@ class _Judge:
             self.dense,
             other,
             self.points.judging,
-            lambda f, g, batch: beside_dense(f, g, batch, why),
+            lambda f, g, batch: compared(f, g, batch, why),
             self.output,
             known,
             ledger=ledger,
             claim=COMPARING,
         )
-        _, far_n, size_n, has_classes_n, same_n, has_label_n, _, _, right_n, _, _ = found.measured.unbind(1)
-        size = float(size_n.mean())
+        points = PointComparisons(*found.measured.unbind(1))
+        far_n, size = points.squared_error, float(points.squared_size.mean())
         moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
         error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
-        same = float(same_n.mean()) if bool(has_classes_n.all()) else None
-        accuracy = float(right_n.mean()) if bool(has_label_n.all()) else None
+        same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
+        accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
         n = found.evidence["n"]
-        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, has_label_n))
+        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
