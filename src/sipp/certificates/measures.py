@@ -52,7 +52,7 @@ class PointComparisons(NamedTuple):
 
 
 def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """The `PointComparisons` of dense and pruned outputs side by side, n x 11; `why` gathers why there is no accuracy."""
+    """The `PointComparisons` of dense and pruned outputs, n x 11; `why` gathers why labels give no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
