@@ -37,7 +37,7 @@ def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, T
 
 def ratios(a: Tensor, weight: Tensor) -> Tensor:
     """The largest ratio of each weight, patches as positions of one point."""
-    found = cpu.no_ratios(weight, torch.ones(weight.shape[:2]).double())
+    found = cpu.new_ratios(weight, torch.ones(weight.shape[:2]).double())
     cpu.max_ratios(found, a.transpose(1, 2)[None], 1, factors_TB=torch.tensor([[1.0], [0.0]]))
     return cpu.largest(found)
 

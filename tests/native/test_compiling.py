@@ -46,7 +46,7 @@ def test_a_job_is_compiled_without_a_cache(
     monkeypatch.setattr(compiling, "_is_kept", True)
     monkeypatch.setattr(compiling, "_spent", 0.0)
     numbers = np.array([20, 2])
-    compiling.Native(double_first)(numbers.ctypes.data)
+    compiling.CompiledLoop(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]
     compiling._tell(5.0)
     assert "in each process: set NUMBA_CACHE_DIR" in caplog.text and "the first time" not in caplog.text

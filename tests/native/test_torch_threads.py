@@ -12,7 +12,7 @@ from torch import nn
 
 import sipp
 from sipp.native import machine_code, memory, threads
-from sipp.native.compiling import Native, long_at, put_long
+from sipp.native.compiling import CompiledLoop, long_at, put_long
 from sipp.native.machine_code import call_each
 from sipp.records.options import Reduce
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -39,7 +39,7 @@ def test_every_part_is_done_once(way: str, n: int) -> None:
     assert sorted(seen) == list(range(n))
 
 
-@Native
+@CompiledLoop
 def _mark(out: int, i: int, value: int) -> None:
     put_long(out, i, long_at(out, i) + value)
 

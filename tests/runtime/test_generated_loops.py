@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import runtime as oracle
 
-from sipp.native.instructions import at, each, load, store, vector
+from sipp.native.instructions import address_of, each, load, store, vector
 from sipp.native.machine_code import argument_list, generate, run
 from sipp.native.processor import LANES
 from sipp.runtime.activations import BY_TORCH, activate
@@ -244,8 +244,8 @@ def by_code(name, lanes, values):
     def emit(b, args):
         with each(b, *args.share(args.number("n"))) as i:
             place = b.mul(i, i.type(lanes))
-            value = load(b, at(b, args.number("x"), place), vector(lanes))
-            store(b, activate(b, name, value, lanes), at(b, args.number("out"), place))
+            value = load(b, address_of(b, args.number("x"), place), vector(lanes))
+            store(b, activate(b, name, value, lanes), address_of(b, args.number("out"), place))
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)
@@ -284,7 +284,7 @@ def test_code_takes_the_record_it_was_written_for():
 def test_every_task_is_done_once(n_tasks, n_shares, n_threads):
     def emit(b, args):
         with each(b, *args.share(args.number("n_tasks"))) as task:
-            place = at(b, args.number("counts"), task)
+            place = address_of(b, args.number("counts"), task)
             store(b, b.fadd(load(b, place), load(b, place).type(1.0)), place)
 
     counts = np.zeros(8, np.float32)

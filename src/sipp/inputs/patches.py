@@ -39,7 +39,7 @@ class Values:
         return np.where(self.peak_B > 0, np.ldexp(1.0, exponents), 1.0)
 
     @cached_property
-    def scale_there_B(self) -> Tensor:
+    def scale_on_device_B(self) -> Tensor:
         """The same on the device of the windows."""
         return torch.from_numpy(self.scale_B).to(self.device)
 

@@ -1,7 +1,7 @@
 """Functions that Numba compiles: Python loops, vector code that they call, and a cache on disk for both.
 
     @compiled                          a function of arrays and numbers, compiled when it is first called
-    @Native                            a function of whole numbers (sizes and addresses), compiled by itself, which
+    @CompiledLoop                      a function of whole numbers (sizes and addresses), compiled by itself, which
                                        other compiled code calls by its address (`calling`)
     @inlined                           a part of the functions that call it
     @primitive(VOID, INT, INT)         a function written in LLVM instructions (`instructions.py`), for all of these
@@ -36,7 +36,7 @@ from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
 _log = logging.getLogger("sipp")
 
 VOID, INT, REAL, DOUBLE = types.none, types.int64, types.float32, types.float64  # of primitives
-WHOLE = 8  # bytes of a whole number
+INT64_BYTES = 8  # bytes of a whole number
 
 # --- Compiled functions -----------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Native:
+class CompiledLoop:
     """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
 
     Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`calling`), so what
@@ -174,7 +174,7 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
     return wrap
 
 
-def calling(*candidates: Native) -> Any:
+def calling(*candidates: CompiledLoop) -> Any:
     """A function for compiled code: call(address, *numbers) calls the one of these that lies at the address.
 
     They are declared alike, or it is a ValueError: whoever calls one need not know which.
@@ -198,7 +198,7 @@ def reading(record: type) -> Any:
     def read(b: Any, address: Any) -> Any:
         made = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
         for i in range(n):
-            made = b.insert_value(made, load(b, address, I64, WHOLE * i), i)
+            made = b.insert_value(made, load(b, address, I64, INT64_BYTES * i), i)
         return made
 
     return read

@@ -18,7 +18,7 @@ from sipp.native.processor import HAS_FUSED
 F32, F64 = ir.FloatType(), ir.DoubleType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 _BYTE = I8.as_pointer()
-FLOAT = 4  # bytes
+FLOAT_BYTES = 4  # bytes
 _ALIGN = 4  # bytes: of any number of four bytes or more that is loaded or stored
 
 # --- Kinds and constants ----------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def constant(value: float, lanes: int, kind: Any = F32) -> Any:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def at(b: Any, base: Any, index: Any, size: int = FLOAT) -> Any:
+def address_of(b: Any, base: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
     """The address of element `index` of items of `size` bytes."""
     return b.add(base, b.mul(index, I64(size)))
 
@@ -80,7 +80,7 @@ def on_stack(b: Any, kind: Any) -> Any:
 @contextmanager
 def floats_on_heap(b: Any, n: int) -> Iterator[Any]:
     """The address of room for n floats, for a while; 0 where there is none. A thread's stack may be small."""
-    address = b.ptrtoint(b.call(_of_c(b, "malloc", _BYTE, I64), [I64(n * FLOAT)]), I64)
+    address = b.ptrtoint(b.call(_of_c(b, "malloc", _BYTE, I64), [I64(n * FLOAT_BYTES)]), I64)
     yield address
     b.call(_of_c(b, "free", ir.VoidType(), _BYTE), [b.inttoptr(address, _BYTE)])
 
@@ -136,12 +136,12 @@ def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, f"llvm.fma.{lanes}{scalar.intrinsic_name}", kind, [x, y, z])
 
 
-def larger(b: Any, left: Any, right: Any) -> Any:
+def maximum(b: Any, left: Any, right: Any) -> Any:
     """left if left > right else right: what one vmaxps does, bit for bit, with no assumption about NaN."""
     return b.select(b.fcmp_ordered(">", left, right), left, right)
 
 
-def smaller(b: Any, left: Any, right: Any) -> Any:
+def minimum(b: Any, left: Any, right: Any) -> Any:
     """left if left < right else right."""
     return b.select(b.fcmp_ordered("<", left, right), left, right)
 

@@ -18,8 +18,8 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 from llvmlite import ir
 
-from sipp.native.compiling import WHOLE, Native
-from sipp.native.instructions import F32, I32, I64, at, call_at, load
+from sipp.native.compiling import INT64_BYTES, CompiledLoop
+from sipp.native.instructions import F32, I32, I64, address_of, call_at, load
 from sipp.native.processor import FEATURES
 from sipp.native.threads import Body, run_on_threads, run_parallel, torch_openmp
 
@@ -149,7 +149,7 @@ class _Calls(NamedTuple):
     rows: int  # address of the numbers of the first call; those of the others follow
 
 
-def call_each(function: Native, rows: Sequence[tuple[int, ...]]) -> None:
+def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
     """Calls function(*row) for all rows, a thread each; on plain threads without torch's OpenMP library.
 
     What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
@@ -168,7 +168,7 @@ def _caller(n_numbers: int) -> MachineCode:
     """Code that draws rows of so many numbers, and calls a function with each."""
 
     def emit(b: Any, arguments: Arguments) -> None:
-        row = at(b, arguments.number("rows"), arguments.drawn, n_numbers * WHOLE)
-        call_at(b, arguments.number("function"), [load(b, row, I64, i * WHOLE) for i in range(n_numbers)])
+        row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)
+        call_at(b, arguments.number("function"), [load(b, row, I64, i * INT64_BYTES) for i in range(n_numbers)])
 
     return generate(("calls", n_numbers), _Calls, emit)

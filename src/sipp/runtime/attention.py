@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sipp.native import memory
 from sipp.native.instructions import (
-    FLOAT,
+    FLOAT_BYTES,
     I64,
-    at,
+    address_of,
     constant,
     each,
     floats_on_heap,
@@ -82,7 +82,7 @@ def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str
     names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
     if x is None:
         return dict.fromkeys((name, *names), 0)
-    steps = (FLOAT * x.stride(dim) if x.shape[dim] > 1 else 0 for dim in dims)
+    steps = (FLOAT_BYTES * x.stride(dim) if x.shape[dim] > 1 else 0 for dim in dims)
     return {name: memory.strided_address(x), **dict(zip(names, steps))}
 
 
@@ -176,7 +176,7 @@ def _is_ready(x: Any, arena: Arena) -> bool:
 
 def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
-    width = lanes * n_vectors * FLOAT
+    width = lanes * n_vectors * FLOAT_BYTES
     bad = variables(b, [constant(0.0, lanes)])[0]
     n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
@@ -212,20 +212,20 @@ def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask:
         sums = [variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
         with each(b, 0, args.number("size")) as d:
             q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
-            queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT) for v in range(n_vectors)]
+            queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
             for j, line in enumerate(sums):
-                one = splat(b, load(b, at(b, k_at, key), offset=j * FLOAT), lanes)
+                one = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
                 for cell, query in zip(line, queries):
                     b.store(fused(b, one, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
-            to = at(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
+            to = address_of(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
             mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number("mask_pitch")))
             for v, cell in enumerate(line):
                 value, best = b.fmul(b.load(cell), scale), b.load(largest[v])
                 if tile.has_mask:
-                    value = b.fadd(value, load(b, mask_at, vector(lanes), v * lanes * FLOAT))
+                    value = b.fadd(value, load(b, mask_at, vector(lanes), v * lanes * FLOAT_BYTES))
                 b.store(b.select(b.fcmp_ordered(">", best, value), best, value), largest[v])
-                store(b, value, to, v * lanes * FLOAT)
+                store(b, value, to, v * lanes * FLOAT_BYTES)
     return [b.load(cell) for cell in largest]
 
 
@@ -233,11 +233,11 @@ def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[
     """Turns scores into exp(score - largest); gives their sums."""
     totals = variables(b, [constant(0.0, lanes)] * n_vectors)
     with each(b, 0, I64(n_keys)) as key:
-        line = at(b, scores, b.mul(key, I64(n_vectors * lanes)))
+        line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
         for v, cell in enumerate(totals):
-            score = load(b, line, vector(lanes), v * lanes * FLOAT)
+            score = load(b, line, vector(lanes), v * lanes * FLOAT_BYTES)
             power = exp(b, b.fsub(score, largest[v]), lanes)
-            store(b, power, line, v * lanes * FLOAT)
+            store(b, power, line, v * lanes * FLOAT_BYTES)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
@@ -251,15 +251,15 @@ def _emit_means(
         rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
         sums = [variables(b, [zero] * n_vectors) for _ in rows]
         with each(b, 0, I64(n_keys)) as key:
-            line = at(b, scores, b.mul(key, I64(n_vectors * lanes)))
-            powers = [load(b, line, vector(lanes), i * lanes * FLOAT) for i in range(n_vectors)]
+            line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
+            powers = [load(b, line, vector(lanes), i * lanes * FLOAT_BYTES) for i in range(n_vectors)]
             for row, cells in zip(rows, sums):
-                one = splat(b, load(b, at(b, row, key)), lanes)
+                one = splat(b, load(b, address_of(b, row, key)), lanes)
                 for cell, power in zip(cells, powers):
                     b.store(fused(b, one, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
             to = b.add(out, b.mul(b.add(d, I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(line):
                 value = b.fmul(b.load(cell), inverse[i])
-                store(b, value, to, i * lanes * FLOAT)
+                store(b, value, to, i * lanes * FLOAT_BYTES)
                 b.store(fused(b, value, zero, b.load(bad)), bad)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sipp.native import memory
 from sipp.native.instructions import (
-    FLOAT,
+    FLOAT_BYTES,
     I64,
-    at,
+    address_of,
     call,
     constant,
     each,
@@ -78,7 +78,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
         gain=memory.address(gain),
         shift=memory.address(shift),
         n_features=features,
-        pitch=FLOAT * source.n,
+        pitch=FLOAT_BYTES * source.n,
         n_strips=n_strips,
         share=bits_of(1 / features),
         epsilon=bits_of(epsilon),
@@ -92,7 +92,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
 
 
 def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
-    width = lanes * n_vectors * FLOAT
+    width = lanes * n_vectors * FLOAT_BYTES
     bad = variables(b, [constant(0.0, lanes)])[0]
     share, epsilon = (splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
     one = constant(1.0, lanes)
@@ -109,11 +109,11 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
         scale = [b.fdiv(one, call(b, f"llvm.sqrt.v{lanes}f32", vector(lanes), [x])) for x in variances]
         with each(b, 0, args.number("n_features")) as feature:
             moved = b.mul(feature, args.number("pitch"))
-            gain, shift = (splat(b, load(b, at(b, args.number(n), feature)), lanes) for n in ("gain", "shift"))
+            gain, shift = (splat(b, load(b, address_of(b, args.number(n), feature)), lanes) for n in ("gain", "shift"))
             for v in range(n_vectors):
-                value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT)
+                value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT_BYTES)
                 value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
-                store(b, value, b.add(out, moved), v * lanes * FLOAT)
+                store(b, value, b.add(out, moved), v * lanes * FLOAT_BYTES)
                 b.store(fused(b, value, constant(0.0, lanes), b.load(bad)), bad)
     raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
@@ -124,7 +124,7 @@ def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: A
     with each(b, 0, args.number("n_features")) as feature:
         line = b.add(x, b.mul(feature, args.number("pitch")))
         for v, cell in enumerate(cells):
-            value = load(b, line, vector(lanes), v * lanes * FLOAT)
+            value = load(b, line, vector(lanes), v * lanes * FLOAT_BYTES)
             b.store(b.fadd(b.load(cell), term(v, value)), cell)
     return [b.load(cell) for cell in cells]
 

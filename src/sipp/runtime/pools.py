@@ -8,7 +8,20 @@ import numpy as np
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.instructions import F32, FLOAT, I32, I64, at, constant, each, load, splat, store, variables, vector
+from sipp.native.instructions import (
+    F32,
+    FLOAT_BYTES,
+    I32,
+    I64,
+    address_of,
+    constant,
+    each,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
 from sipp.native.machine_code import Arguments, bits_of, generate
 from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
@@ -107,19 +120,19 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
         for j, (pixels, n_pixels) in enumerate(zip(*columns)):
             first = len(places)
             places += [
-                FLOAT * n * ((row + source.border[0]) * x_wide + column + source.border[1])
+                FLOAT_BYTES * n * ((row + source.border[0]) * x_wide + column + source.border[1])
                 for row in lines
                 for column in pixels
             ]
-            to = FLOAT * n * ((i + out.border[0]) * out_wide + j + out.border[1])
+            to = FLOAT_BYTES * n * ((i + out.border[0]) * out_wide + j + out.border[1])
             table.append((to, first, len(places), bits_of(1.0 / (n_lines * n_pixels))))
     table_array, place_array = np.array(table, np.int64), np.array(places, np.int32)
     channels = len(out.data_CHWN)
     numbers = PoolArguments(
         x=memory.address(source.data_CHWN),
-        x_pitch=FLOAT * x_high * x_wide * n,
+        x_pitch=FLOAT_BYTES * x_high * x_wide * n,
         out=memory.address(out.data_CHWN),
-        out_pitch=FLOAT * out_high * out_wide * n,
+        out_pitch=FLOAT_BYTES * out_high * out_wide * n,
         table=table_array.ctypes.data,
         taps=place_array.ctypes.data,
         n_positions=len(table),
@@ -137,20 +150,20 @@ def _emit(b: Any, args: Arguments, is_max: bool, lanes: int) -> None:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
         with each(b, 0, args.number("n_positions")) as position:
-            entry = at(b, args.number("table"), position, 8 * TABLE_NUMBERS)
+            entry = address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
             to = b.add(out, load(b, entry, I64))
             start, stop = load(b, entry, I64, 8), load(b, entry, I64, 16)
             factor = splat(b, b.bitcast(b.trunc(load(b, entry, I64, 24), I32), F32), lanes)
             with each(b, 0, args.number("n_points"), lanes) as point:
-                value = _over_taps(b, args, is_max, lanes, at(b, x, point), start, stop)
-                store(b, value if is_max else b.fmul(value, factor), at(b, to, point))
+                value = _over_taps(b, args, is_max, lanes, address_of(b, x, point), start, stop)
+                store(b, value if is_max else b.fmul(value, factor), address_of(b, to, point))
 
 
 def _over_taps(b: Any, args: Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
     taps = args.number("taps")
     cell = variables(b, [constant(float("-inf") if is_max else 0.0, lanes)])[0]
     with each(b, start, stop) as tap:
-        place = b.sext(load(b, at(b, taps, tap, 4), I32), I64)
+        place = b.sext(load(b, address_of(b, taps, tap, 4), I32), I64)
         value, have = load(b, b.add(x, place), vector(lanes)), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays

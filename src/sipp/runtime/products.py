@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.instructions import FLOAT
+from sipp.native.instructions import FLOAT_BYTES
 from sipp.runtime.buffers import Arena, Flag, token_buffer
 from sipp.runtime.layers import Layer, dense_step
 from sipp.runtime.operands import (
@@ -104,7 +104,7 @@ def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floa
     kernel = (*layer.shape, 1, 1)[2:4]
     reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
     lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
-    n_bytes = FLOAT * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
+    n_bytes = FLOAT_BYTES * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
     most = int(np.count_nonzero(flat) / max(1, len(flat)) / FEWEST_A_ROUND)
     n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, layer.shape[1])
     return [1] if n_rounds < 2 else [1, n_rounds]
@@ -153,8 +153,8 @@ def _kernel(
         n_blocks=n_blocks,
         n_rows=n_rows,
         n_rounds=way.n_rounds,
-        out_pitch=out.channel * FLOAT,
-        addend_pitch=0 if addend is None else addend.channel * FLOAT,
+        out_pitch=out.channel * FLOAT_BYTES,
+        addend_pitch=0 if addend is None else addend.channel * FLOAT_BYTES,
         overflow_factor=0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
         flag=flag.address,
     )

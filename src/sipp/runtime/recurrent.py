@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.instructions import FLOAT, I64, at, constant, each, fused, load, store, variables, vector
+from sipp.native.instructions import FLOAT_BYTES, I64, address_of, constant, each, fused, load, store, variables, vector
 from sipp.native.machine_code import Arguments, generate
 from sipp.native.processor import LANES
 from sipp.runtime import steps
@@ -102,7 +102,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {LANES}", fast, op.out, n_kept * FLOAT / n_dense,
+        op.name, f"sparse LSTM x {LANES}", fast, op.out, n_kept * FLOAT_BYTES / n_dense,
         sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
     )  # fmt: skip
 
@@ -135,17 +135,17 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
     numbers = RecurrentArguments(
-        source=memory.address(source) + FLOAT * start * n_inputs,
-        source_per_point=FLOAT * n_times * n_inputs,
-        source_per_step=FLOAT * step * n_inputs,
-        out=memory.address(out) + FLOAT * (start * n_out + direction * hidden),
-        out_per_point=FLOAT * n_times * n_out,
-        out_per_step=FLOAT * step * n_out,
+        source=memory.address(source) + FLOAT_BYTES * start * n_inputs,
+        source_per_point=FLOAT_BYTES * n_times * n_inputs,
+        source_per_step=FLOAT_BYTES * step * n_inputs,
+        out=memory.address(out) + FLOAT_BYTES * (start * n_out + direction * hidden),
+        out_per_point=FLOAT_BYTES * n_times * n_out,
+        out_per_step=FLOAT_BYTES * step * n_out,
         vectors=memory.address(vectors),
-        vector_per_point=FLOAT * vectors.shape[1],
+        vector_per_point=FLOAT_BYTES * vectors.shape[1],
         cell=memory.address(cell),
         gates=memory.address(gates),
-        gates_per_point=FLOAT * gates.shape[1],
+        gates_per_point=FLOAT_BYTES * gates.shape[1],
         bias=memory.address(bias),
         **packed.addresses,
         n_groups=len(packed.ends) - 1,
@@ -172,20 +172,20 @@ def _emit(b: Any, args: Arguments, lanes: int) -> None:
     bad = variables(b, [constant(0.0, lanes)])[0]
     with each(b, *args.share(args.number("n_points"))) as point:
         line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
-        cell = at(b, args.number("cell"), b.mul(point, hidden))
+        cell = address_of(b, args.number("cell"), b.mul(point, hidden))
         gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
         source = b.add(args.number("source"), b.mul(point, args.number("source_per_point")))
         out = b.add(args.number("out"), b.mul(point, args.number("out_per_point")))
         with each(b, 0, args.number("n_steps")) as time:
             x = b.add(source, b.mul(time, args.number("source_per_step")))
             with each(b, 0, n_inputs) as i:
-                store(b, load(b, at(b, x, i)), at(b, line, i))
+                store(b, load(b, address_of(b, x, i)), address_of(b, line, i))
             _emit_gates(b, args, line, gates)
             to = b.add(out, b.mul(time, args.number("out_per_step")))
             with each(b, 0, hidden, lanes) as i:
-                state = _emit_cell(b, lanes, at(b, gates, i), hidden, at(b, cell, i))
-                store(b, state, at(b, to, i))
-                store(b, state, at(b, line, b.add(n_inputs, i)))
+                state = _emit_cell(b, lanes, address_of(b, gates, i), hidden, address_of(b, cell, i))
+                store(b, state, address_of(b, to, i))
+                store(b, state, address_of(b, line, b.add(n_inputs, i)))
                 b.store(fused(b, state, constant(0.0, lanes), b.load(bad)), bad)
     raise_flag(b, b.load(bad), lanes, args.number("flag"))
 
@@ -193,12 +193,12 @@ def _emit(b: Any, args: Arguments, lanes: int) -> None:
 def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:
     """gates = bias + W (x, h)."""
     with each(b, 0, args.number("n_groups")) as group:
-        store(b, group_sums(b, args, group, line), at(b, gates, b.mul(group, I64(LANES))))
+        store(b, group_sums(b, args, group, line), address_of(b, gates, b.mul(group, I64(LANES))))
 
 
 def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
     """The new state of some units; their cell is updated."""
-    i, f, g, o = (load(b, at(b, gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
+    i, f, g, o = (load(b, address_of(b, gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
     old = b.fmul(sigmoid(b, f, lanes), load(b, cell, vector(lanes)))
     new = fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)
     store(b, new, cell)

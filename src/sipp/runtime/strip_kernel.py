@@ -16,7 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sipp.native.instructions import FLOAT, I16, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.instructions import (
+    FLOAT_BYTES,
+    I16,
+    I64,
+    address_of,
+    constant,
+    each,
+    fused,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
 from sipp.native.machine_code import Arguments, MachineCode, generate
 from sipp.native.processor import LANES, WIDE
 from sipp.runtime.activations import activate
@@ -70,7 +83,7 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     table[2::2] = np.cumsum(counts)
     first = np.searchsorted(rows, np.arange(n_rows))
     has_any = np.bincount(rows, minlength=n_rows) > 0
-    table[1::2][has_any] = places[first[has_any]] * unit * FLOAT
+    table[1::2][has_any] = places[first[has_any]] * unit * FLOAT_BYTES
     return Packed(table, packed_values, steps, n_rows, unit)
 
 
@@ -130,7 +143,7 @@ def tilings(
         planes = (x, out, addend or out)
         inside = [_distances(plane, n_high, n_wide, lanes, n) for plane in planes]
         strips = [
-            [FLOAT * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
+            [FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
             for row in _starts(height, n_high)
             for start in _starts(width * n, n_wide * lanes)
         ]
@@ -139,7 +152,9 @@ def tilings(
             if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
                 continue
             in_addend = None if addend is None else inside[2]
-            tile = Tile(lanes, inside[0], inside[1], in_addend, unit * FLOAT, act, n_rounds > 1, has_overflow_factor)
+            tile = Tile(
+                lanes, inside[0], inside[1], in_addend, unit * FLOAT_BYTES, act, n_rounds > 1, has_overflow_factor
+            )
             yield Tiling(tile, np.array(strips, np.int64), n_rounds)
 
 
@@ -165,7 +180,9 @@ def _shape(n_vectors: int, height: int, target: int, per_pixel: int) -> tuple[in
 
 
 def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tuple[int, ...]:
-    return tuple(FLOAT * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide))
+    return tuple(
+        FLOAT_BYTES * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide)
+    )
 
 
 def _column(plane: Plane, position: int, n: int) -> int:
@@ -217,7 +234,7 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
     first, last = args.share(b.mul(args.number("n_strips"), n_blocks))
     with each(b, first, last) as task:
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
-        place = at(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
+        place = address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
         names = ("x", "out", "addend")
         x, out, addend = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate(names))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
@@ -230,7 +247,9 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
                     overflow_factor = (
-                        load(b, at(b, args.number("overflow_factor"), row)) if tile.has_overflow_factor else None
+                        load(b, address_of(b, args.number("overflow_factor"), row))
+                        if tile.has_overflow_factor
+                        else None
                     )
                     _finish(b, tile, sums, overflow_factor, out_row, addend_row, bad)
                 with otherwise:
@@ -241,21 +260,21 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
 
 def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any) -> list[Any]:
     """The sums of a row after this round."""
-    row_at = at(b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS)
+    row_at = address_of(b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS)
     place = variables(b, [b.add(x, load(b, row_at, I64))])[0]
     first, last = load(b, row_at, I64, -8), load(b, row_at, I64, 8)
-    cells = variables(b, [splat(b, load(b, at(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x))
+    cells = variables(b, [splat(b, load(b, address_of(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x))
     if tile.has_rounds:
         with b.if_then(b.icmp_signed(">", nth_round, I64(0))):
             for cell, distance in zip(cells, tile.in_out):
                 b.store(load(b, out_row, vector(tile.lanes), distance), cell)
     values, steps = args.number("values"), args.number("steps")
     with each(b, first, last) as j:
-        value = splat(b, load(b, at(b, values, j)), tile.lanes)
+        value = splat(b, load(b, address_of(b, values, j)), tile.lanes)
         here = b.load(place)
         for cell, distance in zip(cells, tile.in_x):
             b.store(fused(b, value, load(b, here, vector(tile.lanes), distance), b.load(cell)), cell)
-        step = b.zext(load(b, at(b, steps, j, 2), I16), I64)
+        step = b.zext(load(b, address_of(b, steps, j, 2), I16), I64)
         b.store(b.add(here, b.mul(step, I64(tile.unit))), place)
     return [b.load(cell) for cell in cells]
 

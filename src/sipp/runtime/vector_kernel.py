@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sipp.native import memory
 from sipp.native.instructions import (
-    FLOAT,
+    FLOAT_BYTES,
     I8,
     I16,
     I32,
     I64,
-    at,
+    address_of,
     call,
     constant,
     each,
@@ -159,27 +159,27 @@ def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_fact
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, I64(LANES))
         if has_overflow_factor:
-            overflow_factor = load(b, at(b, args.number("overflow_factor"), row), vector(LANES))
+            overflow_factor = load(b, address_of(b, args.number("overflow_factor"), row), vector(LANES))
             b.store(fused(b, b.fmul(value, overflow_factor), zero, b.load(bad)), bad)
         if has_addend:
-            value = b.fadd(value, load(b, at(b, args.number("addend"), row), vector(LANES)))
+            value = b.fadd(value, load(b, address_of(b, args.number("addend"), row), vector(LANES)))
         b.store(fused(b, value, zero, b.load(bad)), bad)
-        store(b, activate(b, act, value, LANES), at(b, args.number("out"), row))
+        store(b, activate(b, act, value, LANES), address_of(b, args.number("out"), row))
     raise_flag(b, b.load(bad), LANES, args.number("flag"))
 
 
 def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
     """bias + W x for the rows of one group, two sums each that take turns; W is what `args` say of `Windows`."""
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
-    end_at = at(b, ends, group, 8)
-    sums = variables(b, [load(b, at(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
+    end_at = address_of(b, ends, group, 8)
+    sums = variables(b, [load(b, address_of(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
     with each(b, load(b, end_at, I64), load(b, end_at, I64, 8), len(sums)) as start:
         for i, cell in enumerate(sums):
             step = b.add(start, I64(i))
-            window = b.zext(load(b, at(b, windows, step, 2), I16), I64)
-            place = b.zext(load(b, at(b, places, step, LANES), vector(LANES, I8)), vector(LANES, I32))
-            term = _look_up(b, at(b, x, window, LANES * FLOAT), place)
-            value = load(b, at(b, values, step, LANES * FLOAT), vector(LANES))
+            window = b.zext(load(b, address_of(b, windows, step, 2), I16), I64)
+            place = b.zext(load(b, address_of(b, places, step, LANES), vector(LANES, I8)), vector(LANES, I32))
+            term = _look_up(b, address_of(b, x, window, LANES * FLOAT_BYTES), place)
+            value = load(b, address_of(b, values, step, LANES * FLOAT_BYTES), vector(LANES))
             b.store(fused(b, value, term, b.load(cell)), cell)
     return b.fadd(*(b.load(cell) for cell in sums))
 
@@ -190,6 +190,6 @@ def _look_up(b: Any, window: Any, place: Any) -> Any:
         found = constant(0.0, LANES)
         for lane in range(LANES):
             i = b.zext(b.extract_element(place, I32(lane)), I64)
-            found = b.insert_element(found, load(b, at(b, window, i)), I32(lane))
+            found = b.insert_element(found, load(b, address_of(b, window, i)), I32(lane))
         return found
     return call(b, LOOKUP, vector(LANES), [load(b, window, vector(LANES)), place])

@@ -76,7 +76,7 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
 
 def unscaled(squares_QB: Tensor, values: Values, points: slice) -> Tensor:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = values.scale_there_B[points].square()
+    factor_B = values.scale_on_device_B[points].square()
     if SAFE_PEAKS[0] <= values.peaks[0] <= values.peaks[1] <= SAFE_PEAKS[1]:
         return squares_QB / factor_B
     is_lost_B = (factor_B == 0) | factor_B.isinf()

@@ -37,7 +37,7 @@ _log = logging.getLogger("sipp")
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Maxima:
     """The largest so far, of some of the points."""
 
     sensitivity_FK: Tensor
@@ -58,12 +58,12 @@ class RunningSensitivities:
         self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
         self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
-        self.found = _Found(torch.zeros_like(self.scaled_FK), {})
+        self.found = _Maxima(torch.zeros_like(self.scaled_FK), {})
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
         self.tells_apart = True  # points of S1 and S2, where S is split
-        self.apart: _Found | None = None  # the same of the points of S2, if S is split (T19)
+        self.apart: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
@@ -112,7 +112,7 @@ class RunningSensitivities:
         if not is_apart:
             yield
             return
-        mine, self.found = self.found, self.apart or _Found(torch.zeros_like(self.scaled_FK), {})
+        mine, self.found = self.found, self.apart or _Maxima(torch.zeros_like(self.scaled_FK), {})
         try:
             yield
         finally:
@@ -122,7 +122,7 @@ class RunningSensitivities:
         """The largest ratios so far times their weights: of the points of S1 alone, if S is split."""
         return self._times_weights(self.found)
 
-    def _times_weights(self, found: _Found) -> Tensor:
+    def _times_weights(self, found: _Maxima) -> Tensor:
         best_FK = found.sensitivity_FK
         for (start, stop, n_groups), ratios in found.by_kernel.items():
             rows = slice(start, stop)
@@ -175,7 +175,7 @@ class RunningSensitivities:
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_there_B[at], values.occurs(at)
+            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             known_GRK = none_GRK if is_wide else self.found.by_kernel.get(key, none_GRK)
             given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
@@ -201,12 +201,12 @@ class RunningSensitivities:
         """One call of the kernel, for a use of these points alone."""
         windows, factors_TB = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
-            windows, factors_TB = to_score_dtype(windows, values.scale_there_B[points]), factors_TB.sign()
+            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), factors_TB.sign()
         factors_TB = factors_TB.to(SCORE_DTYPE)  # not before: float32 would lose the sign of a scale of 2^-600
         key = rows.start, rows.stop, windows.shape[1]
         if key not in self.found.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
-            self.found.by_kernel[key] = self.kernel.no_ratios(weight_GRK, factors_GR)
+            self.found.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = self.found.by_kernel[key], windows, use.n_position_dims
         if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
@@ -249,7 +249,7 @@ class RunningSensitivities:
         squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_there_B[at], values.occurs(at)
+            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)

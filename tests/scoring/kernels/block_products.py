@@ -11,7 +11,7 @@ from torch import Tensor
 from sipp.native.processor import LANES
 from sipp.scoring.kernels.cpu import every_product, maxima
 from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu.layout import BLOCK, RANK, Scratch
+from sipp.scoring.kernels.cpu.layout import BLOCK, ROW_TILE, Scratch
 
 
 def floats_at(address: int, n_lines: int) -> np.ndarray:
@@ -32,12 +32,12 @@ def counted(
     cpu.MOST_WEIGHTS, before = -1 if skip else 2**30, cpu.MOST_WEIGHTS  # decides how maxima lie in memory
     try:
         n_groups = len(positive_GRK)
-        ratios = cpu.no_ratios(positive_GRK.float() - 0.5, torch.ones(n_groups, n_rows, dtype=torch.float64))
+        ratios = cpu.new_ratios(positive_GRK.float() - 0.5, torch.ones(n_groups, n_rows, dtype=torch.float64))
         signs, (_, at) = ratios.signs_GKR, cpu._scratch(ratios)
         addresses = Scratch(*at.tolist())
-        a_KP, d_LP = floats_at(addresses.a_KP, fan_in), floats_at(addresses.d_LP, 2 * RANK * signs.shape[-1])
+        a_KP, d_LP = floats_at(addresses.a_KP, fan_in), floats_at(addresses.d_LP, 2 * ROW_TILE * signs.shape[-1])
         reach = floats_at(addresses.reach, signs.shape[-1])
-        width = signs.shape[-1] * RANK if skip else n_rows * LANES
+        width = signs.shape[-1] * ROW_TILE if skip else n_rows * LANES
         ratios.maxima = best = torch.zeros(n_groups, fan_in, width)
         for g in range(n_groups):
             for start in range(0, patches_GKP.shape[-1], BLOCK):
@@ -62,7 +62,7 @@ def max_ratios(
     windows: Tensor, n_position_dims: int, weight_GRK: Tensor, *, factors_TB: Tensor, row_factors_GR: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The largest ratios of these windows alone, and the squared norms of their points as they are scaled."""
-    ratios = cpu.no_ratios(weight_GRK, row_factors_GR)
+    ratios = cpu.new_ratios(weight_GRK, row_factors_GR)
     squares_QB = cpu.max_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB)
     return cpu.largest(ratios), squares_QB
 
@@ -77,6 +77,6 @@ def mean_ratios(
     counts_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same of the means over the patches of each point."""
-    ratios = cpu.no_ratios(weight_GRK, row_factors_GR)
+    ratios = cpu.new_ratios(weight_GRK, row_factors_GR)
     squares_QB = cpu.mean_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB, counts_B=counts_B)
     return cpu.largest(ratios), squares_QB

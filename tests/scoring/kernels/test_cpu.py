@@ -49,8 +49,10 @@ only_once = pytest.mark.parametrize("way", ["skipping"], indirect=True)  # of te
 
 def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert cpu._takes_all(torch.empty(64, 1, 9)) and cpu._takes_all(torch.empty(1, 16, 27))  # depthwise; a first layer
-    assert not cpu._takes_all(torch.empty(1, 16, 144))
+    assert cpu._computes_every_product(torch.empty(64, 1, 9)) and cpu._computes_every_product(
+        torch.empty(1, 16, 27)
+    )  # depthwise; a first layer
+    assert not cpu._computes_every_product(torch.empty(1, 16, 144))
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -219,7 +221,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
     """What another thread may do before the loops of this one start: more geometries than are kept, and new memory."""
     windows, weight, factors, _ = layer(GEOMETRIES[0], "both", 3)
     expected, expected_squares = max_ratios(windows, 2, weight, **factors)
-    real, meanwhile, ready = cpu._calls, [], [cpu.no_ratios(rand(1, 4, k), torch.ones(1, 4).double()) for k in (6, 45)]
+    real, meanwhile, ready = cpu._calls, [], [cpu.new_ratios(rand(1, 4, k), torch.ones(1, 4).double()) for k in (6, 45)]
 
     def interrupted(layer: Layer) -> Calls:
         factors_TB = torch.tensor([[1.0], [0.0]])
@@ -335,7 +337,7 @@ def test_max_ratios_against_the_definition(geometry: tuple[int, ...], sign: str)
     expected, expected_squares = chunk_ratios.max_chunk(reference, *given, torch.zeros_like(weight))
     assert agree(best, expected)
     torch.testing.assert_close(squares / SCALES.square(), expected_squares, rtol=1e-5, atol=1e-12)
-    ratios = cpu.no_ratios(weight, factors["row_factors_GR"])
+    ratios = cpu.new_ratios(weight, factors["row_factors_GR"])
     for i in (2, 0, 1):  # what was found before stays
         cpu.max_ratios(ratios, windows[i : i + 1], 2, factors_TB=factors["factors_TB"][:, i : i + 1])
     assert torch.equal(cpu.largest(ratios), best)

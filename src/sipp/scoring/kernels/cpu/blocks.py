@@ -11,9 +11,9 @@ import numpy as np
 
 from sipp.native.compiling import (
     INT,
+    INT64_BYTES,
     VOID,
-    WHOLE,
-    Native,
+    CompiledLoop,
     calling,
     double_at,
     float_at,
@@ -27,15 +27,15 @@ from sipp.native.compiling import (
 from sipp.native.instructions import (
     F32,
     F64,
-    FLOAT,
+    FLOAT_BYTES,
     I32,
     I64,
-    at,
+    address_of,
     constant,
     each,
     fused,
-    larger,
     load,
+    maximum,
     pick,
     splat,
     store,
@@ -48,7 +48,7 @@ from sipp.scoring.kernels.cpu.denominators import denominators, fill
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
-    RANK,
+    ROW_TILE,
     VECTOR,
     Calls,
     Layer,
@@ -60,7 +60,7 @@ from sipp.scoring.kernels.cpu.layout import (
 )
 
 ONLY_SIGN, FIRST_SIGN, SECOND_SIGN, NO_SIGN = 0, 1, 2, 3  # of a block's activations
-DOUBLE = 8  # bytes
+DOUBLE_BYTES = 8  # bytes
 
 # --- Gathering patches ------------------------------------------------------------------------------------------------
 
@@ -77,13 +77,13 @@ def _gather(n: int, step: int = 1) -> Any:
     def gather(b: Any, source: Any, fan: Any, n_fan: Any, factor: Any, target: Any, sums: Any) -> None:
         scale, (total,) = load(b, factor, kind), variables(b, [zero])
         with each(b, 0, n_fan) as k:
-            start = at(b, source, load(b, at(b, fan, k, WHOLE), I64))
+            start = address_of(b, source, load(b, address_of(b, fan, k, INT64_BYTES), I64))
             value = load(b, start, kind)
             if step == 2:
-                end = load(b, start, kind, (n - 1) * FLOAT)
+                end = load(b, start, kind, (n - 1) * FLOAT_BYTES)
                 value = pick(b, value, end, [*range(0, n, 2), *range(n + 1, 2 * n, 2)])
-            value = larger(b, b.fmul(value, scale), zero)
-            store(b, value, at(b, target, k, LINE))
+            value = maximum(b, b.fmul(value, scale), zero)
+            store(b, value, address_of(b, target, k, LINE))
             b.store(b.fadd(b.load(total), value), total)
         store(b, b.load(total), sums)
 
@@ -96,25 +96,25 @@ gather_16_even, gather_8_even, gather_4_even = (_gather(n, 2) for n in (16, 8, 4
 
 @primitive(VOID, *[INT] * 6)
 def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, target: Any, sums: Any) -> None:
-    """The same for RANK patches i whose columns lie side by side: column k of patch i is source[offsets[i] + k]."""
-    kind, zero = vector(RANK), constant(0.0, RANK)
+    """The same for ROW_TILE patches i whose columns lie side by side: column k of patch i is source[offsets[i] + k]."""
+    kind, zero = vector(ROW_TILE), constant(0.0, ROW_TILE)
     scale, (total,) = load(b, factors, kind), variables(b, [zero])
-    starts = [at(b, source, load(b, offsets, I64, i * WHOLE)) for i in range(RANK)]
+    starts = [address_of(b, source, load(b, offsets, I64, i * INT64_BYTES)) for i in range(ROW_TILE)]
 
     def take(value: Any, to: Any, offset: int) -> None:
-        value = larger(b, b.fmul(value, scale), zero)
+        value = maximum(b, b.fmul(value, scale), zero)
         store(b, value, to, offset)
         b.store(b.fadd(b.load(total), value), total)
 
-    whole = b.mul(b.udiv(n_fan, I64(RANK)), I64(RANK))
-    with each(b, 0, whole, RANK) as first:
-        for k, value in enumerate(transposed(b, [load(b, at(b, start, first), kind) for start in starts])):
-            take(value, at(b, target, first, LINE), k * LINE)
+    whole = b.mul(b.udiv(n_fan, I64(ROW_TILE)), I64(ROW_TILE))
+    with each(b, 0, whole, ROW_TILE) as first:
+        for k, value in enumerate(transposed(b, [load(b, address_of(b, start, first), kind) for start in starts])):
+            take(value, address_of(b, target, first, LINE), k * LINE)
     with each(b, whole, n_fan) as k:
         value = zero
         for i, start in enumerate(starts):
-            value = b.insert_element(value, load(b, at(b, start, k), F32), I32(i))
-        take(value, at(b, target, k, LINE), 0)
+            value = b.insert_element(value, load(b, address_of(b, start, k), F32), I32(i))
+        take(value, address_of(b, target, k, LINE), 0)
     store(b, b.load(total), sums)
 
 
@@ -135,7 +135,7 @@ def _gather_piece(n: int, step: int, source: int, fan: int, n_fan: int, factors:
         gather_4(source, fan, n_fan, factors, block, sums)
 
 
-@Native
+@CompiledLoop
 def gather_runs(
     source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int, step: int
 ) -> None:
@@ -147,11 +147,11 @@ def gather_runs(
     while first < n_patches:
         last = _end_of_run(offsets, first, n_patches, step)
         n, done = last - first, 0
-        start, to = source + long_at(offsets, first) * FLOAT, first * FLOAT
+        start, to = source + long_at(offsets, first) * FLOAT_BYTES, first * FLOAT_BYTES
         for width in (16, 8, 4):
             least = width if width == 16 else 1  # of what is left: narrower pieces may overlap the one before
             while n >= width and n - done >= least:
-                i = min(done, n - width) * FLOAT
+                i = min(done, n - width) * FLOAT_BYTES
                 moved = to + i
                 _gather_piece(width, step, start + step * i, fan, n_fan, factors + moved, block + moved, sums + moved)
                 done += width
@@ -159,17 +159,17 @@ def gather_runs(
         first = last
 
 
-@Native
+@CompiledLoop
 def gather_apart(
     source: int, offsets: int, n_patches: int, fan: int, n_fan: int, factors: int, block: int, sums: int, step: int
 ) -> None:
-    """The same of patches that lie anywhere; RANK at a time where the columns of each lie side by side."""
+    """The same of patches that lie anywhere; ROW_TILE at a time where the columns of each lie side by side."""
     done = 0
     if _end_of_run(fan, 0, n_fan, 1) == n_fan:
-        while n_patches - done >= RANK:
-            to, first = done * FLOAT, source + long_at(fan, 0) * FLOAT
-            gather_lines(first, offsets + done * WHOLE, n_fan, factors + to, block + to, sums + to)
-            done += RANK
+        while n_patches - done >= ROW_TILE:
+            to, first = done * FLOAT_BYTES, source + long_at(fan, 0) * FLOAT_BYTES
+            gather_lines(first, offsets + done * INT64_BYTES, n_fan, factors + to, block + to, sums + to)
+            done += ROW_TILE
     _gather_rest(source, offsets, done, n_patches, fan, n_fan, factors, block, sums)
 
 
@@ -188,7 +188,7 @@ def _gather_rest(
 ) -> None:
     """Patch by patch."""
     for p in range(first, last):
-        start, to = source + long_at(offsets, p) * FLOAT, p * FLOAT
+        start, to = source + long_at(offsets, p) * FLOAT_BYTES, p * FLOAT_BYTES
         gather_1(start, fan, n_fan, factors + to, block + to, sums + to)
 
 
@@ -209,7 +209,7 @@ def scale_line(b: Any, line: Any, factors: Any) -> None:
 def invert_line(b: Any, line: Any) -> None:
     """line[p] = 1 / line[p], 0 where line[p] is 0 (T2). Half vectors: dividers are no wider."""
     zero, one = constant(0.0, 8), constant(1.0, 8)
-    for offset in range(0, LINE, 8 * FLOAT):
+    for offset in range(0, LINE, 8 * FLOAT_BYTES):
         value = load(b, line, vector(8), offset)
         store(b, b.select(b.fcmp_ordered(">", value, zero), b.fdiv(one, value), zero), line, offset)
 
@@ -240,8 +240,8 @@ def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: 
             point, position = point + 1, 0
     if n_patches < BLOCK:
         for k in range(fan_in):
-            fill(a + k * LINE + n_patches * FLOAT, BLOCK - n_patches, 0.0)
-        fill(sums + n_patches * FLOAT, BLOCK - n_patches, 0.0)
+            fill(a + k * LINE + n_patches * FLOAT_BYTES, BLOCK - n_patches, 0.0)
+        fill(sums + n_patches * FLOAT_BYTES, BLOCK - n_patches, 0.0)
     _call_gather(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
     _normalise(a, fan_in, sums, factors)
 
@@ -258,12 +258,12 @@ def _squares_code(which: int) -> Any:
     def squares(b: Any, d: Any, sums: Any, row_factors: Any, n_rows: Any, waiting: Any, out: Any) -> None:
         with each(b, 0, BLOCK, lanes) as first:
             totals = variables(b, [constant(0.0, lanes, F64)] * 3)
-            patch_sums = b.fpext(load(b, at(b, sums, first), narrow), kind)
+            patch_sums = b.fpext(load(b, address_of(b, sums, first), narrow), kind)
             with each(b, 0, n_rows) as r:
-                scale = b.fmul(splat(b, load(b, at(b, row_factors, r, DOUBLE), F64), lanes), patch_sums)
+                scale = b.fmul(splat(b, load(b, address_of(b, row_factors, r, DOUBLE_BYTES), F64), lanes), patch_sums)
                 line, wait = (
-                    at(b, at(b, d, r, 2 * LINE), first),
-                    at(b, at(b, waiting, r, BLOCK * DOUBLE), first, DOUBLE),
+                    address_of(b, address_of(b, d, r, 2 * LINE), first),
+                    address_of(b, address_of(b, waiting, r, BLOCK * DOUBLE_BYTES), first, DOUBLE_BYTES),
                 )
                 values = [b.fmul(b.fpext(load(b, line, narrow, s * LINE), kind), scale) for s in range(2)]
                 output = b.fsub(*values)
@@ -276,7 +276,7 @@ def _squares_code(which: int) -> Any:
                 for cell, value in zip(totals, values):
                     b.store(fused(b, value, value, b.load(cell)), cell)
             for x, cell in enumerate(totals):
-                store(b, b.load(cell), at(b, out, first, DOUBLE), x * BLOCK * DOUBLE)
+                store(b, b.load(cell), address_of(b, out, first, DOUBLE_BYTES), x * BLOCK * DOUBLE_BYTES)
 
     return squares
 
@@ -297,7 +297,7 @@ def _add_squares(found: int, n: int, out: int, n_summed: int) -> None:
         put_double(out, 0, double_at(out, 0) + total)
 
 
-@Native
+@CompiledLoop
 def reciprocals(
     calls_at: int,
     layer_at: int,
@@ -320,7 +320,7 @@ def reciprocals(
     n_rows, squares = weights.n_rows, scratch.squares_XP
     _prepare(calls, layer, weights.fan_in, start, stop, g, t, scratch)
     _call_denominators(calls.denominators, scratch.a_KP, weights_at, g, scratch.d_LP)
-    row_factors = layer.row_factors_GR + g * n_rows * DOUBLE
+    row_factors = layer.row_factors_GR + g * n_rows * DOUBLE_BYTES
     if which == ONLY_SIGN:
         squares_only(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
     elif which == FIRST_SIGN:
@@ -330,7 +330,7 @@ def reciprocals(
     quadrant, total = (0, 2) if which == ONLY_SIGN else (2 * t, 4)
     for x in range(3):  # the two quadrants of the sign t, and the whole output
         to = (quadrant + x if x < 2 else total) * n_squares + start // layer.n_summed
-        _add_squares(squares + x * BLOCK * DOUBLE, stop - start, squares_QX + to * DOUBLE, layer.n_summed)
+        _add_squares(squares + x * BLOCK * DOUBLE_BYTES, stop - start, squares_QX + to * DOUBLE_BYTES, layer.n_summed)
     for line in range(2 * n_rows):
         invert_line(scratch.d_LP + line * LINE)
 

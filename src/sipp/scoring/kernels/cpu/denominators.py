@@ -18,7 +18,7 @@ from sipp.native import memory
 from sipp.native.compiling import (
     INT,
     VOID,
-    Native,
+    CompiledLoop,
     as_numbers,
     calling,
     float_at,
@@ -29,13 +29,26 @@ from sipp.native.compiling import (
     put_int,
     put_long,
 )
-from sipp.native.instructions import FLOAT, I32, I64, at, constant, each, fused, load, splat, store, variables, vector
+from sipp.native.instructions import (
+    FLOAT_BYTES,
+    I32,
+    I64,
+    address_of,
+    constant,
+    each,
+    fused,
+    load,
+    splat,
+    store,
+    variables,
+    vector,
+)
 from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
-    INDEX,
+    INDEX_BYTES,
     LINE,
     PANEL,
     STRIP,
@@ -61,13 +74,15 @@ def _panel(n_rows: int, is_first: bool) -> Any:
         sums = [variables(b, [constant(0.0, LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
         start = I64(0)
         for pattern in range(2**n_rows):
-            stop = b.sext(load(b, ends, I32, pattern * INDEX), I64)
+            stop = b.sext(load(b, ends, I32, pattern * INDEX_BYTES), I64)
             with each(b, start, stop) as j:
-                place = b.sext(load(b, at(b, places, j, INDEX), I32), I64)
-                line = at(b, a, place, LINE)
+                place = b.sext(load(b, address_of(b, places, j, INDEX_BYTES), I32), I64)
+                line = address_of(b, a, place, LINE)
                 terms = [load(b, line, vector(LANES), v * VECTOR) for v in range(STRIP_VECTORS)]
                 for i in range(n_rows):
-                    w = splat(b, load(b, at(b, magnitudes, j, n_rows * FLOAT), offset=i * FLOAT), LANES)
+                    w = splat(
+                        b, load(b, address_of(b, magnitudes, j, n_rows * FLOAT_BYTES), offset=i * FLOAT_BYTES), LANES
+                    )
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
                         b.store(fused(b, w, term, b.load(cell)), cell)
             start = stop
@@ -112,22 +127,22 @@ def fill(target: int, n: int, value: float) -> None:
         put_float(target, i, value)
 
 
-@Native
+@CompiledLoop
 def denominators(a: int, weights_at: int, group: int, d: int) -> None:
     """Fills d[2 r + s, p] for one block of patches."""
     weights = read_weights(weights_at)
     fan_in, n_chunks = weights.fan_in, weights.n_chunks
-    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT
+    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT_BYTES
     for chunk in range(n_chunks):
         start = chunk * SUM_BLOCK
         for panel in range(weights.n_panels):
             first = long_at(weights.panels, panel)
             n_rows, panel_of_all = long_at(weights.panels, panel + 1) - first, group * weights.n_panels + panel
-            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * FLOAT
-            places = weights.places_GNK + (panel_of_all * fan_in + start) * INDEX
-            ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX
+            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * FLOAT_BYTES
+            places = weights.places_GNK + (panel_of_all * fan_in + start) * INDEX_BYTES
+            ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX_BYTES
             for strip in range(0, BLOCK, STRIP):
-                source, target = a + strip * FLOAT, d + 2 * first * LINE + strip * FLOAT
+                source, target = a + strip * FLOAT_BYTES, d + 2 * first * LINE + strip * FLOAT_BYTES
                 if chunk == 0:
                     _first_panel(n_rows, source, magnitudes, places, ends, target)
                 else:
@@ -157,7 +172,7 @@ def _next_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, ou
 _call_denominators = calling(denominators)
 
 
-@Native
+@CompiledLoop
 def sums(
     patches_GKP: int,
     weights_at: int,
@@ -170,17 +185,17 @@ def sums(
     out: int,
 ) -> None:
     """Fills a stretch of the denominators out[s, g, r, p]."""
-    weights, step = read_weights(weights_at), n_patches * FLOAT
+    weights, step = read_weights(weights_at), n_patches * FLOAT_BYTES
     n_groups, n_rows = weights.n_groups, weights.n_rows
     for start in range(first, last, BLOCK):
         for g in range(n_groups):
-            block = patches_GKP + g * weights.fan_in * step + start * FLOAT
+            block = patches_GKP + g * weights.fan_in * step + start * FLOAT_BYTES
             _copy_lines(block, step, weights.fan_in, last - start, a)
             _call_denominators(denominators, a, weights_at, g, d)
             for line in range(2 * n_rows):
                 to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
                 if last - start >= BLOCK:
-                    copy_line(d + line * LINE, out + to * FLOAT)
+                    copy_line(d + line * LINE, out + to * FLOAT_BYTES)
                 else:
                     for p in range(last - start):
                         put_float(out, to + p, float_at(d, line * BLOCK + p))
@@ -222,7 +237,7 @@ def _panels(n_rows: int) -> list[int]:
     return [*starts, n_rows]
 
 
-@Native
+@CompiledLoop
 def _pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
     """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.native.compiling import INT, VOID, Native, primitive
-from sipp.native.instructions import FLOAT, I1, I16, I64, at, each, larger, load, store, tree, vector
+from sipp.native.compiling import INT, VOID, CompiledLoop, primitive
+from sipp.native.instructions import FLOAT_BYTES, I1, I16, I64, address_of, each, load, maximum, store, tree, vector
 from sipp.native.processor import LANES
-from sipp.scoring.kernels.cpu.layout import LINE, RANK, SIGN_BYTES, VECTOR, read_scratch
+from sipp.scoring.kernels.cpu.layout import LINE, ROW_TILE, SIGN_BYTES, VECTOR, read_scratch
 
 
 def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
@@ -21,18 +21,18 @@ def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
 
 
 def _raise_row(b: Any, vectors: list[Any], row: Any, bits: Any, d: Any, best: Any) -> None:
-    positive = at(b, d, row, 2 * LINE)
+    positive = address_of(b, d, row, 2 * LINE)
     line = b.select(b.trunc(b.lshr(bits, row), I1), positive, b.add(positive, I64(LINE)))
-    out = at(b, best, row, LANES * FLOAT)
+    out = address_of(b, best, row, LANES * FLOAT_BYTES)
     products = [b.fmul(x, load(b, line, vector(LANES), i * VECTOR)) for i, x in enumerate(vectors)]
-    store(b, tree(b, larger, [*products, load(b, out, vector(LANES))]), out)
+    store(b, tree(b, maximum, [*products, load(b, out, vector(LANES))]), out)
 
 
 @primitive(VOID, *[INT] * 5)
 def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
     """best[r, lane] = the largest of best[r, lane] and of line[p] * d[2 r + s, p] over the lane's patches p.
 
-    For up to RANK rows; s is the sign of the weight of row r, bit r of what lies at `signs`.
+    For up to ROW_TILE rows; s is the sign of the weight of row r, bit r of what lies at `signs`.
     """
     vectors, bits = _line_and_bits(b, line, signs)
     with each(b, 0, n_rows) as row:
@@ -41,24 +41,28 @@ def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) ->
 
 @primitive(VOID, *[INT] * 4)
 def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
-    """The same for RANK rows, without a loop."""
+    """The same for ROW_TILE rows, without a loop."""
     vectors, bits = _line_and_bits(b, line, signs)
-    for row in map(I64, range(RANK)):
+    for row in map(I64, range(ROW_TILE)):
         _raise_row(b, vectors, row, bits, d, best)
 
 
-@Native
+@CompiledLoop
 def raise_by_all(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
     """Raises best[k, r * LANES + lane] to the largest product of the lane."""
     scratch = read_scratch(scratch_at)
     a, d = scratch.a_KP, scratch.d_LP
-    n_ranks = -(-n_rows // RANK)
+    n_tiles = -(-n_rows // ROW_TILE)
     for k in range(fan_in):
-        line, column, column_signs = a + k * LINE, best + k * n_rows * LANES * FLOAT, signs + k * n_ranks * SIGN_BYTES
-        for first in range(0, n_rows, RANK):
-            lines, maxima = d + first * 2 * LINE, column + first * LANES * FLOAT
-            bits = column_signs + first // RANK * SIGN_BYTES
-            if n_rows - first >= RANK:
+        line, column, column_signs = (
+            a + k * LINE,
+            best + k * n_rows * LANES * FLOAT_BYTES,
+            signs + k * n_tiles * SIGN_BYTES,
+        )
+        for first in range(0, n_rows, ROW_TILE):
+            lines, maxima = d + first * 2 * LINE, column + first * LANES * FLOAT_BYTES
+            bits = column_signs + first // ROW_TILE * SIGN_BYTES
+            if n_rows - first >= ROW_TILE:
                 raise_rank(line, lines, maxima, bits)
             else:
                 raise_rows(n_rows - first, line, lines, maxima, bits)

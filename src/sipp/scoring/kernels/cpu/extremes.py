@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import Native, int_at, put_int
+from sipp.native.compiling import CompiledLoop, int_at, put_int
 from sipp.native.machine_code import call_each
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels import checks, reference
@@ -34,7 +34,7 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lowest, highest, smallest
 
 
-@Native
+@CompiledLoop
 def _find(bits_BN: int, step: int, n: int, found_XB: int, n_lines: int, first: int, last: int) -> None:
     """Fills found[:, b] with three float32 bit patterns of each line of n such patterns (int32), lines `step` apart.
 

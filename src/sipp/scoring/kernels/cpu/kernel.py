@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import WHOLE, Native, as_numbers, byte_at, put_short, short_at
-from sipp.native.instructions import FLOAT
+from sipp.native.compiling import INT64_BYTES, CompiledLoop, as_numbers, byte_at, put_short, short_at
+from sipp.native.instructions import FLOAT_BYTES
 from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
 from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
-from sipp.scoring.kernels.cpu.blocks import DOUBLE
+from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES
 from sipp.scoring.kernels.cpu.denominators import pack_weights
 from sipp.scoring.kernels.cpu.extremes import extremes as extremes
 from sipp.scoring.kernels.cpu.layout import (
@@ -39,8 +39,8 @@ from sipp.scoring.kernels.cpu.layout import (
     MOST_WEIGHTS,
     NOTHING,
     PATCH_BYTES,
-    RANK,
-    RANK_BYTES,
+    ROW_TILE,
+    TILE_BYTES,
     Calls,
     Layer,
     PackedWeights,
@@ -83,7 +83,7 @@ class Ratios:
     """The largest ratios of some rows so far, as compiled loops keep them, and their weights, laid out once."""
 
     shape: tuple[int, int, int]  # groups, rows of each, fan-in
-    takes_all: bool  # products: to look for what can be skipped costs more (`every_product.py`)
+    computes_every_product: bool  # products: to look for what can be skipped costs more (`every_product.py`)
     weights: PackedWeights
     weights_at: np.ndarray  # as compiled loops read them
     signs_GKR: Tensor
@@ -92,14 +92,14 @@ class Ratios:
     means: Tensor | None = None  # of points
 
 
-def no_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
+def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
     """What rows that have met nothing start with; row_factors_GR take the scale of the weights out of norms again."""
-    checks.check_rows("no_ratios", weight_GRK, row_factors_GR)
+    checks.check_rows("new_ratios", weight_GRK, row_factors_GR)
     n_groups, n_rows, fan_in = weight_GRK.shape
     weights = pack_weights(weight_GRK)
     return Ratios(
         shape=(n_groups, n_rows, fan_in),
-        takes_all=_takes_all(weight_GRK),
+        computes_every_product=_computes_every_product(weight_GRK),
         weights=weights,
         weights_at=as_numbers(weights),
         signs_GKR=_signs(weight_GRK > 0),
@@ -112,7 +112,7 @@ def largest(ratios: Ratios) -> Tensor:
     n_groups, n_rows, fan_in = ratios.shape
     found = [memory.zeros(n_groups, fan_in, n_rows)]
     if ratios.maxima is not None:
-        lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.takes_all else ratios.maxima
+        lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.computes_every_product else ratios.maxima
         found.append(lanes[..., :n_rows])
     if ratios.means is not None:
         found.append(ratios.means[..., :n_rows])
@@ -129,10 +129,12 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors
     layer, squares_QX = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
     if ratios.maxima is None:
         n_groups, n_rows, fan_in = ratios.shape
-        ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if ratios.takes_all else _padded(n_rows))
+        ratios.maxima = memory.zeros(
+            n_groups, fan_in, n_rows * LANES if ratios.computes_every_product else _padded(n_rows)
+        )
     calls, stretches = _raising(ratios, _calls(layer)), _stretches(layer.n_points * layer.n_positions)
     bests = _for_each(ratios.maxima, len(stretches))
-    best_step = bests[0][0].numel() * FLOAT
+    best_step = bests[0][0].numel() * FLOAT_BYTES
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
     _run(ratios, layer, calls, squares_QX, maxima.scan, rest, bests)
     return _by_point(squares_QX, layer)
@@ -178,7 +180,7 @@ def _run(
     layer: Layer,
     calls: Calls,
     squares_QX: Tensor,
-    scan: Native,
+    scan: CompiledLoop,
     rest: Sequence[tuple[int, ...]],
     bests: list[Tensor],
 ) -> None:
@@ -223,7 +225,7 @@ def _layer(
         factors_TB=_array(factors_TB),
         has_positive=has_positive,
         has_negative=has_negative,
-        n_ranks=ratios.signs_GKR.shape[-1],
+        n_tiles=ratios.signs_GKR.shape[-1],
         row_factors_GR=memory.address(ratios.row_factors_GR, torch.float64),
         signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
     )
@@ -248,7 +250,7 @@ def _calls(layer: Layer) -> Calls:
 
 def _raising(ratios: Ratios, calls: Calls) -> Calls:
     """With what raises maxima: by every product, or by those that can."""
-    if ratios.takes_all:
+    if ratios.computes_every_product:
         return calls._replace(transpose_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
     return calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
 
@@ -279,11 +281,11 @@ def _stretches(n_patches: int) -> list[tuple[int, int]]:
 
 
 def _padded(n_rows: int) -> int:
-    """Rows in whole ranks."""
-    return -(-n_rows // RANK) * RANK
+    """Rows in whole tiles."""
+    return -(-n_rows // ROW_TILE) * ROW_TILE
 
 
-def _takes_all(weight_GRK: Tensor) -> bool:
+def _computes_every_product(weight_GRK: Tensor) -> bool:
     """Whether all products of a group are computed: to look for what can be skipped costs more."""
     return weight_GRK.shape[1] * weight_GRK.shape[2] <= MOST_WEIGHTS
 
@@ -305,22 +307,22 @@ def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
 @lru_cache(maxsize=KEPT_GEOMETRIES)
 def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int]:
     """Where the pieces of a thread's memory begin, and its size, in bytes."""
-    n_ranks = _padded(n_rows) // RANK
+    n_tiles = _padded(n_rows) // ROW_TILE
     sizes = Scratch(
         a_KP=fan_in * LINE,
-        d_LP=2 * RANK * n_ranks * LINE,
-        outputs_RP=n_rows * BLOCK * DOUBLE,
+        d_LP=2 * ROW_TILE * n_tiles * LINE,
+        outputs_RP=n_rows * BLOCK * DOUBLE_BYTES,
         sums_P=LINE,
-        squares_XP=3 * BLOCK * DOUBLE,
-        offsets_P=BLOCK * WHOLE,
+        squares_XP=3 * BLOCK * DOUBLE_BYTES,
+        offsets_P=BLOCK * INT64_BYTES,
         factors_P=LINE,
-        transposed=n_ranks * RANK_BYTES,
-        scales=n_ranks * PATCH_BYTES,
-        floors=n_ranks * PATCH_BYTES,
-        reach=n_ranks * LINE,
-        bars_K=fan_in * FLOAT,
-        masks_K=fan_in * WHOLE,
-        n_computed=WHOLE,
+        transposed=n_tiles * TILE_BYTES,
+        scales=n_tiles * PATCH_BYTES,
+        floors=n_tiles * PATCH_BYTES,
+        reach=n_tiles * LINE,
+        bars_K=fan_in * FLOAT_BYTES,
+        masks_K=fan_in * INT64_BYTES,
+        n_computed=INT64_BYTES,
     )
     ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
     return Scratch(0, *ends[:-1]), ends[-1]
@@ -340,29 +342,29 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
 
 
 def _signs(positive_GRK: Tensor) -> Tensor:
-    """RANK bits for every column and rank of rows, set where the weight is positive: G x K x ranks."""
+    """ROW_TILE bits for every column and tile of rows, set where the weight is positive: G x K x tiles."""
     n_groups, n_rows, fan_in = positive_GRK.shape
-    signs = memory.blank(n_groups, fan_in, _padded(n_rows) // RANK, dtype=torch.int16)
+    signs = memory.blank(n_groups, fan_in, _padded(n_rows) // ROW_TILE, dtype=torch.int16)
     positive = positive_GRK.contiguous().view(torch.uint8)
     given = memory.address(positive, torch.uint8), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
-    cuts = cut_evenly(_padded(n_rows) // RANK, threads_for(positive_GRK))
-    call_each(_pack_signs, [(*given, first * RANK, min(last * RANK, n_rows)) for first, last in cuts])
+    cuts = cut_evenly(_padded(n_rows) // ROW_TILE, threads_for(positive_GRK))
+    call_each(_pack_signs, [(*given, first * ROW_TILE, min(last * ROW_TILE, n_rows)) for first, last in cuts])
     return signs
 
 
-@Native
+@CompiledLoop
 def _pack_signs(
     positive_GRK: int, n_groups: int, n_rows: int, fan_in: int, signs_GKR: int, first: int, last: int
 ) -> None:
-    """Sets, for a stretch of whole ranks, bit r % RANK of signs[g, k, r / RANK] where a byte is not 0."""
-    n_ranks = -(-n_rows // RANK)
+    """Sets, for a stretch of whole tiles, bit r % ROW_TILE of signs[g, k, r / ROW_TILE] where a byte is not 0."""
+    n_tiles = -(-n_rows // ROW_TILE)
     for g in range(n_groups):
-        for start in range(first, last, RANK):
-            at = g * fan_in * n_ranks + start // RANK
+        for start in range(first, last, ROW_TILE):
+            at = g * fan_in * n_tiles + start // ROW_TILE
             for k in range(fan_in):
-                put_short(signs_GKR, at + k * n_ranks, 0)
-            for i in range(RANK if n_rows - start > RANK else n_rows - start):
+                put_short(signs_GKR, at + k * n_tiles, 0)
+            for i in range(ROW_TILE if n_rows - start > ROW_TILE else n_rows - start):
                 row = (g * n_rows + start + i) * fan_in
                 for k in range(fan_in):
                     bit = np.int16(byte_at(positive_GRK, row + k)) << np.int16(i)
-                    put_short(signs_GKR, at + k * n_ranks, short_at(signs_GKR, at + k * n_ranks) | bit)
+                    put_short(signs_GKR, at + k * n_tiles, short_at(signs_GKR, at + k * n_tiles) | bit)

@@ -1,6 +1,6 @@
 """How the CPU kernels lay numbers out: the sizes of a tile, and the records that compiled loops are handed.
 
-README.md draws it. Rows and patches are padded with zeros, rows to whole ranks, patches to whole blocks.
+README.md draws it. Rows and patches are padded with zeros, rows to whole tiles, patches to whole blocks.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sipp.native.compiling import reading
-from sipp.native.instructions import FLOAT
+from sipp.native.instructions import FLOAT_BYTES
 from sipp.native.processor import LANES, WIDE
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
 BLOCK = 64  # patches laid out at once: one bit of an integer each
-RANK = 16  # rows side by side
-MOST_RANKS = 4 if WIDE else 2  # of a band: as many maxima stay in registers
+ROW_TILE = 16  # rows side by side
+MOST_TILES = 4 if WIDE else 2  # of a band: as many maxima stay in registers
 PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
 STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
@@ -24,13 +24,13 @@ MEAN_COLUMNS = 6 if WIDE else 2  # of the sums for means: their signs stay in re
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
-INDEX = 4
-VECTOR = LANES * FLOAT
-LINE = BLOCK * FLOAT  # one column of a block
-RANK_VECTOR = RANK * FLOAT  # one patch, one rank, one sign in `transposed`
-PATCH_BYTES = 2 * RANK_VECTOR  # one patch and one rank: both signs
-RANK_BYTES = BLOCK * PATCH_BYTES  # one rank of a block
-SIGN_BYTES = RANK // 8  # one rank in `signs`
+INDEX_BYTES = 4
+VECTOR = LANES * FLOAT_BYTES
+LINE = BLOCK * FLOAT_BYTES  # one column of a block
+TILE_VECTOR = ROW_TILE * FLOAT_BYTES  # one patch, one tile, one sign in `transposed`
+PATCH_BYTES = 2 * TILE_VECTOR  # one patch and one tile: both signs
+TILE_BYTES = BLOCK * PATCH_BYTES  # one tile of a block
+SIGN_BYTES = ROW_TILE // 8  # one tile in `signs`
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
@@ -77,16 +77,16 @@ class Layer(NamedTuple):
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is
     has_negative: int
-    n_ranks: int
+    n_tiles: int
     row_factors_GR: int  # address; take the scale of the weights out of norms
-    signs_GKR: int  # address; RANK bits for every column and rank of rows, set where the weight is positive
+    signs_GKR: int  # address; ROW_TILE bits for every column and tile of rows, set where the weight is positive
 
 
 NOTHING = 0  # the address of what is not called
 
 
 class Calls(NamedTuple):
-    """Where the functions lie that do the work for a block (`Native`): those that this layer needs."""
+    """Where the functions lie that do the work for a block (`CompiledLoop`): those that this layer needs."""
 
     gather: int = NOTHING  # `blocks.gather_runs` or `gather_apart`
     denominators: int = NOTHING
@@ -106,8 +106,8 @@ class Scratch(NamedTuple):
     squares_XP: int  # of both signs of weights, and of the outputs; float64
     offsets_P: int  # where each patch lies in the windows
     factors_P: int  # what each patch is multiplied by
-    transposed: int  # [r / RANK, p, s, r % RANK] the reciprocals with rows side by side
-    scales: int  # [r / RANK, s, r % RANK] 1 / mean of each line of them
+    transposed: int  # [r / ROW_TILE, p, s, r % ROW_TILE] the reciprocals with rows side by side
+    scales: int  # [r / ROW_TILE, s, r % ROW_TILE] 1 / mean of each line of them
     floors: int  # the same shape: keeps lines of zeros out of bars
     reach: int  # [band, p]
     bars_K: int

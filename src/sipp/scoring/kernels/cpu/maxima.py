@@ -1,9 +1,9 @@
 """The maxima over patches of T2: which patches can raise a maximum of a column, and raising it by those.
 
-A band is a run of ranks of RANK rows. For a column k and a band, patch p can only matter where its activation times its
-reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar (the
-smallest of the band's maxima of that column, divided the same way). One number per patch and one per column replace
-the band's rows in that test; how the lines are scaled changes how much is skipped, never what is found.
+A band is a run of tiles of ROW_TILE rows. For a column k and a band, patch p can only matter where its activation times
+its reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar
+(the smallest of the band's maxima of that column, divided the same way). One number per patch and one per column
+replace the band's rows in that test; how the lines are scaled changes how much is skipped, never what is found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sipp.native.compiling import (
     INT,
     REAL,
     VOID,
-    Native,
+    CompiledLoop,
     calling,
     float_at,
     inlined,
@@ -30,12 +30,12 @@ from sipp.native.instructions import (
     I16,
     I64,
     across,
-    at,
+    address_of,
     constant,
     each,
-    larger,
     load,
-    smaller,
+    maximum,
+    minimum,
     splat,
     store,
     transposed,
@@ -49,13 +49,13 @@ from sipp.scoring.kernels.cpu.every_product import raise_by_all
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
-    MOST_RANKS,
+    MOST_TILES,
     NOTHING,
     PATCH_BYTES,
-    RANK,
-    RANK_BYTES,
-    RANK_VECTOR,
+    ROW_TILE,
     SIGN_BYTES,
+    TILE_BYTES,
+    TILE_VECTOR,
     Scratch,
     read_calls,
     read_layer,
@@ -72,102 +72,102 @@ BAR_SLACK = 1.0 - 2.0**-20
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
-_rank = vector(RANK)
+_tile = vector(ROW_TILE)
 
 # --- Vector code ------------------------------------------------------------------------------------------------------
 
 
 @primitive(VOID, *[INT] * 4)
 def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
-    """transposed[p, 0, r] = lines[r, p] for RANK lines `step` bytes apart; adds each line's values to sums[r]."""
-    with each(b, 0, BLOCK, RANK) as first:
-        line, target = at(b, lines, first), at(b, transposed_at, first, PATCH_BYTES)
-        vectors = transposed(b, [load(b, b.add(line, b.mul(step, I64(r))), _rank) for r in range(RANK)])
+    """transposed[p, 0, r] = lines[r, p] for ROW_TILE lines `step` bytes apart; adds each line's values to sums[r]."""
+    with each(b, 0, BLOCK, ROW_TILE) as first:
+        line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
+        vectors = transposed(b, [load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(ROW_TILE)])
         for p, values in enumerate(vectors):
             store(b, values, target, p * PATCH_BYTES)
         total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
-        store(b, b.fadd(load(b, sums, _rank), total), sums)
+        store(b, b.fadd(load(b, sums, _tile), total), sums)
 
 
 @primitive(VOID, *[INT] * 4)
-def reaches(b: Any, inverses: Any, scales: Any, n_ranks: Any, reach: Any) -> None:
-    """reach[p] = the largest of inverses[rank, p, s, r] * scales[rank, s, r] over the ranks, at least LEAST_REACH."""
-    with each(b, 0, BLOCK, RANK) as first:
-        cells = variables(b, [constant(LEAST_REACH, RANK)] * RANK)
-        with each(b, 0, n_ranks) as rank:
-            scale = at(b, scales, rank, PATCH_BYTES)
-            rows = at(b, at(b, inverses, rank, RANK_BYTES), first, PATCH_BYTES)
-            for sign in (0, RANK_VECTOR):
-                factor = load(b, scale, _rank, sign)
+def reaches(b: Any, inverses: Any, scales: Any, n_tiles: Any, reach: Any) -> None:
+    """reach[p] = the largest of inverses[tile, p, s, r] * scales[tile, s, r] over the tiles, at least LEAST_REACH."""
+    with each(b, 0, BLOCK, ROW_TILE) as first:
+        cells = variables(b, [constant(LEAST_REACH, ROW_TILE)] * ROW_TILE)
+        with each(b, 0, n_tiles) as tile:
+            scale = address_of(b, scales, tile, PATCH_BYTES)
+            rows = address_of(b, address_of(b, inverses, tile, TILE_BYTES), first, PATCH_BYTES)
+            for sign in (0, TILE_VECTOR):
+                factor = load(b, scale, _tile, sign)
                 for p, cell in enumerate(cells):
-                    value = b.fmul(load(b, rows, _rank, p * PATCH_BYTES + sign), factor)
-                    b.store(larger(b, value, b.load(cell)), cell)
-        found = tree(b, larger, transposed(b, [b.load(cell) for cell in cells]))
-        store(b, found, at(b, reach, first))
+                    value = b.fmul(load(b, rows, _tile, p * PATCH_BYTES + sign), factor)
+                    b.store(maximum(b, value, b.load(cell)), cell)
+        found = tree(b, maximum, transposed(b, [b.load(cell) for cell in cells]))
+        store(b, found, address_of(b, reach, first))
 
 
 def sign_flags(b: Any, signs: Any) -> Any:
-    """The RANK bits at an address as flags: where weights are positive."""
-    return b.bitcast(load(b, signs, I16), vector(RANK, I1))
+    """The ROW_TILE bits at an address as flags: where weights are positive."""
+    return b.bitcast(load(b, signs, I16), vector(ROW_TILE, I1))
 
 
-def _signs(b: Any, signs: Any, n_ranks: int) -> list[Any]:
-    return [sign_flags(b, b.add(signs, I64(i * SIGN_BYTES))) for i in range(n_ranks)]
+def _signs(b: Any, signs: Any, n_tiles: int) -> list[Any]:
+    return [sign_flags(b, b.add(signs, I64(i * SIGN_BYTES))) for i in range(n_tiles)]
 
 
 def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:
     """For each row the value of its weight's own sign: the first of two vectors where it is positive."""
-    return b.select(positive, load(b, address, _rank, offset), load(b, address, _rank, offset + RANK_VECTOR))
+    return b.select(positive, load(b, address, _tile, offset), load(b, address, _tile, offset + TILE_VECTOR))
 
 
-def _bar_code(n_ranks: int) -> Any:
+def _bar_code(n_tiles: int) -> Any:
     """A function: the bar of a column: the least of best[r] * scales[r], at least floors[r], over the band's rows."""
 
     @primitive(REAL, *[INT] * 4)
     def bar(b: Any, best: Any, scales: Any, floors: Any, signs: Any) -> Any:
-        least = constant(LARGEST_BAR, RANK)
-        for rank, positive in enumerate(_signs(b, signs, n_ranks)):
-            scale, floor = (_of_sign(b, positive, address, rank * PATCH_BYTES) for address in (scales, floors))
-            least = smaller(b, larger(b, b.fmul(load(b, best, _rank, rank * RANK_VECTOR), scale), floor), least)
-        return b.fmul(across(b, smaller, least), constant(BAR_SLACK, 1))
+        least = constant(LARGEST_BAR, ROW_TILE)
+        for tile, positive in enumerate(_signs(b, signs, n_tiles)):
+            scale, floor = (_of_sign(b, positive, address, tile * PATCH_BYTES) for address in (scales, floors))
+            least = minimum(b, maximum(b, b.fmul(load(b, best, _tile, tile * TILE_VECTOR), scale), floor), least)
+        return b.fmul(across(b, minimum, least), constant(BAR_SLACK, 1))
 
     return bar
 
 
 def _mask(b: Any, flags: list[Any]) -> Any:
-    """The flags of BLOCK patches, RANK in a vector, as the bits of one integer."""
+    """The flags of BLOCK patches, ROW_TILE in a vector, as the bits of one integer."""
     return tree(
         b,
         lambda b, x, y: b.or_(x, y),
-        [b.shl(b.zext(b.bitcast(flag, I16), I64), I64(i * RANK)) for i, flag in enumerate(flags)],
+        [b.shl(b.zext(b.bitcast(flag, I16), I64), I64(i * ROW_TILE)) for i, flag in enumerate(flags)],
     )
 
 
 @primitive(INT, INT, INT, REAL)
 def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
     """Bit p: line[p] * reach[p] is above the bar."""
-    limit = splat(b, bar, RANK)
-    pieces = range(0, LINE, RANK_VECTOR)
-    products = [b.fmul(load(b, line, _rank, offset), load(b, reach, _rank, offset)) for offset in pieces]
+    limit = splat(b, bar, ROW_TILE)
+    pieces = range(0, LINE, TILE_VECTOR)
+    products = [b.fmul(load(b, line, _tile, offset), load(b, reach, _tile, offset)) for offset in pieces]
     return _mask(b, [b.fcmp_ordered(">", product, limit) for product in products])
 
 
 @primitive(REAL, INT, INT)
 def highest(b: Any, line: Any, reach: Any) -> Any:
     """The largest of line[p] * reach[p]."""
-    pieces = range(0, LINE, RANK_VECTOR)
-    products = [b.fmul(load(b, line, _rank, offset), load(b, reach, _rank, offset)) for offset in pieces]
-    return across(b, larger, tree(b, larger, products))
+    pieces = range(0, LINE, TILE_VECTOR)
+    products = [b.fmul(load(b, line, _tile, offset), load(b, reach, _tile, offset)) for offset in pieces]
+    return across(b, maximum, tree(b, maximum, products))
 
 
 @primitive(INT, INT)
 def above_zero(b: Any, line: Any) -> Any:
     """Bit p: line[p] is above 0."""
-    pieces = range(0, LINE, RANK_VECTOR)
-    return _mask(b, [b.fcmp_ordered(">", load(b, line, _rank, offset), constant(0.0, RANK)) for offset in pieces])
+    pieces = range(0, LINE, TILE_VECTOR)
+    return _mask(b, [b.fcmp_ordered(">", load(b, line, _tile, offset), constant(0.0, ROW_TILE)) for offset in pieces])
 
 
-def _raise_code(n_ranks: int, n_at_once: int) -> Any:
+def _raise_code(n_tiles: int, n_at_once: int) -> Any:
     """A function: best[r] = the largest of best[r] and of line[p] * inverses[r, p] over the patches p in `mask`, not 0.
 
     Patches go `n_at_once` together; where fewer are left, the last one counts again, which changes no maximum and
@@ -176,8 +176,8 @@ def _raise_code(n_ranks: int, n_at_once: int) -> Any:
 
     @primitive(VOID, *[INT] * 5)
     def raise_column(b: Any, mask: Any, line: Any, inverses: Any, best: Any, signs: Any) -> None:
-        positive = _signs(b, signs, n_ranks)
-        cells = variables(b, [load(b, best, _rank, rank * RANK_VECTOR) for rank in range(n_ranks)])
+        positive = _signs(b, signs, n_tiles)
+        cells = variables(b, [load(b, best, _tile, tile * TILE_VECTOR) for tile in range(n_tiles)])
         left = variables(b, [mask])[0]
         again, done = b.append_basic_block("again"), b.append_basic_block("done")
         b.branch(again)
@@ -188,16 +188,16 @@ def _raise_code(n_ranks: int, n_at_once: int) -> Any:
             patches.append(b.select(b.icmp_unsigned("==", rest, I64(0)), patches[-1], patch) if patches else patch)
             rest = b.and_(rest, b.sub(rest, I64(1)))
         b.store(rest, left)
-        values = [splat(b, load(b, at(b, line, patch)), RANK) for patch in patches]
-        rows = [at(b, inverses, patch, PATCH_BYTES) for patch in patches]
-        for rank, cell in enumerate(cells):
-            inverse = [_of_sign(b, positive[rank], row, rank * RANK_BYTES) for row in rows]
-            found = tree(b, larger, [b.fmul(x, y) for x, y in zip(values, inverse)])
-            b.store(larger(b, found, b.load(cell)), cell)
+        values = [splat(b, load(b, address_of(b, line, patch)), ROW_TILE) for patch in patches]
+        rows = [address_of(b, inverses, patch, PATCH_BYTES) for patch in patches]
+        for tile, cell in enumerate(cells):
+            inverse = [_of_sign(b, positive[tile], row, tile * TILE_BYTES) for row in rows]
+            found = tree(b, maximum, [b.fmul(x, y) for x, y in zip(values, inverse)])
+            b.store(maximum(b, found, b.load(cell)), cell)
         b.cbranch(b.icmp_unsigned("!=", rest, I64(0)), again, done)
         b.position_at_end(done)
-        for rank, cell in enumerate(cells):
-            store(b, b.load(cell), best, rank * RANK_VECTOR)
+        for tile, cell in enumerate(cells):
+            store(b, b.load(cell), best, tile * TILE_VECTOR)
 
     return raise_column
 
@@ -215,46 +215,46 @@ def bit_count(b: Any, bits: Any) -> Any:
 
 
 @inlined
-def band_ranks(first: int, n_ranks: int) -> int:
-    """How many ranks the band has that starts at this one: 4, 2 or 1."""
-    left = min(n_ranks - first, MOST_RANKS)
+def band_tiles(first: int, n_tiles: int) -> int:
+    """How many tiles the band has that starts at this one: 4, 2 or 1."""
+    left = min(n_tiles - first, MOST_TILES)
     return 4 if left >= 4 else (2 if left >= 2 else 1)
 
 
 @inlined
-def transpose_rows(scratch: Scratch, n_ranks: int) -> None:
-    """Lays the reciprocals of a block out rows side by side, and fills scales[rank, s, r] with their sums."""
-    fill(scratch.scales, n_ranks * 2 * RANK, 0.0)
-    for rank in range(n_ranks):
+def transpose_rows(scratch: Scratch, n_tiles: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, and fills scales[tile, s, r] with their sums."""
+    fill(scratch.scales, n_tiles * 2 * ROW_TILE, 0.0)
+    for tile in range(n_tiles):
         for s in range(2):
-            line, sign = scratch.d_LP + (2 * RANK * rank + s) * LINE, s * RANK_VECTOR
-            to, sums = scratch.transposed + rank * RANK_BYTES + sign, scratch.scales + rank * PATCH_BYTES + sign
+            line, sign = scratch.d_LP + (2 * ROW_TILE * tile + s) * LINE, s * TILE_VECTOR
+            to, sums = scratch.transposed + tile * TILE_BYTES + sign, scratch.scales + tile * PATCH_BYTES + sign
             transpose(line, 2 * LINE, to, sums)
 
 
-@Native
-def transpose_lines(scratch_at: int, n_ranks: int) -> None:
+@CompiledLoop
+def transpose_lines(scratch_at: int, n_tiles: int) -> None:
     """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
     scratch = read_scratch(scratch_at)
-    transpose_rows(scratch, n_ranks)
-    for i in range(n_ranks * 2 * RANK):
+    transpose_rows(scratch, n_tiles)
+    for i in range(n_tiles * 2 * ROW_TILE):
         total = float_at(scratch.scales, i)
         is_zero = not total > 0.0
         put_float(scratch.floors, i, np.float32(LARGEST_BAR) if is_zero else np.float32(0.0))
         scale = np.float32(0.0) if is_zero else min(np.float32(BLOCK) / total, np.float32(LARGEST_SCALE))
         put_float(scratch.scales, i, scale)
-    rank, band = 0, 0
-    while rank < n_ranks:
-        n = band_ranks(rank, n_ranks)
-        inverses, scales = scratch.transposed + rank * RANK_BYTES, scratch.scales + rank * PATCH_BYTES
+    tile, band = 0, 0
+    while tile < n_tiles:
+        n = band_tiles(tile, n_tiles)
+        inverses, scales = scratch.transposed + tile * TILE_BYTES, scratch.scales + tile * PATCH_BYTES
         reaches(inverses, scales, n, scratch.reach + band * LINE)
-        rank, band = rank + n, band + 1
+        tile, band = tile + n, band + 1
 
 
-@Native
+@CompiledLoop
 def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
     """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
 
@@ -264,15 +264,15 @@ def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int)
     """
     scratch = read_scratch(scratch_at)
     a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
-    n_ranks = -(-n_rows // RANK)
-    best_step, signs_step = n_ranks * RANK_VECTOR, n_ranks * SIGN_BYTES
+    n_tiles = -(-n_rows // ROW_TILE)
+    best_step, signs_step = n_tiles * TILE_VECTOR, n_tiles * SIGN_BYTES
     n_computed = 0
-    rank, band = 0, 0
-    while rank < n_ranks:
-        n = band_ranks(rank, n_ranks)
-        rows, reach = scratch.transposed + rank * RANK_BYTES, scratch.reach + band * LINE
-        scale, floor = scratch.scales + rank * PATCH_BYTES, scratch.floors + rank * PATCH_BYTES
-        best_at, signs_at = best + rank * RANK_VECTOR, signs + rank * SIGN_BYTES
+    tile, band = 0, 0
+    while tile < n_tiles:
+        n = band_tiles(tile, n_tiles)
+        rows, reach = scratch.transposed + tile * TILE_BYTES, scratch.reach + band * LINE
+        scale, floor = scratch.scales + tile * PATCH_BYTES, scratch.floors + tile * PATCH_BYTES
+        best_at, signs_at = best + tile * TILE_VECTOR, signs + tile * SIGN_BYTES
         # three loops: what the first two find is there before the third has to branch on it
         for k in range(fan_in):
             put_float(bars, k, _bar(n, best_at + k * best_step, scale, floor, signs_at + k * signs_step))
@@ -285,31 +285,31 @@ def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int)
                 bar, peak = float_at(bars, k), highest(line, reach)
                 if peak >= LEAST_BAR:
                     mask = above(line, reach, peak * np.float32(NEAR_PEAK))
-                    n_computed += bit_count(mask) * n * RANK
+                    n_computed += bit_count(mask) * n * ROW_TILE
                     _raise(n, mask, line, rows, column, column_signs)
                     bar = _bar(n, column, scale, floor, column_signs)
                 mask = above(line, reach, bar) if bar >= LEAST_BAR else above_zero(line)
             if mask != 0:
-                n_computed += bit_count(mask) * n * RANK
+                n_computed += bit_count(mask) * n * ROW_TILE
                 _raise(n, mask, line, rows, column, column_signs)
-        rank, band = rank + n, band + 1
+        tile, band = tile + n, band + 1
     put_long(scratch.n_computed, 0, long_at(scratch.n_computed, 0) + n_computed)
 
 
 @inlined
-def _bar(n_ranks: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
-    if n_ranks == 4:
+def _bar(n_tiles: int, best: int, scales: int, floors: int, signs: int) -> np.float32:
+    if n_tiles == 4:
         return bar_4(best, scales, floors, signs)
-    if n_ranks == 2:
+    if n_tiles == 2:
         return bar_2(best, scales, floors, signs)
     return bar_1(best, scales, floors, signs)
 
 
 @inlined
-def _raise(n_ranks: int, mask: int, line: int, inverses: int, best: int, signs: int) -> None:
-    if n_ranks == 4:
+def _raise(n_tiles: int, mask: int, line: int, inverses: int, best: int, signs: int) -> None:
+    if n_tiles == 4:
         raise_4(mask, line, inverses, best, signs)
-    elif n_ranks == 2:
+    elif n_tiles == 2:
         raise_2(mask, line, inverses, best, signs)
     else:
         raise_1(mask, line, inverses, best, signs)
@@ -319,7 +319,7 @@ _call_reciprocals, _call_transpose_lines = calling(reciprocals), calling(transpo
 _call_raise_lines = calling(raise_best, raise_by_all)
 
 
-@Native
+@CompiledLoop
 def scan(
     calls_at: int,
     layer_at: int,
@@ -339,7 +339,7 @@ def scan(
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
         for g in range(weights.n_groups):
-            signs, best = layer.signs_GKR + g * fan_in * layer.n_ranks * SIGN_BYTES, best_GKX + g * best_step
+            signs, best = layer.signs_GKR + g * fan_in * layer.n_tiles * SIGN_BYTES, best_GKX + g * best_step
             for t in range(2):
                 which = which_sign(layer, t)
                 if which == NO_SIGN:
@@ -348,5 +348,5 @@ def scan(
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_reciprocals(calls.reciprocals, *of_all, *block)
                 if calls.transpose_lines != NOTHING:
-                    _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_ranks)
+                    _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_tiles)
                 _call_raise_lines(calls.raise_lines, scratch_at, signs, n_rows, fan_in, best)

@@ -13,7 +13,7 @@ from sipp.native.compiling import (
     INT,
     REAL,
     VOID,
-    Native,
+    CompiledLoop,
     calling,
     float_at,
     inlined,
@@ -22,14 +22,14 @@ from sipp.native.compiling import (
     put_float,
 )
 from sipp.native.instructions import (
-    FLOAT,
+    FLOAT_BYTES,
     I64,
-    at,
+    address_of,
     constant,
     each,
     fused,
-    larger,
     load,
+    maximum,
     splat,
     store,
     variables,
@@ -41,10 +41,10 @@ from sipp.scoring.kernels.cpu.layout import (
     LINE,
     MEAN_COLUMNS,
     PATCH_BYTES,
-    RANK,
-    RANK_BYTES,
-    RANK_VECTOR,
+    ROW_TILE,
     SIGN_BYTES,
+    TILE_BYTES,
+    TILE_VECTOR,
     read_calls,
     read_layer,
     read_scratch,
@@ -58,24 +58,24 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
 
     Of a whole point: out[k] = max(out[k], sum * share). Of a part: out[k] += sum, and `share` is not used.
     """
-    kind = vector(RANK)
+    kind = vector(ROW_TILE)
 
     @primitive(VOID, *[INT] * 7, REAL)
     def mean(
         b: Any, n: Any, line: Any, rows: Any, signs: Any, signs_step: Any, out: Any, out_step: Any, share: Any
     ) -> None:
-        sums = variables(b, [constant(0.0, RANK)] * n_columns)
+        sums = variables(b, [constant(0.0, ROW_TILE)] * n_columns)
         flags = [sign_flags(b, b.add(signs, b.mul(signs_step, I64(k)))) for k in range(n_columns)]
         with each(b, 0, n) as p:
-            row, value_at = at(b, rows, p, PATCH_BYTES), at(b, line, p)
-            positive, negative = (load(b, row, kind, s * RANK_VECTOR) for s in range(2))
+            row, value_at = address_of(b, rows, p, PATCH_BYTES), address_of(b, line, p)
+            positive, negative = (load(b, row, kind, s * TILE_VECTOR) for s in range(2))
             for k, cell in enumerate(sums):
-                value = splat(b, load(b, value_at, offset=k * LINE), RANK)
+                value = splat(b, load(b, value_at, offset=k * LINE), ROW_TILE)
                 b.store(fused(b, value, b.select(flags[k], positive, negative), b.load(cell)), cell)
         for k, cell in enumerate(sums):
             total, to = b.load(cell), b.add(out, b.mul(out_step, I64(k)))
             if is_whole:
-                store(b, larger(b, b.fmul(total, splat(b, share, RANK)), load(b, to, kind)), to)
+                store(b, maximum(b, b.fmul(total, splat(b, share, ROW_TILE)), load(b, to, kind)), to)
             else:
                 store(b, b.fadd(total, load(b, to, kind)), to)
 
@@ -86,22 +86,22 @@ mean_columns, mean_column = _mean(MEAN_COLUMNS, True), _mean(1, True)
 sum_columns, sum_column = _mean(MEAN_COLUMNS, False), _mean(1, False)
 
 
-@Native
+@CompiledLoop
 def add_means(
-    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_tiles: int, shares: int, out: int
 ) -> None:
     """Takes the means over the patches of whole points, n_each of n_patches at a time, into the largest, out[k, r]."""
     scratch = read_scratch(scratch_at)
-    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
-    for rank in range(n_ranks):
+    signs_step, out_step = n_tiles * SIGN_BYTES, n_tiles * TILE_VECTOR
+    for tile in range(n_tiles):
         k = 0
         while k < fan_in:
             is_wide = fan_in - k >= MEAN_COLUMNS
-            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            sign, to = signs + k * signs_step + tile * SIGN_BYTES, out + k * out_step + tile * TILE_VECTOR
             for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
                 share = float_at(shares, p // n_each)
-                line = scratch.a_KP + k * LINE + p * FLOAT
-                rows = scratch.transposed + rank * RANK_BYTES + p * PATCH_BYTES
+                line = scratch.a_KP + k * LINE + p * FLOAT_BYTES
+                rows = scratch.transposed + tile * TILE_BYTES + p * PATCH_BYTES
                 if is_wide:
                     mean_columns(n_each, line, rows, sign, signs_step, to, out_step, share)
                 else:
@@ -109,17 +109,17 @@ def add_means(
             k += MEAN_COLUMNS if is_wide else 1
 
 
-@Native
+@CompiledLoop
 def add_part(
-    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_ranks: int, shares: int, out: int
+    scratch_at: int, n_patches: int, n_each: int, signs: int, fan_in: int, n_tiles: int, shares: int, out: int
 ) -> None:
     """Adds the patches of a part of one point to its sums, out[k, r]; n_each and `shares` are not used."""
     scratch = read_scratch(scratch_at)
-    signs_step, out_step = n_ranks * SIGN_BYTES, n_ranks * RANK_VECTOR
-    for rank in range(n_ranks):
-        k, rows = 0, scratch.transposed + rank * RANK_BYTES
+    signs_step, out_step = n_tiles * SIGN_BYTES, n_tiles * TILE_VECTOR
+    for tile in range(n_tiles):
+        k, rows = 0, scratch.transposed + tile * TILE_BYTES
         while k < fan_in:
-            sign, to = signs + k * signs_step + rank * SIGN_BYTES, out + k * out_step + rank * RANK_VECTOR
+            sign, to = signs + k * signs_step + tile * SIGN_BYTES, out + k * out_step + tile * TILE_VECTOR
             line = scratch.a_KP + k * LINE
             if fan_in - k >= MEAN_COLUMNS:
                 sum_columns(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
@@ -140,7 +140,7 @@ def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
 _call_reciprocals, _call_add_means = calling(reciprocals), calling(add_means, add_part)
 
 
-@Native
+@CompiledLoop
 def scan_means(
     calls_at: int,
     layer_at: int,
@@ -161,13 +161,16 @@ def scan_means(
     """
     calls, layer = read_calls(calls_at), read_layer(layer_at)
     weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
-    n_each, n_groups, n_ranks = layer.n_positions, weights.n_groups, layer.n_ranks
-    is_whole, n_sums = n_each <= BLOCK, weights.fan_in * n_ranks * RANK
+    n_each, n_groups, n_tiles = layer.n_positions, weights.n_groups, layer.n_tiles
+    is_whole, n_sums = n_each <= BLOCK, weights.fan_in * n_tiles * ROW_TILE
     for i in range(n_blocks):
         start, stop = long_at(starts, i), long_at(starts, i + 1)
-        n_here, shares = stop - start, shares_B + start // n_each * FLOAT
+        n_here, shares = stop - start, shares_B + start // n_each * FLOAT_BYTES
         for g in range(n_groups):
-            signs, best = layer.signs_GKR + g * weights.fan_in * n_ranks * SIGN_BYTES, best_GKR + g * n_sums * FLOAT
+            signs, best = (
+                layer.signs_GKR + g * weights.fan_in * n_tiles * SIGN_BYTES,
+                best_GKR + g * n_sums * FLOAT_BYTES,
+            )
             for t in range(2):
                 which = which_sign(layer, t)
                 if which == NO_SIGN:
@@ -175,10 +178,10 @@ def scan_means(
                 block = start, stop, g, t, which
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_reciprocals(calls.reciprocals, *of_all, *block)
-                transpose_rows(scratch, n_ranks)
-                totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT
+                transpose_rows(scratch, n_tiles)
+                totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT_BYTES
                 out, n_summed = (best, n_each) if is_whole else (totals, n_here)
-                sizes = n_here, n_summed, signs, weights.fan_in, n_ranks
+                sizes = n_here, n_summed, signs, weights.fan_in, n_tiles
                 _call_add_means(calls.add_means, scratch_at, *sizes, shares, out)
                 if not is_whole and stop % n_each == 0:
                     _settle(totals, n_sums, float_at(shares, 0), best)
