@@ -171,7 +171,7 @@ def kernel_results() -> Callable[[], Result]:
                 chunk = chunk_ratios.sum_chunk(kernel, patches, 7, weight, factors, (True, False))
                 found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
             found[f"max {n}"] = plain_loops.max_times(patches, inverse, weight > 0)
-            windows, ratios = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1), cpu.no_ratios(weight, factors)
+            windows, ratios = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1), cpu.new_ratios(weight, factors)
             found[f"squares {n}"] = cpu.max_ratios(ratios, windows, 1, factors_TB=no_negatives)
             found[f"max ratios {n}"] = cpu.largest(ratios)
         return found

@@ -108,7 +108,7 @@ def test_results_are_the_same_bits_on_any_threads(
     factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(1, rows).double()}
 
     def ratios() -> torch.Tensor:
-        found = cpu.no_ratios(weight, factors["row_factors_GR"])
+        found = cpu.new_ratios(weight, factors["row_factors_GR"])
         cpu.max_ratios(found, windows, 1, factors_TB=factors["factors_TB"])
         return cpu.largest(found)
 

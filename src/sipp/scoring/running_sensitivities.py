@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -58,12 +57,12 @@ class RunningSensitivities:
         self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
         self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
-        self.found = _Maxima(torch.zeros_like(self.scaled_FK), {})
+        self.maxima = _Maxima(torch.zeros_like(self.scaled_FK), {})  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
         self.tells_apart = True  # points of S1 and S2, where S is split
-        self.apart: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
+        self.second_half: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
@@ -91,11 +90,20 @@ class RunningSensitivities:
         with exact_matmul():
             if self.reduce == "max":
                 for points, is_wide in self._runs(use, rows, values):
-                    for part, is_apart in _sides(points, n_first):
-                        with self._apart(is_apart):
-                            self._add_max(use, rows, part, values, is_wide)
+                    for part, maxima in self._halves(points, n_first):
+                        self._add_max(maxima, use, rows, part, values, is_wide)
             else:
                 self._add_mean(use, rows, values, batch, n_uses)
+
+    def _halves(self, points: slice, n_first: int | None) -> Iterator[tuple[slice, _Maxima]]:
+        """The points before `n_first` (S1) and from it on (S2), with their maxima; an empty half is left out."""
+        middle = points.stop if n_first is None else min(max(n_first, points.start), points.stop)
+        if points.start < middle:
+            yield slice(points.start, middle), self.maxima
+        if middle < points.stop:
+            if self.second_half is None:
+                self.second_half = _Maxima(torch.zeros_like(self.scaled_FK), {})
+            yield slice(middle, points.stop), self.second_half
 
     def close_batch(self) -> None:
         """Ends a batch: the points' means are complete now."""
@@ -106,21 +114,9 @@ class RunningSensitivities:
                 self._fold(self.sums_TBFK, self.counts_BF, slice(None))
         self.outputs_B = self.counts_BF = self.sums_TBFK = None
 
-    @contextmanager
-    def _apart(self, is_apart: bool) -> Iterator[None]:
-        """A context in which maxima go to those of S2 instead of those of S1 (T19)."""
-        if not is_apart:
-            yield
-            return
-        mine, self.found = self.found, self.apart or _Maxima(torch.zeros_like(self.scaled_FK), {})
-        try:
-            yield
-        finally:
-            self.apart, self.found = self.found, mine
-
     def sensitivities(self) -> Tensor:
         """The largest ratios so far times their weights: of the points of S1 alone, if S is split."""
-        return self._times_weights(self.found)
+        return self._times_weights(self.maxima)
 
     def _times_weights(self, found: _Maxima) -> Tensor:
         best_FK = found.sensitivity_FK
@@ -141,7 +137,7 @@ class RunningSensitivities:
                 option="exclude",
             )
         s1_FK = self.sensitivities()
-        s2_FK = None if self.apart is None else self._times_weights(self.apart)
+        s2_FK = None if self.second_half is None else self._times_weights(self.second_half)
         return LayerScores(
             weight=self.weight,
             # a maximum of maxima: the bits of one pass over all points
@@ -164,10 +160,12 @@ class RunningSensitivities:
         n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
 
-    def _add_max(self, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+    def _add_max(
+        self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool
+    ) -> None:
         """Takes the largest ratios of these points into the running maximum."""
         if self.kernel.FUSED and not is_wide:
-            self._add_fused(use, rows, points, values)
+            self._add_fused(maxima, use, rows, points, values)
             return
         part, key = replace(use, windows=use.windows[points]), (rows.start, rows.stop, use.windows.shape[1])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
@@ -177,37 +175,37 @@ class RunningSensitivities:
             at = slice(points.start + piece.start, points.start + piece.stop)
             scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
-            known_GRK = none_GRK if is_wide else self.found.by_kernel.get(key, none_GRK)
+            known_GRK = none_GRK if is_wide else maxima.by_kernel.get(key, none_GRK)
             given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
             best_GRK, squares_QB = max_chunk(kernel, *given)
             if is_wide:
-                _with_larger(self.found.sensitivity_FK, rows, best_GRK, weight_GRK)
+                _with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
             else:
-                self.found.by_kernel[key] = best_GRK
+                maxima.by_kernel[key] = best_GRK
             self.norms.add(unscaled(squares_QB, values, at), at)
 
         self._piecewise(part, rows, take)
 
-    def _add_fused(self, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
+    def _add_fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
         """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
         part = _part(use, points)
-        if not self._attempt(part, rows, partial(self._fused, part, rows, points, values)):
+        if not self._attempt(part, rows, partial(self._fused, maxima, part, rows, points, values)):
             middle = (points.start + points.stop) // 2
             for half in (slice(points.start, middle), slice(middle, points.stop)):
                 if half.start < half.stop:
-                    self._add_fused(use, rows, half, values)
+                    self._add_fused(maxima, use, rows, half, values)
 
-    def _fused(self, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
+    def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
         """One call of the kernel, for a use of these points alone."""
         windows, factors_TB = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
             windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), factors_TB.sign()
         factors_TB = factors_TB.to(SCORE_DTYPE)  # not before: float32 would lose the sign of a scale of 2^-600
         key = rows.start, rows.stop, windows.shape[1]
-        if key not in self.found.by_kernel:
+        if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
-            self.found.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
-        given = self.found.by_kernel[key], windows, use.n_position_dims
+            maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
+        given = maxima.by_kernel[key], windows, use.n_position_dims
         if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
@@ -231,7 +229,7 @@ class RunningSensitivities:
             self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
         for run, is_wide in self._runs(use, rows, values):
             if self.kernel.FUSED and not is_wide and n_uses == 1:
-                self._add_fused(use, rows, run, values)
+                self._add_fused(self.maxima, use, rows, run, values)
                 continue
             start = run.start
             while start < run.stop:
@@ -264,7 +262,8 @@ class RunningSensitivities:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
-        torch.maximum(self.found.sensitivity_FK[rows], best_FK, out=self.found.sensitivity_FK[rows])
+        largest_FK = self.maxima.sensitivity_FK[rows]
+        torch.maximum(largest_FK, best_FK, out=largest_FK)
 
     def _runs(self, use: WeightUse, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
@@ -362,14 +361,6 @@ def _are_extreme(use: WeightUse, scale_B: np.ndarray) -> np.ndarray:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
     return np.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
-
-
-def _sides(points: slice, n_first: int | None) -> Iterator[tuple[slice, bool]]:
-    """The points before `n_first`, and those from it on, with whether they are the latter; empty sides are left out."""
-    middle = points.stop if n_first is None else min(max(n_first, points.start), points.stop)
-    for part, is_apart in ((slice(points.start, middle), False), (slice(middle, points.stop), True)):
-        if part.start < part.stop:
-            yield part, is_apart
 
 
 def _n_patches(use: WeightUse) -> int:
