@@ -1,4 +1,4 @@
-"""Scores of all rows and a budget in, which or how many weights each row keeps out (T7, T10).
+"""Decides how many weights each row keeps, and which (T7, T10).
 
 `largest` is the optimum for SiPP-det (and for every baseline that ranks weights); `allocation_problem` and
 `allocate_within` are OptAlloc for SiPP-rand and SiPP-hybrid, in two halves, for many budgets. Lists hold one

@@ -1,4 +1,4 @@
-"""Rows of sensitivities in, a table of every row's curve out: U(N) and what it costs, from few draws to many (T7, T10).
+"""Tabulates each row's curve: the weights U(N) that N draws keep and the error bound they give (T7, T10).
 
 A row that is drawn from N times keeps U(N) weights and has the bound eps_rand(N): both are known functions of N, so no
 inverse is needed. The table holds U and two derivatives in log N at knots that lie a third of an octave apart; a

@@ -1,4 +1,4 @@
-"""Curves of the rows that compete and a budget in, the relaxed optimum of OptAlloc out (T10): one multiplier for all.
+"""Solves the relaxed OptAlloc for the tabulated rows and a budget, with one Lagrange multiplier (T10).
 
 The bound eps_rand(N(m)) of a row is convex in m at first but falls to 0 at the cap (all its weights of positive
 sensitivity) with infinite slope, so its lower convex envelope takes its place. For one multiplier each row then takes

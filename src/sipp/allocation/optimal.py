@@ -1,4 +1,4 @@
-"""Sensitivities of all rows and a budget in, how many weights each row keeps under OptAlloc out (T10)."""
+"""OptAlloc: how many weights each row keeps, given all sensitivities and a budget (T10)."""
 
 from __future__ import annotations
 

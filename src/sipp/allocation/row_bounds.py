@@ -1,4 +1,4 @@
-"""Sensitivities and a number kept or drawn per row in, the row's relative error bound out (T5, T6, T7, T17).
+"""Relative error bounds of single rows, from their sensitivities and the weights kept or drawn (T5, T6, T17).
 
 Both bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 T7 stands here because it is what turns a number kept into a number drawn.

@@ -1,4 +1,4 @@
-"""Rows of sensitivities in; their rates, U(N), N(m) and smallest numbers out: loops that Numba compiles (T7).
+"""Loops over rows that Numba compiles: sums, selection, and U(N) and N(m) of T7.
 
 Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop to the
 next. The functions here are called from other compiled loops; `row_bounds`, `curves`, `envelope`

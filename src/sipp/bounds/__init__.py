@@ -1,1 +1,1 @@
-"""The new rows in, what is promised about rows, layers and network out (T11, T12, T17-T19)."""
+"""What is guaranteed for pruned rows, layers and the network (T11, T12, T17-T19)."""

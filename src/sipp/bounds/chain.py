@@ -1,4 +1,4 @@
-"""Whether a network is what T12 speaks of: a chain of pruned fully-connected layers and 1-Lipschitz activations.
+"""Checks that T12 applies: the network is a chain of pruned linear layers and 1-Lipschitz activations.
 
 The same mechanism as for T13 reads it: a graph that repeats the model's own output on given points, of operations that
 are exactly what they seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain

@@ -1,4 +1,4 @@
-"""What is promised for a pruned network: layers (T11), the network (T12), and whether the conditions are met (T4).
+"""Bounds for layers (T11) and the network (T12), and whether their conditions hold (T4).
 
 T11  ||Z^ - Z|| <= eps_l Delta_l ||Z||,    eps_l = max over the layer's rows of eps_i
 T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) / ||f(x)||,

@@ -1,4 +1,4 @@
-"""Checks that a given network is the dense one with other weights: statements about weights speak of no other.
+"""Checks that a network is the dense one with other weights; statements about weights need that.
 
 The tensors must have the same names and shapes, the modules the same types, and the dense network with the given
 weights must compute what the given network does.

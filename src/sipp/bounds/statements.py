@@ -1,4 +1,4 @@
-"""A ranking and the new rows in, everything that is promised about them out (T4, T5, T11, T12, T17-T19).
+"""Everything that is guaranteed for a cut: its rows, layers and network (T4, T5, T11, T12, T17-T19).
 
 The one way for all: the rows of a method, a mask of the caller's, a network that was repaired.
 """

@@ -1,1 +1,1 @@
-"""Two networks and fresh points in, a statement of what the pruning costs out (T14, T16)."""
+"""Measures on fresh points what the pruning costs (T14, T16)."""

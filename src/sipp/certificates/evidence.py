@@ -1,4 +1,4 @@
-"""Runs two networks over a holdout and tells what was looked at: outputs point by point, content hashes of all."""
+"""Runs two networks over a holdout, measures each point, and records by hash which points were used."""
 
 from __future__ import annotations
 

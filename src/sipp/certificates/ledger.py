@@ -1,4 +1,4 @@
-"""Earlier uses of a holdout: a JSON-lines file in which every look at a set of points leaves a line.
+"""The ledger: a JSON-lines file with one line for every use of a holdout.
 
 A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
 """

@@ -1,4 +1,4 @@
-"""What is measured of each holdout point: how far its output moved, whether its class changed."""
+"""What is measured at each holdout point: how far its output moved, and whether its class changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One network on one batch of points: the output that is compared, and which networks have none."""
+"""Runs one network on one batch and picks the output to compare, or says why there is none."""
 
 from __future__ import annotations
 

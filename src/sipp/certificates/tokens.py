@@ -1,4 +1,4 @@
-"""What logits say of the tokens of a sequence: losses, KL, which next token is chosen (T22)."""
+"""Token losses, KL divergences and predicted tokens from the logits of a sequence (T22)."""
 
 from __future__ import annotations
 

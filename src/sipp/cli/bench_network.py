@@ -1,4 +1,4 @@
-"""What `sipp bench FILE` measures: bytes on the disk and in memory, and calls against the dense network, in one run.
+"""The work of `sipp bench FILE`: bytes on disk and in memory, and speed against the dense network.
 
 Dense is torch running the same pruned network in inference mode, in its better memory format. Calls take turns; the
 median over pairs counts.

@@ -1,4 +1,4 @@
-"""What `sipp certify` does: a certificate of two networks on held-out points, or a check of one made earlier."""
+"""The work of `sipp certify`: make a certificate on held-out points, or verify an earlier one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line fails: three lines (what, where, what to do), an exit code, a traceback only where asked for."""
+"""How commands fail: what, where, what to do; an exit code; a traceback only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two networks and points in, how good each is and how far they are apart out: what `sipp eval` measures and writes."""
+"""The work of `sipp eval`: how good both networks are on some points, and how far apart."""
 
 from __future__ import annotations
 

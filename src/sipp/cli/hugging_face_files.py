@@ -1,4 +1,4 @@
-"""What of a Hugging Face folder reaches transformers: checked copies in a place of our own, never the folder itself.
+"""Gives transformers checked copies of the files in a Hugging Face folder, never the folder itself.
 
 transformers looks for code, kernels, adapters and other folders in many files of a folder. Here a few files are taken
 by name, each a plain file inside the folder. What they say is refused where it names code or another place.

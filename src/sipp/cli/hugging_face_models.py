@@ -1,4 +1,4 @@
-"""A folder of Hugging Face as a network, and text files as its points: `--model hf:DIR --data sentences.txt`."""
+"""Hugging Face folders as networks and text files as their inputs: `--model hf:DIR --data sentences.txt`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of `sipp prune-on-disk`: the request checked, points read, the blocks pruned from files to files."""
+"""The work of `sipp prune-on-disk`: check the request, read inputs, prune block by block between files."""
 
 from __future__ import annotations
 

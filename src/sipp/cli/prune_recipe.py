@@ -1,4 +1,4 @@
-"""The file of `sipp prune --recipe`: how to prune, written down to be shared; what is typed beside it comes first."""
+"""The file of `sipp prune --recipe`: options to share; typed options override it."""
 
 from __future__ import annotations
 

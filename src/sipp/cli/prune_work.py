@@ -1,4 +1,4 @@
-"""The work of `sipp prune`: the request checked, points read, the network pruned or walked to a tolerance, written."""
+"""The work of `sipp prune`: check the request, read inputs, prune to a size or a tolerance, write."""
 
 from __future__ import annotations
 

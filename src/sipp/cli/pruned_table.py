@@ -1,4 +1,4 @@
-"""A pruned network as the command line tells of it: a table, the statements below it."""
+"""How `sipp prune` prints a pruned network: the table of layers and the lines below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a run: how far it is while it goes on, its accuracies when it is done."""
+"""Shows a run: its progress while it runs, its accuracies when it is done."""
 
 from __future__ import annotations
 

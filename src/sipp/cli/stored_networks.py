@@ -1,4 +1,4 @@
-"""A network on the disk as the commands read it: a file of `sipp.save`, or a folder of `sipp prune`."""
+"""Reads networks from disk for the commands: a file of `sipp.save`, or a folder of `sipp prune`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study in; what is left to train of it, and the page of its finished runs, out."""
+"""What is left to train of a study, and the page of its finished runs."""
 
 from __future__ import annotations
 

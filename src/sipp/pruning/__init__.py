@@ -1,1 +1,1 @@
-"""Scores and a budget in, a sparse copy of the model with its masks out."""
+"""Ranks weights, cuts a copy of the model to a budget, and holds masks during training."""

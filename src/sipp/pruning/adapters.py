@@ -1,4 +1,4 @@
-"""What LoRA adds to weights that are held: masked with them while it trains, and merged into them at the end.
+"""Masks what LoRA adds to held weights while it trains, and merges it into them at the end.
 
 By itself LoRA adds a dense product B A to a weight W, and merging it fills every zero. Here the layer computes with
 mask * (W + B A) wherever its weight is held, and `merge` of peft adds mask * B A.

@@ -1,4 +1,4 @@
-"""Averages of a network while it is pruned (EMA, SWA): their pruned weights stay zero too, or an error says otherwise.
+"""Keeps pruned weights at zero in averages of a network (EMA, SWA), or says why not.
 
 An average is a copy of the network. One that was made before the masks is dense, and torch's `AveragedModel` does not
 tell whose average it is: those that could be this network's are looked for among all objects, and watched.

@@ -1,4 +1,4 @@
-"""Sensitivities, magnitudes and lengths of inputs in, the ranking by them that moves the output least out (T20).
+"""sipp-blend: tries several scores and takes the one that moves the output least (T20).
 
 score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
 sipp-det. Besides, |w_j| times the length of its input, compared within rows (Wanda), as language models need it. None

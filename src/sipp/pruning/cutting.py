@@ -1,4 +1,4 @@
-"""A ranking and a budget in, sparse rows out, the network that has them (T5-T10), and how far its output moved."""
+"""Cuts a ranked network to a budget (T5-T10), and measures how far its output moved."""
 
 from __future__ import annotations
 

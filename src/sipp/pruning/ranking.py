@@ -1,4 +1,4 @@
-"""A task and a method in, the score of every prunable weight out, with what statements about it rest on.
+"""Ranks every prunable weight by a method, and keeps what statements about the ranking need.
 
 Everything that does not depend on the budget: one ranking serves any number of budgets.
 """

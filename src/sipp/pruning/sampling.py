@@ -1,4 +1,4 @@
-"""Rows and numbers in, how often each weight is drawn out (T8); rows of many layers at once.
+"""Draws weights with replacement (T8), for rows of many layers at once.
 
 What a stage does for a single row takes microseconds, so that most of the time would go to calling it layer by layer.
 """

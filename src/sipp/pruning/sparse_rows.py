@@ -1,4 +1,4 @@
-"""Weights, sensitivities and a number to keep per row in; sparse rows with their strategy and bound out (T8, T9)."""
+"""Makes the sparse rows, each with its strategy and its bound (T8, T9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in words, with units, as a person reads them; and from where on an error says nothing."""
+"""Numbers with units as a person reads them, and the error from which a bound is useless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a method looks everywhere: one colour (on light and on dark), one marker, one dash, on the page and in figures.
+"""The colour, marker and dash of each method, on the page and in figures.
 
 The colours can be told apart with protanopia, deuteranopia and tritanopia, and stand out from their background;
 `tests/report/test_palette.py` measures both. The marker and the dash say the same without colour.

@@ -1,4 +1,4 @@
-"""What the words of the page mean, for readers who do not know the package."""
+"""The glossary of the page."""
 
 from __future__ import annotations
 

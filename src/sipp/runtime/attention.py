@@ -1,4 +1,4 @@
-"""Attention where tokens lie side by side: for a strip of queries all scores, their softmax, the mean of the values.
+"""Attention on tokens that lie side by side: scores, softmax and weighted values of a strip of queries.
 
     S[j, i] = scale * sum over d of k[d, j] q[d, i]      P = exp(S - max over j)      out[d, i] = sum over j of v[d, j] P[j, i] / sum P
 

@@ -1,4 +1,4 @@
-"""Whether points can be run a few at a time, so that what one step writes is still in the cache when the next reads it.
+"""Whether points can run a few at a time, so that each step finds its input in the cache.
 
 They can where every operation treats each point, the first dimension of every value, on its own. What is not known to
 do so is taken as not.

@@ -1,4 +1,4 @@
-"""An example input in, the call of the model that it means out; and how far two outputs of it are apart."""
+"""The call that an example input stands for, and the distance of two outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's own weights, which torch reads where it runs the network: packed meanwhile, or laid out as is fastest.
+"""The model's own weights while a plan runs: packed, or in the memory format that is fastest for torch.
 
 Packed they wait as values and one bit for each weight. Those of convolutions can lie in another memory format than
 they were given in.

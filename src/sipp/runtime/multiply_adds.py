@@ -1,4 +1,4 @@
-"""A traced forward pass in, its multiplications and additions out: how many each layer does, in pairs.
+"""Counts the multiply-adds of each layer in a traced forward pass.
 
 Counted are products: linear layers, convolutions, recurrent layers, products of matrices, attention. What is done to
 each value alone (norms, activations, sums, pooling) is not, as in other counts of this kind.

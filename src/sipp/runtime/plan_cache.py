@@ -1,4 +1,4 @@
-"""Which plans are kept, for inputs of different kinds, and when one takes the place of another."""
+"""Keeps the plans for different kinds of input, and decides which one makes room for another."""
 
 from __future__ import annotations
 

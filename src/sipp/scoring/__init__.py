@@ -1,1 +1,1 @@
-"""A model and data in, one number for every prunable weight out: sensitivities (T1-T4) and what others prune by."""
+"""One score for every prunable weight: sensitivities (T1-T4) and the scores of other papers."""

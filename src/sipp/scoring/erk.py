@@ -1,4 +1,4 @@
-"""Erdős–Rényi-Kernel (Evci et al. 2020): random weights, as many of each layer as its sizes say."""
+"""Erdős–Rényi-Kernel (Evci et al. 2020): random weights; each layer's share follows the sum of its dimensions."""
 
 from __future__ import annotations
 

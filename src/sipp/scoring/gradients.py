@@ -1,4 +1,4 @@
-"""Gradients of the loss of labelled points, for the scores that are made of them; the model is left as it was."""
+"""Gradients of the loss, for the scores that need them; the model is left unchanged."""
 
 from __future__ import annotations
 

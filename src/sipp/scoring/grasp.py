@@ -1,4 +1,4 @@
-"""GraSP (Wang et al. 2020): keeps the weights whose removal would take most from the norm of the gradient."""
+"""GraSP (Wang et al. 2020): keeps the weights whose removal would reduce the gradient norm most."""
 
 from __future__ import annotations
 

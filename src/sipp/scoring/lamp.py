@@ -1,4 +1,4 @@
-"""LAMP (Lee et al. 2021): magnitudes to compare across layers, each relative to the larger ones of its own layer."""
+"""LAMP (Lee et al. 2021): magnitudes relative to the larger ones of the same layer, comparable across layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Optimal brain surgeon, layer by layer (Hassibi & Stork 1993, Frantar & Alistarh 2022): what no refit makes up for."""
+"""Optimal brain surgeon, layer by layer: the error that refitting the rest of the row cannot undo.
+
+Hassibi & Stork 1993, Frantar & Alistarh 2022.
+"""
 
 from __future__ import annotations
 

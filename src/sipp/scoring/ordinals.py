@@ -1,4 +1,4 @@
-"""Numbers of any sign in, their numbers in one order out: scores for what only an order is known of."""
+"""Ranks in place of scores, for scores of both signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A score that a user wrote: called with the model protected, and what it gives checked and put in one form."""
+"""Calls a user's own score with the model protected, and checks what it returns."""
 
 from __future__ import annotations
 

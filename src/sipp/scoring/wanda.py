@@ -1,4 +1,4 @@
-"""Wanda (Sun et al. 2024): magnitude times the length of the input it meets, to be compared within a row."""
+"""Wanda (Sun et al. 2024): magnitude times the norm of its input, compared within a row."""
 
 from __future__ import annotations
 

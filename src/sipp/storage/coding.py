@@ -1,4 +1,4 @@
-"""Numbers and positions as few bytes, and back, bit by bit: what the file of `sipp.save` is made of.
+"""Codes values and positions in few bytes, exactly, for the file of `sipp.save`.
 
 Numbers are cut into planes of bytes, each as it is or Huffman-coded, whichever is shorter. Floats are turned by one bit
 first: the sign goes to the other end, and the exponent fills the first plane. That one has few different values in a

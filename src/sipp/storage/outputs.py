@@ -1,4 +1,4 @@
-"""What is written for a user: the marks by which it is known again, where it may lie, and single files in one step.
+"""Where outputs may be written, how our own files are recognised, and single files written in one step.
 
 Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: it is never what the
 command reads, also with --force; what is there already is replaced with --force only (a program always may), and only

@@ -1,4 +1,4 @@
-"""The weights of files under the names that a network has for them, and back.
+"""Maps the weight names in files to those of a network, and back.
 
 A checkpoint may lack the prefix of its network (`h.0` for `transformer.h.0`), have names of an earlier time, or hold
 each expert of a mixture by itself where the network has one tensor of all. transformers knows these rules, and they are

@@ -1,1 +1,1 @@
-"""What a user asks for: one file a public function, named like it."""
+"""The public functions, one file each."""

@@ -1,4 +1,4 @@
-"""A network that was pruned elsewhere, or masks, in; the same record as `prune` gives out (T17)."""
+"""`assess`: the record of `prune` for a network that was pruned elsewhere, or for masks (T17)."""
 
 from __future__ import annotations
 

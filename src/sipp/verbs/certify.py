@@ -1,4 +1,4 @@
-"""Held-out certificates: two networks and fresh points in, a frozen statement of what the pruning costs out (T14, T16).
+"""`certify`, `certify_accuracy`: what the pruning costs, measured on fresh points (T14, T16).
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
 future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content

@@ -1,4 +1,4 @@
-"""`compare`: all methods at a few keeps, and what each does to the output on points that did not choose it."""
+"""`compare`: what each method does to the output at a few keeps, on points it has not seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruning little by little inside a training: when to cut, how much each time, and `gradual` for a user's own loop.
+"""`gradual`: pruning in small cuts during a user's own training loop.
 
 The share of weights that is left falls along a cubic curve, fast at first, when there is much to spare, then slowly:
 

@@ -1,5 +1,4 @@
-"""`perplexity`: a language model and windows of a text in, how well it predicts them out; with the dense one, how far
-it is from that.
+"""`perplexity`: how well a language model predicts a text, and how far it is from the dense one.
 
 As the field measures it: the whole text is tokenised at once and cut into windows that do not overlap (`sipp.text` with
 `apart=False`), each is predicted from its own first token on, and the losses of all predicted tokens are averaged.

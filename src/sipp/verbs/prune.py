@@ -1,4 +1,4 @@
-"""`prune`: a model and data in, a pruned copy and what that costs out."""
+"""`prune`: a pruned copy of a model, and what the pruning costs."""
 
 from __future__ import annotations
 

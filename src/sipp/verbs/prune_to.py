@@ -1,4 +1,4 @@
-"""The sparsest network within a tolerance: fixed-sequence testing on a holdout (T15).
+"""`prune_to`: the sparsest network within a tolerance, by fixed-sequence testing on a holdout (T15).
 
 The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
 order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be

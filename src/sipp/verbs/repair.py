@@ -1,4 +1,4 @@
-"""`repair`: a pruned network with its kept weights refitted to the dense one."""
+"""`repair`: refits the kept weights of a pruned network to the dense one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shrink`: a network without the channels that died, which computes the same."""
+"""`shrink`: removes dead channels; the network computes the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a certificate still holds: the same networks on the same points looked at again (T14, T16)."""
+"""`verify`: whether the same networks on the same points give a certificate again (T14, T16)."""
 
 from __future__ import annotations
 

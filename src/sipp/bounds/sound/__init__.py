@@ -1,1 +1,1 @@
-"""Two networks and points in, a bound on their distance that needs no assumption out (T13)."""
+"""A bound on the distance of two networks at given points that needs no assumption (T13)."""

@@ -1,4 +1,4 @@
-"""What one operation of a network does to an error (T13): a call on the dense network's values in, the error after out.
+"""How one operation of a network changes an error bound (T13), given the dense network's values.
 
 Every sample has its own absolute error e = ||a^ - a||, a being the dense network's value and a^ the pruned one's. An
 operation multiplies it by a Lipschitz constant (`gain`) and, where its own weights were changed, adds `injected`, which

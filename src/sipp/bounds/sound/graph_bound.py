@@ -1,4 +1,4 @@
-"""A bound, sample by sample, on how far a pruned network's output lies from the dense one's (T13).
+"""Bounds, for each sample, the distance of a pruned network's output from the dense one's (T13).
 
 The dense network is run in float64 along its traced graph; beside every value goes a bound on the distance of the
 pruned network's value, and only at the end is it divided by ||f(x)||. The bound rests on no assumption, but it is a

@@ -1,4 +1,4 @@
-"""Which known operation a node of a traced network is, with its arguments by name, whichever way the model spelled it.
+"""Recognises the operation of a graph node, however the model spelled it, and names its arguments.
 
 `nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all come out as op "relu" of "input". Modules are
 known by their type and functions by their identity, never by their name. What PyTorch's own functions compute is taken

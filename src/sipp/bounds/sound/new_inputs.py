@@ -1,4 +1,4 @@
-"""T13 as a statement about new inputs: its largest bound over points that did not choose the pruning (T18).
+"""Turns T13 into a statement about new inputs: the largest bound over points the pruning never saw (T18).
 
 T13 holds for each point by itself, without assumption: `sound_bound(dense, pruned, x)`. As a function of the point it
 depends on the pruned weights, so the points that chose these cannot speak for others; points that are new can.

@@ -1,4 +1,4 @@
-"""Models and a batch in, the models as graphs of the same operations out, checked on that batch.
+"""Traces models into graphs of the same operations, and checks them on a batch.
 
 `torch.fx` is tried first and `torch.export` where it fails. A graph counts only if it repeats what the model itself
 computes on the batch: what a tracer loses (an `x += y` where x has a second name, a branch) must not be bounded.

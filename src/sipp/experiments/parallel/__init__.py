@@ -1,1 +1,1 @@
-"""Several processes at one network, or several networks at once on Ray."""
+"""Several processes for one network, or several networks at once on Ray."""

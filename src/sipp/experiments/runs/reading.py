@@ -1,4 +1,4 @@
-"""Run folders as those read them who show them: how far a run is, and its records. Needs no torch.
+"""Reads run folders for display: how far a run is, and its records. Needs no torch.
 
 What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
 (a network's file is not here, a folder has another name) is told in a mark. Folders of `sipp prune` are in

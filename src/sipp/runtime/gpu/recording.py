@@ -1,4 +1,4 @@
-"""A function of tensors on the GPU, recorded once as a CUDA graph: a call is one launch. And how long things take."""
+"""Records a function of GPU tensors as a CUDA graph, so that a call is one launch; and timing."""
 
 from __future__ import annotations
 

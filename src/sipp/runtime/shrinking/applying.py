@@ -1,4 +1,4 @@
-"""A copy of a network in, without the channels that go: every parameter and buffer is cut, constants are taken over."""
+"""Removes channels from a copy of a network: cuts parameters and buffers, folds in constants."""
 
 from __future__ import annotations
 

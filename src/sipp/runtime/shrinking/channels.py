@@ -1,4 +1,4 @@
-"""A traced network in; its channels out: which must go together, which are constant, which layers read them.
+"""The channels of a traced network: which belong together, which are constant, which layers read them.
 
 Every channel of every value has an id. Ids that are the same channel at two places (of a sum's operands, of a weight's
 rows and what a norm holds of them) are tied: all of them are removed, or none. The id ALWAYS is that of everything that

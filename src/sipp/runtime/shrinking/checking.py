@@ -1,4 +1,4 @@
-"""Two networks and an example in; whether they compute the same out, in float64 where they run in it."""
+"""Checks on an example that two networks compute the same, in float64 where they can."""
 
 from __future__ import annotations
 

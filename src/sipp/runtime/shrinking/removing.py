@@ -1,4 +1,4 @@
-"""The channels of a network in; which of them stay out, and what becomes of constants that were read.
+"""Decides which channels stay, and what becomes of constants that other layers read.
 
 A channel is needed where a row that is needed reads it (a weight that is not zero), and a constant one only if no other
 channel can take its place: what a row reads of it, weight times constant, goes into the row's bias; or, where zeros are

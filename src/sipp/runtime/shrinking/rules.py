@@ -1,4 +1,4 @@
-"""What each operation does to channels: an operation without a rule lets all that it reads stay."""
+"""What each operation does to channels; inputs of an operation without a rule are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ratios of a chunk of patches out of a kernel's products, for kernels that have no `max_ratios` of their own.
+"""The ratios of a chunk of patches, for kernels without a fused `max_ratios`.
 
 For each sign t of the activations: D^{st} = W^s a^t for both signs s of the weights (ordinary products), their
 reciprocals, and the (max, x) product of T2, or for `mean` the ordinary product of T3. The same D are the quadrants

@@ -1,4 +1,4 @@
-"""The range of values of each line in one reading, on threads where there is enough to read.
+"""The range of values of each line in one pass, on several threads if it is long enough.
 
 It decides on scales, and on which points need float64.
 """
