@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from sipp.allocation.row_bounds import eps_given
-from sipp.bounds.chain import chain_obstacle
-from sipp.bounds.network import floored, measure, measured_network, paper_bound, row_guarantee
+from sipp.bounds.network import chain_obstacle, floored, measure, measured_network, paper_bound, row_guarantee
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask

@@ -6,6 +6,7 @@ Everything that does not depend on the budget: one ranking serves any number of 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,17 +17,16 @@ from torch import Tensor
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
-from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.scoring_task import ScoringTask
+from sipp.inputs.layers import PrunableLayer, warn_of_frozen
+from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_flag
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.options import PruneOptions, Reduce, pattern_of
-from sipp.records.ranking import BlendInputs, Ranking, Scores, is_like_a_language_model, to_rows
+from sipp.records.ranking import BlendInputs, Ranking, Scores, Weight, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
-from sipp.scoring.routing import rows_of_few_tokens
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import resolve_points
 from sipp.scoring.wanda import wanda
@@ -220,3 +220,50 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
         least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
         ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
     return replace(ranking, ranks=tuple(ranks), is_thinned=True)
+
+
+# --- Experts that saw too few tokens to be judged ---------------------------------------------------------------------
+
+FEWEST_TOKENS = 32  # below that, what an expert does is not known
+IN_NAME = "experts"  # part of the name of a module that only some tokens reach
+
+
+def rows_of_few_tokens(task: ScoringTask) -> tuple[Tensor, ...]:
+    """Of each weight, which rows belong to an expert that saw too few tokens (bool, F); () where there are none.
+
+    A warning names the experts. One more pass over the data, for models with experts only.
+    """
+    routed = {weight.name for layer in task.layers if _is_routed(layer) for weight in layer.weights.values()}
+    if not routed or task.data is None or not task.data.can_be_read_again:
+        return ()
+    counts = {weight.name: torch.zeros(weight.n_rows, dtype=torch.int64, device="cpu") for weight in task.weights}
+
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+        if weight.name in routed:
+            n_patches = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
+            stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
+            counts[weight.name][use.row_start : stop] += n_patches
+
+    each_use(task, on_use)
+    spared = [(counts[one.name] < FEWEST_TOKENS) & (one.name in routed) for one in task.weights]
+    names = [_words(task, one, counts[one.name]) for one, rows_F in zip(task.weights, spared) if bool(rows_F.any())]
+    if not names:
+        return ()
+    some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")
+    warnings.warn(
+        f"experts that saw fewer than {FEWEST_TOKENS} tokens are left as they are: {some}; give more data", stacklevel=3
+    )
+    return tuple(spared)
+
+
+def _is_routed(layer: PrunableLayer) -> bool:
+    return IN_NAME in layer.module_name.split(".") or layer.known_as == IN_NAME
+
+
+def _words(task: ScoringTask, weight: Weight, counts_F: Tensor) -> str:
+    """The weight, and where it holds several experts which of them."""
+    shape = task.model.get_parameter(weight.name).shape
+    if len(shape) != 3:
+        return weight.name
+    few = (counts_F.reshape(shape[0], -1)[:, 0] < FEWEST_TOKENS).nonzero().flatten().tolist()
+    return f"{weight.name} (expert {', '.join(map(str, few))})"
