@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, FEW_WAYS, Way, dense_way, seconds_of, walks_way
+from sipp.runtime.gpu.linear import AGREEMENT, FEW_WAYS, Way, dense_way, walks_way, way_seconds
 from sipp.runtime.gpu.network import SparseOnGpu
 
 GOALS = {0.5: 1.3, 0.3: 1.9, 0.2: 2.7, 0.1: 4.5, 0.05: None}  # by the share kept, one token
@@ -41,7 +41,7 @@ def random_weight(n_rows: int, n_columns: int, dtype: torch.dtype) -> Tensor:
 def microseconds(way: Way, x: Tensor) -> float:
     """The time of a layer, over copies of its weights that fill the cache several times."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    return seconds_of(way, x, max(2, -(-PAST_THE_CACHE * cache // way.n_bytes))) * 1e6
+    return way_seconds(way, x, max(2, -(-PAST_THE_CACHE * cache // way.n_bytes))) * 1e6
 
 
 def read_bandwidth() -> float:

@@ -39,7 +39,7 @@ def ratios(a: Tensor, weight: Tensor) -> Tensor:
     """The largest ratio of each weight, patches as positions of one point."""
     found = cpu.new_ratios(weight, torch.ones(weight.shape[:2]).double())
     cpu.max_ratios(found, a.transpose(1, 2)[None], 1, factors_TB=torch.tensor([[1.0], [0.0]]))
-    return cpu.largest(found)
+    return cpu.largest_ratios(found)
 
 
 def by_every_product(a: Tensor, weight: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def kernel_results() -> Callable[[], Result]:
             found[f"max {n}"] = plain_loops.max_times(patches, inverse, weight > 0)
             windows, ratios = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1), cpu.new_ratios(weight, factors)
             found[f"squares {n}"] = cpu.max_ratios(ratios, windows, 1, factors_TB=no_negatives)
-            found[f"max ratios {n}"] = cpu.largest(ratios)
+            found[f"max ratios {n}"] = cpu.largest_ratios(ratios)
         return found
 
     return work

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from sipp.records.display import percent_up
 from sipp.report import render
 from sipp.report.compare_networks import networks_table
-from sipp.report.contents import Cell
+from sipp.report.contents import TableCell
 from sipp.report.results import read_pruned_result, read_results, read_run_result
 from sipp.report.run_article import best_choice, method_table, tone_of
 
@@ -62,7 +62,7 @@ def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp
     table = networks_table(results)  # type: ignore[arg-type]
     assert [name for name, _ in table.rows] == ["k0.9", "k0.5"]
     certificate = json.loads((networks / "k0.9" / "certificate.json").read_text())
-    assert table.rows[0][1][-1] == Cell(percent_up(certificate["epsilon"])) and table.rows[1][1][-1].text == "none"
+    assert table.rows[0][1][-1] == TableCell(percent_up(certificate["epsilon"])) and table.rows[1][1][-1].text == "none"
     page = render(results, version="x")
     assert "Networks side by side" in page and page.index("networks0-moved") < page.index("part0-layers")
     assert "Certificate (certificate.json)" in page  # on the page of its network, under the name of its file

@@ -110,7 +110,7 @@ def test_results_are_the_same_bits_on_any_threads(
     def ratios() -> torch.Tensor:
         found = cpu.new_ratios(weight, factors["row_factors_GR"])
         cpu.max_ratios(found, windows, 1, factors_TB=factors["factors_TB"])
-        return cpu.largest(found)
+        return cpu.largest_ratios(found)
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -47,7 +47,7 @@ def close(point: series.Point, keep: float, mean: float, low: float, high: float
 
 
 def test_changes_are_taken_seed_by_seed(tmp_path: Path) -> None:
-    det, wt = series.curves(small_run(tmp_path), "delta_top1")
+    det, wt = series.metric_curves(small_run(tmp_path), "delta_top1")
     assert (det.method, wt.method) == ("sipp-det", "wt")
     assert close(det.points[0], 0.5, 0.005, 0.0, 0.01, 2)  # +0.01 and 0.00
     assert close(det.points[1], 0.25, -0.06, -0.10, -0.02, 2)
@@ -56,9 +56,9 @@ def test_changes_are_taken_seed_by_seed(tmp_path: Path) -> None:
 
 def test_accuracies_and_the_dense_reference(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    det, _ = series.curves(run, "top1")
+    det, _ = series.metric_curves(run, "top1")
     assert close(det.points[0], 0.5, 0.855, 0.80, 0.91, 2)
-    before, _ = series.curves(run, "before_top1")
+    before, _ = series.metric_curves(run, "before_top1")
     assert close(before.points[0], 0.5, 0.4275, 0.40, 0.455, 2)
     assert series.dense_mean(run, "top1") == pytest.approx(0.85) and series.dense_mean(run, "delta_top1") == 0.0
     assert series.dense_mean(run, "before_top1") is None
@@ -71,8 +71,8 @@ def test_the_paper_figure_comes_first(tmp_path: Path) -> None:
 
 def test_a_change_without_its_dense_network_is_unknown(tmp_path: Path) -> None:
     run = small_run(tmp_path, without=(5,))  # the dense network of seed 1
-    assert series.curves(run, "delta_top1") == ()
-    assert len(series.curves(run, "top1")) == 2
+    assert series.metric_curves(run, "delta_top1") == ()
+    assert len(series.metric_curves(run, "top1")) == 2
 
 
 def test_layers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sipp.native import pytree, two_of_four
 from sipp.runtime.gpu import gates, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
-from sipp.runtime.gpu.layouts import as_walks, row_scales
+from sipp.runtime.gpu.layouts import as_walks, int8_scales
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 ROUNDING = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}  # one of the result, and some
@@ -26,7 +26,7 @@ def agrees(
     """The kernel's sums are those of float64, to rounding of the result, of float32 sums, and of scales."""
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
-    scales = row_scales(weight) if as_int8 else None
+    scales = int8_scales(weight) if as_int8 else None
     assert (scales is not None) == as_int8
     found = few_tokens(x, as_walks(weight, n_lanes=n_lanes, n_rows=4, scales=scales), bias, ahead=ahead)
     assert found.dtype == x.dtype and found.shape == exact.shape
@@ -140,8 +140,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "DEVICE", "cpu")
     monkeypatch.setattr(recording, "Recorded", Plain)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
-    monkeypatch.setattr(linear, "seconds_of", seconds)
-    monkeypatch.setattr(plan, "seconds_of", seconds)
+    monkeypatch.setattr(linear, "way_seconds", seconds)
+    monkeypatch.setattr(plan, "way_seconds", seconds)
     times = itertools.cycle([0.5, 1.0])
     monkeypatch.setattr(recording, "kernel_seconds", lambda calls: next(times))
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)

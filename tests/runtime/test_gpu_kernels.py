@@ -17,7 +17,7 @@ from runtime import ptx_machine
 from torch import Tensor
 
 from sipp.runtime.gpu import assembly
-from sipp.runtime.gpu.layouts import MOST_COLUMNS, Walks, as_walks, depth_of, row_scales
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, Walks, as_walks, depth_of, int8_scales
 
 
 def weight_of(walks: Walks) -> Tensor:
@@ -96,14 +96,14 @@ def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
     levels = torch.randint(-127, 128, (5, 300)) * (torch.rand(5, 300) < 0.3)
     levels[:, 0], levels[2] = 127, 0
     weight = (levels * torch.tensor([0.5, 1e-3, 1.0, 3.3, 0.07])[:, None]).to(dtype)
-    scales = row_scales(weight)
+    scales = int8_scales(weight)
     assert scales is not None
     walks = as_walks(weight, n_lanes=8, n_rows=2, scales=scales)
     assert walks.values.dtype == torch.int8
     off_by = (weight_of(walks) - weight.double()).abs()
     assert bool((off_by <= torch.finfo(dtype).eps * weight.double().abs()).all())
     weight[4, 0] *= 1.3
-    assert row_scales(weight) is None and row_scales(torch.randn(5, 300).to(dtype)) is None
+    assert int8_scales(weight) is None and int8_scales(torch.randn(5, 300).to(dtype)) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import nn
 import sipp
 from sipp.native import pytree
 from sipp.runtime.gpu import kernels, linear, plan, recording, recurrent
-from sipp.runtime.gpu.layouts import as_walks, row_scales
+from sipp.runtime.gpu.layouts import as_walks, int8_scales
 
 pytestmark = [
     pytest.mark.cuda,
@@ -29,7 +29,7 @@ def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(way, x, n_copies):
         return 1.0 if way.name == "dense" else 0.5
 
-    monkeypatch.setattr(linear, "seconds_of", seconds)
+    monkeypatch.setattr(linear, "way_seconds", seconds)
     monkeypatch.setattr(plan, "seconds_of", seconds)
     monkeypatch.setattr(recurrent, "LEAST_GAIN", math.inf)
     monkeypatch.setattr(linear, "FEW_WAYS", linear.FEW_WAYS[:1])  # each is compiled for each kind of layer
@@ -101,7 +101,7 @@ def test_sums_with_the_input_in_shared_memory_and_without(dtype, n_tokens, n_col
     weight = (levels * torch.rand(70, 1) / 100).to("cuda", dtype)
     x = torch.randn(n_tokens, n_columns).to("cuda", dtype)
     exact, size = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
-    for scales in (None, row_scales(weight)):
+    for scales in (None, int8_scales(weight)):
         walks = as_walks(weight, n_lanes=n_lanes, n_rows=8 * 32 // n_lanes, scales=scales)
         gap = (kernels.few_tokens(x, walks, None, ahead=ahead).double() - exact).abs()
         own = 2**-20 if scales is None else torch.finfo(dtype).eps

@@ -55,12 +55,12 @@ def optimum(curves: Curves, budget: int) -> Optimum:
     near_R, near_cost_R, far_R, far_cost_R = map(torch.from_numpy, (*near[1:3], *far[1:3]))
     sign = 1.0 if near is few else -1.0
     room_R = (sign * (far_R - near_R)).clamp(min=0.0)
-    moved_R = fill(sign * (budget - near.total), room_R)
+    moved_R = fill_in_order(sign * (budget - near.total), room_R)
     share_R = torch.where(room_R > 0, moved_R / room_R, 0.0)
     kept_R = near_R + sign * moved_R
     cost_R = near_cost_R + share_R * (far_cost_R - near_cost_R)
     kept_R = kept_R * min(1.0, budget / _total(kept_R))
-    kept_R = kept_R + fill(budget - _total(kept_R), torch.from_numpy(curves.cap_R) - kept_R)  # rounding noise
+    kept_R = kept_R + fill_in_order(budget - _total(kept_R), torch.from_numpy(curves.cap_R) - kept_R)  # rounding noise
     is_inside = bool((near.kept_R > curves.kept_C[curves.first_R]).all())
     return Optimum(kept_R, _total(cost_R), math.exp(near.log_multiplier), is_inside)
 
@@ -70,7 +70,7 @@ def _total(values_R: Tensor) -> float:
     return float(values_R.numpy().sum())
 
 
-def fill(amount: float, room: Tensor) -> Tensor:
+def fill_in_order(amount: float, room: Tensor) -> Tensor:
     """How much each takes of the amount when the first takes as much as it has room for, then the second, and so on."""
     return torch.minimum((amount - (room.cumsum(0) - room)).clamp(min=0), room)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.curves import Curves, tabulate
-from sipp.allocation.envelope import Optimum, fill, optimum
+from sipp.allocation.envelope import Optimum, fill_in_order, optimum
 from sipp.allocation.row_bounds import check_constants, check_sensitivity, sampling_constant
 from sipp.allocation.row_loops import row_totals
 from sipp.errors import OptionError
@@ -202,9 +202,9 @@ def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> 
     pieces_R = torch.round(fraction_R * one).to(torch.int64)
     surplus = int(pieces_R.sum()) - (target - int(floor_R.sum())) * one
     if surplus > 0:  # rounding noise only; it goes to the first rows that have room for it
-        pieces_R = pieces_R - fill(surplus, pieces_R)
+        pieces_R = pieces_R - fill_in_order(surplus, pieces_R)
     else:
-        pieces_R = pieces_R + fill(-surplus, torch.where(pieces_R > 0, one - pieces_R, 0))
+        pieces_R = pieces_R + fill_in_order(-surplus, torch.where(pieces_R > 0, one - pieces_R, 0))
     order = torch.randperm(len(relaxed_R), generator=generator, dtype=torch.int64, device=generator.device).cpu()
     start = torch.randint(one, (1,), generator=generator, dtype=torch.int64, device=generator.device).cpu()
     teeth = torch.div(torch.cat([start, pieces_R[order].cumsum(0) + start]), one, rounding_mode="floor")

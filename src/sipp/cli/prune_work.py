@@ -223,7 +223,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PruneOutcome:
     """What came of it; `pruned` is None where no level was certified."""
 
     dense: nn.Module
@@ -243,7 +243,7 @@ class Outcome:
         return getattr(self.certificate, "verdict", "certified") == "certified"
 
 
-def not_certified(request: PruneRequest, outcome: Outcome) -> CommandError:
+def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
     """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
     verdict = getattr(outcome.certificate, "verdict", "")
     if outcome.walk is not None:
@@ -258,7 +258,7 @@ def not_certified(request: PruneRequest, outcome: Outcome) -> CommandError:
     )
 
 
-def work(request: PruneRequest) -> Outcome:
+def work(request: PruneRequest) -> PruneOutcome:
     """The pruned network with everything it was made from."""
     begun = time.perf_counter()
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
@@ -283,7 +283,7 @@ def work(request: PruneRequest) -> Outcome:
             pruned, stored, certificate = _prune(request, model, calibration, holdout)
     ended = time.perf_counter()
     seconds = {"load": loaded - begun, "prune": ended - loaded}
-    return Outcome(model, pruned, stored, walk, certificate, calibration, holdout, seconds)
+    return PruneOutcome(model, pruned, stored, walk, certificate, calibration, holdout, seconds)
 
 
 def _prune(
@@ -303,7 +303,7 @@ def _prune(
     return pruned, stored, certificate
 
 
-def json_record(request: PruneRequest, outcome: Outcome) -> dict[str, Any]:
+def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
     """What report.json and --json hold."""
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
@@ -367,7 +367,7 @@ class Written:
         return {"written": self.files, "values": values}
 
 
-def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> Written:
+def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) -> Written:
     """Writes the network; nothing in a dry run, and nothing where nothing is certified."""
     if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return Written({})
@@ -387,7 +387,7 @@ def write(request: PruneRequest, outcome: Outcome, record: dict[str, Any]) -> Wr
     return Written({str(path): n_bytes for path, n_bytes in files.items()})
 
 
-def more_points_words(request: PruneRequest, outcome: Outcome) -> str:
+def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
     """How many points would certify the first level that failed, where what was seen there is no obstacle (T15)."""
     if outcome.walk is None or outcome.holdout is None:
         return ""
@@ -414,7 +414,7 @@ def _rounded_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def tell(request: PruneRequest, outcome: Outcome, written: Written) -> None:
+def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None:
     """Prints what was done."""
     if request.weights is not None:
         origin = f"weights {request.weights}"

@@ -9,7 +9,7 @@ from math import fsum
 
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
-from sipp.report.contents import Article, Cell, Finding, Section, Table
+from sipp.report.contents import Article, Finding, Section, Table, TableCell
 from sipp.report.numbers import certified_limit, is_useless, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
@@ -104,7 +104,7 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedNetworks:
     """What networks of one parent are compared by: curves over keep, and the dense network's value if it has one."""
 
     key: str
@@ -118,13 +118,13 @@ class Comparison:
         return self.key != "accuracy"
 
 
-def comparisons_of(group: Sequence[PrunedModel]) -> list[Comparison]:
+def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
     accuracies, moved = network_curves(group, accuracy_of(group)), network_curves(group, lambda model: model.moved)
     found = (
-        Comparison("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
-        Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
-        Comparison("certified", "Certified", "certified error of the output", network_curves(group, certified)),
+        ComparedNetworks("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
+        ComparedNetworks("moved", "Output moved", "output moved on calibration inputs", moved),
+        ComparedNetworks("certified", "Certified", "certified error of the output", network_curves(group, certified)),
     )
     return [one for one in found if one.curves]
 
@@ -198,15 +198,17 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     has_drops = any(certified_drop(model) is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda one: -one.record.keep):
-        cells = {"method": Cell(model.arm), "keep": Cell(number(model.record.keep, "share"))}
+        cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.record.keep, "share"))}
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
-        cells["dead rows"] = Cell(f"{model.record.dead_rows:,}")
-        cells["output moved"] = Cell("unknown" if model.moved is None else number(model.moved, "share"))
+        cells["dead rows"] = TableCell(f"{model.record.dead_rows:,}")
+        cells["output moved"] = TableCell("unknown" if model.moved is None else number(model.moved, "share"))
         cells["certified within"] = certified_cell(model)
         if has_drops:
             drop = certified_drop(model)
-            cells["certified drop"] = Cell("none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points")
+            cells["certified drop"] = TableCell(
+                "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
+            )
         rows.append((model.name, cells))
     caption = "From most to least kept; of several certificates, the weakest."
     caption += f" Accuracy: on {points.data.what}." if points is not None else ""
@@ -214,21 +216,24 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, Cell]:
+def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, TableCell]:
     if found is None:
-        return {"accuracy": Cell("not measured", "", "on these inputs"), "accuracy, dense": Cell("not measured")}
+        return {
+            "accuracy": TableCell("not measured", "", "on these inputs"),
+            "accuracy, dense": TableCell("not measured"),
+        }
     dense, pruned = found
     title = f"{number(pruned - dense, 'points')} against the dense network"
-    cell = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
-    return {"accuracy": cell, "accuracy, dense": Cell(number(dense, "share"))}
+    cell = TableCell(number(pruned, "share"), tone_of(pruned - dense), title)
+    return {"accuracy": cell, "accuracy, dense": TableCell(number(dense, "share"))}
 
 
-def certified_cell(model: PrunedModel) -> Cell:
+def certified_cell(model: PrunedModel) -> TableCell:
     """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
     limit = certified(model)
     if limit is None:
         others = [one for one in model.all_certificates if one.limit is not None]
-        return Cell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
+        return TableCell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
     if is_useless(limit):
-        return Cell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
-    return Cell(percent_up(limit))
+        return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
+    return TableCell(percent_up(limit))

@@ -9,7 +9,7 @@ from typing import Any
 from sipp.experiments.runs.store import without_clock
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import About, Article, Cell, Finding, Section, Table, flat
+from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flat
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.results import Run
@@ -39,7 +39,7 @@ def runs_article(runs: Sequence[Run], about: About | None) -> Article:
         plot = accuracy_plot(panel.run, f"panel{index}-accuracy", panel.title)
         kicker = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
         finding = best_choice(panel.run) or Finding("No pruned network is finished yet", "")
-        has_curve = any(len(curve.points) > 1 for curve in series.curves(panel.run, "top1"))
+        has_curve = any(len(curve.points) > 1 for curve in series.metric_curves(panel.run, "top1"))
         rows, is_closed = [[plot]] if plot and has_curve else [], index >= N_OPEN
         sections.append(Section(kicker, finding, rows, method_table(panel.run), is_closed=is_closed))
     sections += [] if about is None else [Section("Study", about.finding)]
@@ -59,7 +59,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     """One line for each network: how good it was, and how far which method prunes it at next to no loss."""
     rows = []
     for panel in panels:
-        dense, changes = series.dense_mean(panel.run, "top1"), series.curves(panel.run, "delta_top1")
+        dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
         reached = [(kept, curve.method) for curve in changes if (kept := reach(curve)) is not None]
         kept, method = min(reached, default=(None, "none"))
         last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
@@ -67,8 +67,8 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         ends = [(change, name) for keep, change, name in last if keep == sparsest]
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
-            Cell("not done" if dense is None else number(dense, "share")),
-            Cell("none" if kept is None else f"{number(kept, 'share')} ({method})"),
+            TableCell("not done" if dense is None else number(dense, "share")),
+            TableCell("none" if kept is None else f"{number(kept, 'share')} ({method})"),
             _change_cell(sparsest, *best),
             _change_cell(sparsest, *worst),
         )
@@ -87,11 +87,11 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     return Section("Main comparison", finding, [], table)
 
 
-def _change_cell(keep: float | None, change: float | None, method: str) -> Cell:
+def _change_cell(keep: float | None, change: float | None, method: str) -> TableCell:
     if keep is None or change is None:
-        return Cell("not done")
+        return TableCell("not done")
     words = f"{number(change, 'points')} against the dense network at keep {number(keep, 'share')}"
-    return Cell(f"{100 * change:+.2f} ({method})", tone_of(change), words)
+    return TableCell(f"{100 * change:+.2f} ({method})", tone_of(change), words)
 
 
 def panels_of(runs: Sequence[Run]) -> list[Panel]:

@@ -19,7 +19,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One value of a table; `tone` is the class of its colour, `title` what it says when pointed at."""
 
     text: str
@@ -28,7 +28,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Tile:
+class SummaryTile:
     """One number that is read first, and a line that says what it is."""
 
     name: str
@@ -37,7 +37,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """Something to do next: why, and what to type."""
 
     words: str
@@ -50,7 +50,7 @@ class Table:
 
     caption: str
     head: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[str, tuple[TableCell, ...]], ...]
     wraps: bool = False  # names and heads are long, and may take several lines
 
 
@@ -83,8 +83,8 @@ class Article:
     caveats: list[str] = field(default_factory=list)  # that a reader must see
     remarks: Sequence[str] = ()  # that can be opened: what could not be checked
     lead: Finding | None = None  # the first card, with the tiles and what to do next
-    steps: list[Step] = field(default_factory=list)
-    tiles: list[Tile] = field(default_factory=list)
+    steps: list[NextStep] = field(default_factory=list)
+    tiles: list[SummaryTile] = field(default_factory=list)
     is_closed: bool = False  # only its title is shown until it is opened
     tables: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def rows_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+def key_value_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a table: the dotted keys of nested values, and each value in words, cut where it is long."""
     return [(key, _as_text(value)) for key, value in flat(values)]
 

@@ -14,7 +14,7 @@ from typing import Any
 from sipp.extras import needed_for
 from sipp.records.display import short_names
 from sipp.report import palette, series
-from sipp.report.compare_networks import Comparison, by_parent, comparisons_of
+from sipp.report.compare_networks import ComparedNetworks, by_parent, comparisons_of
 from sipp.report.compare_runs import Panel, panels_of
 from sipp.report.numbers import number
 from sipp.report.palette import MARKERS, Style
@@ -121,7 +121,7 @@ def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
     networks = {(run.config["net"], run.config["data"]["name"]) for run in runs}
     points: dict[str, list[Point]] = {}
     for run in runs:
-        for curve in series.curves(run, "top1"):
+        for curve in series.metric_curves(run, "top1"):
             points.setdefault(run.config["pipeline"], []).extend(curve.points)
     is_twice = any(len({round(one.keep, 4) for one in found}) < len(found) for found in points.values())
     if len(points) < 2 or len(methods) > 1 or len(networks) > 1 or is_twice:
@@ -157,7 +157,7 @@ def _network_figures(results: Sequence[Result]) -> dict[str, Callable[[Any], Non
     return found
 
 
-def _draw_comparison(axes: Any, *, comparison: Comparison) -> None:
+def _draw_comparison(axes: Any, *, comparison: ComparedNetworks) -> None:
     """Accuracies beside the dense one's, or errors from zero, on a logarithmic axis where they are steep."""
     curves = comparison.curves
     _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
@@ -238,7 +238,7 @@ def _alone(draw: Draw) -> Draw:
 
 def draw_metric(axes: Any, run: Run, *, key: str) -> bool:
     """A metric of the run over keep, one line a method; whether there was anything to draw."""
-    metric, curves = METRICS[key], series.curves(run, key)
+    metric, curves = METRICS[key], series.metric_curves(run, key)
     if not _curves(axes, series.methods_of(run), curves, 100.0):
         return False
     _dense_line(axes, series.dense_mean(run, key))

@@ -118,7 +118,7 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
 
 def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") -> Plot:
     """Every metric of the run, the change of accuracy shown first; empty where no pruned network is finished."""
-    found = {key: curves for key in series.metrics_of(run) if (curves := series.curves(run, key))}
+    found = {key: curves for key in series.metrics_of(run) if (curves := series.metric_curves(run, key))}
     if not found:
         return {}
     labels = [METRICS[key].label for key in found]
@@ -133,7 +133,9 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
 def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
     """Plain accuracy just pruned and retrained, on one scale; what the run does not know is left out."""
     known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
-    found = {name: (title, curves) for name, (title, key) in known.items() if (curves := series.curves(run, key))}
+    found = {
+        name: (title, curves) for name, (title, key) in known.items() if (curves := series.metric_curves(run, key))
+    }
     points = [point for _, curves in found.values() for curve in curves for point in curve.points]
     plots = {}
     for name, (title, curves) in found.items():

@@ -15,7 +15,7 @@ from sipp.records.schemas import (
     given_values,
 )
 from sipp.report import series
-from sipp.report.contents import Article, Finding, Section, rows_of
+from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
@@ -56,7 +56,7 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
         steps=next_steps(pruned),
         tiles=tiles_of(pruned),
         sections=[section for section in sections if section is not None],
-        tables=[("Everything else in its report", rows_of(rest))],
+        tables=[("Everything else in its report", key_value_rows(rest))],
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sipp.records.display import percent_up
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table, Tile, rows_of
+from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
 from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
 from sipp.report.plots import run_plots
 from sipp.report.results import Run
@@ -42,7 +42,7 @@ def run_article(run: Run, ident: str, title: str) -> Article:
         remarks=run.marks,
         tiles=_tiles(run),
         sections=_sections(run, ident),
-        tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", rows_of(run.config))],
+        tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", key_value_rows(run.config))],
     )
 
 
@@ -70,18 +70,18 @@ def network_and_data(run: Run) -> str:
     return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 
 
-def _tiles(run: Run) -> list[Tile]:
+def _tiles(run: Run) -> list[SummaryTile]:
     dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
     n_weights = next((record.n_weights for record in run.records if record.n_weights is not None), None)
     test = next((record.after.n for record in run.records), None)
     return [
-        Tile("dense top-1", "not done" if dense is None else number(dense, "share")),
-        Tile("least keep", number(min(levels.values()), "share") if levels else "not done"),
-        Tile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
-        Tile("methods", str(len(series.methods_of(run)))),
-        Tile("seeds", str(len(series.seeds_of(run)))),
-        Tile("test inputs", "unknown" if test is None else f"{test:,}"),
-        Tile("total time", seconds(series.seconds_of(run))),
+        SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
+        SummaryTile("least keep", number(min(levels.values()), "share") if levels else "not done"),
+        SummaryTile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        SummaryTile("methods", str(len(series.methods_of(run)))),
+        SummaryTile("seeds", str(len(series.seeds_of(run)))),
+        SummaryTile("test inputs", "unknown" if test is None else f"{test:,}"),
+        SummaryTile("total time", seconds(series.seconds_of(run))),
     ]
 
 
@@ -132,7 +132,7 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     rows = [("run folder", run.name)]
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + key, value) for key, value in rows_of(given_values(origin))]
+        rows += [(prefix + key, value) for key, value in key_value_rows(given_values(origin))]
     certified = [one.certificate for one in run.records if one.certificate is not None]
     hashes = [str(given_values(one)["data_hash"]) for one in certified if not one.is_refusal]
     return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
@@ -158,7 +158,7 @@ def reach(curve: Curve) -> float | None:
 
 def best_choice(run: Run) -> Finding | None:
     """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
-    found = series.curves(run, "delta_top1")
+    found = series.metric_curves(run, "delta_top1")
     reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
     limit = f"{100 * TOLERANCE:g} points"
     if not found:
@@ -193,10 +193,10 @@ def method_table(run: Run) -> Table | None:
     dense = series.dense_mean(run, "top1")
     rows = []
     for method in methods:
-        cells = [Cell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
+        cells = [TableCell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
         for place in ((method, level) for level in levels):
             if place not in after:
-                cells.append(Cell("", title="not done"))
+                cells.append(TableCell("", title="not done"))
                 continue
             titles, tone = [], ""
             if place in changes:
@@ -204,7 +204,7 @@ def method_table(run: Run) -> Table | None:
                 tone = tone_of(changes[place].mean)
             if place in before:
                 titles.append(f"just pruned: {number(before[place].mean, 'share')}")
-            cells.append(Cell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
+            cells.append(TableCell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
     near = f"green: within {100 * TOLERANCE:g} points of dense; orange and red: beyond."
@@ -217,7 +217,7 @@ def spread_words(run: Run) -> str:
 
     Empty where nothing is pruned yet.
     """
-    found = series.curves(run, "delta_top1")
+    found = series.metric_curves(run, "delta_top1")
     if not found:
         return ""
     n_common = min(len(curve.points) for curve in found)
@@ -274,7 +274,7 @@ def certificate_finding(run: Run) -> Finding:
 def layers_finding(run: Run) -> Finding:
     """Where rows died, if any did."""
     n_layers = len(series.layers_of(run))
-    dead = {curve.method: curve.points[-1] for curve in series.curves(run, "dead_rows")}
+    dead = {curve.method: curve.points[-1] for curve in series.metric_curves(run, "dead_rows")}
     with_dead = {method: point for method, point in dead.items() if point.mean > 0}
     if not dead:
         return Finding("Layers", "No pruned network is finished yet.")

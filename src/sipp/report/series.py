@@ -104,7 +104,7 @@ def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
     return sorted(found, key=lambda record: record.seed)
 
 
-def curves(run: Run, metric: str) -> tuple[Curve, ...]:
+def metric_curves(run: Run, metric: str) -> tuple[Curve, ...]:
     """The metric against keep, one curve per method; a difference is taken seed by seed, then averaged."""
     return _curves(by_level(run, metric))
 

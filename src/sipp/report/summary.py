@@ -7,7 +7,7 @@ from typing import Any
 from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
-from sipp.report.contents import Finding, Step, Tile
+from sipp.report.contents import Finding, NextStep, SummaryTile
 from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
@@ -50,51 +50,51 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     return None if pruned.moved is None else (pruned.moved, "on a few calibration inputs")
 
 
-def tiles_of(pruned: PrunedModel) -> list[Tile]:
+def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
     """Accuracy, size, speed, guarantee, and how far outputs move; what is not known says how it is found out."""
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
-    accuracy = Tile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
+    accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
         before, after = (number(one, "share") for one in measured.accuracies)
-        accuracy = Tile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
-    size = Tile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
-    speed = Tile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
+        accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
+    size = SummaryTile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
+    speed = SummaryTile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
-        size = Tile(
+        size = SummaryTile(
             "size",
             f"{bench.smaller:.2f} x smaller",
             f"{stored} as a small file (sipp export --to small), {dense} before",
         )
         run = bench.runs[-1]
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = Tile("speed", run.headline, f"{run.words}: with sipp.sparse, {place}")
+        speed = SummaryTile("speed", run.headline, f"{run.words}: with sipp.sparse, {place}")
     found = shown_output_change(pruned)
-    moved = Tile("output moves by", UNKNOWN, "sipp eval measures it")
+    moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
         words = f"of its length, {found[1]}; measured, while the guarantee is a limit for new inputs"
-        moved = Tile("output moves by", number(found[0], "share"), words)
+        moved = SummaryTile("output moves by", number(found[0], "share"), words)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
 
-def _guarantee(pruned: PrunedModel) -> Tile:
+def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The first certificate that promises something, one about the accuracy before those about outputs."""
     about_accuracy = accuracy_promise(pruned)
     about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
         drop = points_up(about_accuracy[0]).replace("percentage ", "")  # which the words below say
-        return Tile("guarantee", f"drop at most {drop}", words)
+        return SummaryTile("guarantee", f"drop at most {drop}", words)
     if about_outputs:
         first = about_outputs[0]
         within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
-        return Tile("guarantee", "useless" if first.is_useless else within, words)
+        return SummaryTile("guarantee", "useless" if first.is_useless else within, words)
     if pruned.record.certificate is not None:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
-        return Tile("guarantee", "none", f"Certificate: {said}")
+        return SummaryTile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
-        return Tile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
-    return Tile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
+        return SummaryTile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
+    return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
 def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
@@ -124,7 +124,7 @@ def promise(certificate: CertificateRecord) -> str:
     return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
 
 
-def next_steps(pruned: PrunedModel) -> list[Step]:
+def next_steps(pruned: PrunedModel) -> list[NextStep]:
     """What a reader would do next, the most useful first: measure what is not known, mend what is bad, use it."""
     record, measured = pruned.record, best_evaluation(pruned)
     known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
@@ -134,40 +134,44 @@ def next_steps(pruned: PrunedModel) -> list[Step]:
     if measured is None or measured.accuracies is None:
         command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
         command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
-        steps.append(Step("Measure its accuracy on new data with labels:", command))
+        steps.append(NextStep("Measure its accuracy on new data with labels:", command))
     if not any(promise(one) for one in pruned.all_certificates):
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
-        steps.append(Step("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
+        steps.append(NextStep("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
     moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
         if not record.repair:
             command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"
-            steps.append(Step("Bring back most of what was lost, without training:", command))
+            steps.append(NextStep("Bring back most of what was lost, without training:", command))
         else:
             command = "sipp.hold(model, masks, optimizer=optimizer)"
-            steps.append(Step("Too much lost? Keep more weights, or retrain while the zeros are held:", command))
+            steps.append(NextStep("Too much lost? Keep more weights, or retrain while the zeros are held:", command))
     if pruned.bench is None and in_shell:
-        steps.append(Step("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json"))
+        steps.append(
+            NextStep("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json")
+        )
     if len(steps) < 2:
         is_of_prune = "weights" in (record.model_extra or {})  # a program's record names a class, not how to build it
         steps += _ways_to_use(pruned.name, known[0] if is_of_prune else None)
     return steps[:3]
 
 
-def _ways_to_use(name: str, model: str | None) -> list[Step]:
+def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
     """How the network is stored small and run fast: of a program its own names, of a folder lines that read it."""
     store, run = "Store it in a small file:", "Run it faster on a CPU"
     if model is None:
-        fast = Step(f"{run}:", "fast = sipp.sparse(pruned, example)")
-        return [fast, Step(store, 'sipp.save(pruned, "small.safetensors")')]
+        fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")
+        return [fast, NextStep(store, 'sipp.save(pruned, "small.safetensors")')]
     module, _, function = model.partition(":")
     is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
     network = f"{module}.{function}()" if is_own else "network"
     imported = f"import sipp, {module}; " if is_own else "import sipp; "
     return [
-        Step(store, f"sipp export {name} --model {model} --to small --out small.safetensors"),
-        Step(f"{run}, in Python:", f'{imported}fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'),
+        NextStep(store, f"sipp export {name} --model {model} --to small --out small.safetensors"),
+        NextStep(
+            f"{run}, in Python:", f'{imported}fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
+        ),
     ]
 
 

@@ -20,7 +20,7 @@ from sipp.runtime import steps
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.steps import PreparedKernel, Step, Values, best_time, given
+from sipp.runtime.steps import PreparedKernel, Step, Values, arguments_of, best_time
 from sipp.runtime.strip_kernel import raise_flag
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
 
@@ -95,7 +95,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         current[op.out] = (result.clone(), *states)
 
     seconds = best_time(lambda: fast(values))
-    dense_seconds = steps.dense_time(lambda: LSTM(*given(values, op.args)))
+    dense_seconds = steps.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
     if seconds > steps.LEAST_GAIN * dense_seconds:
         return None
     fast(values)

@@ -108,7 +108,7 @@ def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[
     return times
 
 
-def given(values: Values, template: Any) -> Any:
+def arguments_of(values: Values, template: Any) -> Any:
     """The arguments with values in place of their numbers."""
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
 
@@ -136,7 +136,7 @@ def torch_step(op: Op, note: str = "") -> Step:
         if is_flat:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
-            result = target(*given(values, op.args), **given(values, op.kwargs))
+            result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
         values[op.out] = result if op.addend is None and op.act == NONE else finished(values, op, result)
 
     return Step(op.name, "torch", fast, op.out, note=note)

@@ -25,7 +25,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
-from sipp.scoring.kernels import checks, in_float64
+from sipp.scoring.kernels import checks, float64_kernel
 from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms, unscaled
 
@@ -123,7 +123,7 @@ class RunningSensitivities:
         for (start, stop, n_groups), ratios in found.by_kernel.items():
             rows = slice(start, stop)
             weight_GRK = self.scaled_FK[rows].unflatten(0, (n_groups, -1))
-            ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest(ratios)
+            ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest_ratios(ratios)
             best_FK = _with_larger(best_FK, rows, ratios_GRK, weight_GRK)
         return best_FK
 
@@ -315,7 +315,7 @@ class RunningSensitivities:
         """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
         weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
         factors_F = 1 / self.scale_F[rows]
-        kernel = in_float64(self.kernel) if is_wide else self.kernel
+        kernel = float64_kernel(self.kernel) if is_wide else self.kernel
         return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
     def _scaled_rows(self, rows: slice) -> Tensor:

@@ -20,9 +20,9 @@ from sipp.runtime.examples import allowed, call_of, guessed_call, off_by, own_te
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.shrinking.applying import apply, tensors_of
+from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_of
-from sipp.runtime.shrinking.checking import Call, in_float64, more_points, outputs
+from sipp.runtime.shrinking.checking import Call, float64_copy, more_points, outputs
 from sipp.runtime.shrinking.removing import Smaller, smaller
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
@@ -71,7 +71,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     before = tensors_hash(network)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes, smaller_shapes = (
-        {name: tuple(tensor.shape) for name, tensor in tensors_of(net).items()} for net in (own, made)
+        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, made)
     )
     counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
     layers = [
@@ -102,12 +102,14 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
     shows: where it fails with fewer channels, more of them are left alone.
     """
-    precise = in_float64(own, call)
+    precise = float64_copy(own, call)
     net, points, expected = (own, call, outputs(own, call)) if precise is None else precise
     trials = [(points, expected), *more_points(net, points)]
     most = allowed(expected) if precise is None else SAME
-    cpu = {id(tensor): tensor.detach().cpu() for tensor in tensors_of(own).values()}  # shared ones stay shared
-    tensors = {name: cpu[id(tensor)] for name, tensor in tensors_of(own).items()}
+    cpu = {
+        id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
+    }  # shared ones stay shared
+    tensors = {name: cpu[id(tensor)] for name, tensor in parameters_and_buffers(own).items()}
     convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
     regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
     moved = torch.inf

@@ -24,9 +24,9 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
 from sipp.experiments.parallel.on_ray import (
     Messages,
-    Outcome,
     RayOptions,
     RunOnRay,
+    StageOutcome,
     next_stage,
     run_on_ray,
     train_stage,
@@ -258,7 +258,7 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
         yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 1, 60.0, origin)
 
 
-def made(job: RunOnRay, stage: Stage, *, asked: int | None = None) -> tuple[Outcome, list[int]]:
+def made(job: RunOnRay, stage: Stage, *, asked: int | None = None) -> tuple[StageOutcome, list[int]]:
     """How a task ended, and the epochs that it told of."""
     epochs: list[int] = []
     outcome = on_ray._train_stage(job, stage, lambda: asked, lambda name, row: epochs.append(row.epoch))
@@ -303,7 +303,7 @@ class FakeRay:
         class RayTaskError(RayError):
             pass
 
-    def __init__(self, script: dict[str, Outcome | None]) -> None:
+    def __init__(self, script: dict[str, StageOutcome | None]) -> None:
         self.script, self.events, self.left_running, self.most_running = script, list[str](), 0, 0
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -337,7 +337,7 @@ class FakeRay:
     def get(self, ref: Any) -> Any:
         if not isinstance(ref, FakeRef):
             return ref
-        outcome = self.script.get(ref.stage.name, Outcome("done"))
+        outcome = self.script.get(ref.stage.name, StageOutcome("done"))
         if outcome is None:
             raise self.exceptions.RayError
         return outcome
@@ -350,7 +350,10 @@ class FakeRay:
 
 
 def swept(
-    job: RunOnRay, script: dict[str, Outcome | None], monkeypatch: pytest.MonkeyPatch, stop_signal: Any = lambda: None
+    job: RunOnRay,
+    script: dict[str, StageOutcome | None],
+    monkeypatch: pytest.MonkeyPatch,
+    stop_signal: Any = lambda: None,
 ) -> tuple[list[str], list[str]]:
     """(stages that were done, events) of a sweep of such tasks; an error is the last event."""
     fake, made = FakeRay(script), []
@@ -390,7 +393,7 @@ def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.
 def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, events = swept(job, {"seed0.wt.01": Outcome("error", ModelError("training diverged"))}, monkeypatch)
+    made, events = swept(job, {"seed0.wt.01": StageOutcome("error", ModelError("training diverged"))}, monkeypatch)
     assert "stop 15" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 
@@ -402,7 +405,7 @@ def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest
     begun = [one for one in events if one.startswith("seed0")]
     assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.wt.01"]
     # a signal counts more than the error of a process that it killed
-    script: dict[str, Outcome | None] = {"seed0.dense": None}
+    script: dict[str, StageOutcome | None] = {"seed0.dense": None}
     assert swept(job, script, monkeypatch, lambda: signal.SIGINT)[1][-1].startswith("Interrupted")
 
 

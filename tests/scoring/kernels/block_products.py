@@ -53,7 +53,7 @@ def counted(
                     maxima.raise_best(*given)
                 else:
                     every_product.raise_by_all(*given)
-        return cpu.largest(ratios), ctypes.c_int64.from_address(addresses.n_computed).value
+        return cpu.largest_ratios(ratios), ctypes.c_int64.from_address(addresses.n_computed).value
     finally:
         cpu.MOST_WEIGHTS = before
 
@@ -64,7 +64,7 @@ def max_ratios(
     """The largest ratios of these windows alone, and the squared norms of their points as they are scaled."""
     ratios = cpu.new_ratios(weight_GRK, row_factors_GR)
     squares_QB = cpu.max_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB)
-    return cpu.largest(ratios), squares_QB
+    return cpu.largest_ratios(ratios), squares_QB
 
 
 def mean_ratios(
@@ -79,4 +79,4 @@ def mean_ratios(
     """The same of the means over the patches of each point."""
     ratios = cpu.new_ratios(weight_GRK, row_factors_GR)
     squares_QB = cpu.mean_ratios(ratios, windows, n_position_dims, factors_TB=factors_TB, counts_B=counts_B)
-    return cpu.largest(ratios), squares_QB
+    return cpu.largest_ratios(ratios), squares_QB

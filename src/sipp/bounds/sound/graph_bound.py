@@ -29,7 +29,7 @@ from sipp.bounds.sound.known_operations import (
     spelling,
 )
 from sipp.bounds.sound.operator_norms import ROUND_UP
-from sipp.bounds.sound.tracing import Inputs, Traced, same_output, trace
+from sipp.bounds.sound.tracing import Inputs, TracedNetworks, same_output, trace
 from sipp.records.checking import check_flag
 
 # What may be computed from constants: operations without randomness and without side effects.
@@ -112,7 +112,7 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
     return GraphBound(epsilon_B, absolute_B, "", tuple(nodes))
 
 
-def _propagate(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> ValueAndError:
+def _propagate(traced: TracedNetworks, fold_batchnorm: bool, nodes: list[NodeBound]) -> ValueAndError:
     """The output of the network with its error bound; appends what each operation did to `nodes`."""
     root = traced.graphs[0]
     values: dict[fx.Node, Any] = {}
@@ -138,7 +138,7 @@ def _propagate(traced: Traced, fold_batchnorm: bool, nodes: list[NodeBound]) -> 
 
 def _step(
     node: fx.Node,
-    traced: Traced,
+    traced: TracedNetworks,
     values: dict[fx.Node, Any],
     uses: dict[fx.Node, int],
     foldable: bool,
@@ -171,7 +171,7 @@ def _step(
     return result
 
 
-def _call(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) -> tuple[Call, bool]:
+def _call(node: fx.Node, op: str, traced: TracedNetworks, args: Any, kwargs: Any) -> tuple[Call, bool]:
     """A node run on the dense network's values, and whether it overwrites its first argument."""
     if op in MOVEMENTS:
         _check_movement(list(_leaves((args, kwargs))))
@@ -227,7 +227,7 @@ def _check_movement(leaves: Sequence[Any]) -> None:
         raise NoBound("it depends on a parameter that was changed")
 
 
-def _constant(node: fx.Node, op: str, traced: Traced, args: Any, kwargs: Any) -> Any:
+def _constant(node: fx.Node, op: str, traced: TracedNetworks, args: Any, kwargs: Any) -> Any:
     """The result of an operation on constants, in both networks."""
     if op not in _CONSTANT_OPS or node.op == "call_module":
         raise NoBound("not known to be a constant")
@@ -269,7 +269,7 @@ def _leaves(value: Any) -> Iterator[Any]:
     return iter(found)
 
 
-def _placeholder(node: fx.Node, given: Iterator[Any], traced: Traced) -> Any:
+def _placeholder(node: fx.Node, given: Iterator[Any], traced: TracedNetworks) -> Any:
     """An input of the network, which both networks see alike."""
     name = str(node.target)
     value = traced.kwargs[name] if name in traced.kwargs else next(given, node.args[0] if node.args else None)

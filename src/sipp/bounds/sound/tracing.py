@@ -25,7 +25,7 @@ SAME_OUTPUT = 1e-9
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedNetworks:
     """Networks as graphs of the same operations, the arguments they are run on and the networks' own outputs."""
 
     graphs: list[fx.GraphModule]
@@ -35,7 +35,7 @@ class Traced:
     n_samples: int
 
 
-def trace(models: Sequence[nn.Module], inputs: Inputs) -> Traced:
+def trace(models: Sequence[nn.Module], inputs: Inputs) -> TracedNetworks:
     """The graphs of float64 copies, in eval mode, of a dense network (and of the pruned one).
 
     Raises NoBound where no graph repeats its model.
@@ -63,7 +63,7 @@ def trace(models: Sequence[nn.Module], inputs: Inputs) -> Traced:
             for name, module in model.named_modules():
                 if module.training:  # a train of its own, or a forward that sets the mode
                     raise NoBound(f"module {name or 'the model itself'} ({type(module).__name__}) stays in train mode")
-        return Traced(_graphs(copies, args, kwargs, outputs), outputs, args, kwargs, n_samples)
+        return TracedNetworks(_graphs(copies, args, kwargs, outputs), outputs, args, kwargs, n_samples)
 
 
 class _Tracer(fx.Tracer):

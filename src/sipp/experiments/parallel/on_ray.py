@@ -75,7 +75,7 @@ class RunOnRay:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """How a stage ended: done, stopped by a signal, or with this error; and the warnings on the way.
 
     `parents`: the stages before it that were damaged, and were made anew.
@@ -109,7 +109,7 @@ class Messages:
         return self.number
 
 
-def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> Outcome:
+def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> StageOutcome:
     """How making the stage ended; its result is in the run folder. This runs in a process of Ray's."""
     ray, asked, last = _ray(), None, -POLL_SECONDS
 
@@ -122,8 +122,8 @@ def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> Outcome:
     return _train_stage(run, stage, stop_signal, lambda name, row: messages.add_epoch.remote(name, row))
 
 
-def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch: OnEpoch) -> Outcome:
-    outcome = Outcome("done")
+def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch: OnEpoch) -> StageOutcome:
+    outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open(run)
@@ -132,11 +132,11 @@ def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch:
                 run.recipe, run.folder, feed, stop_signal, run.checkpoint_seconds, on_epoch, memory=memory
             )
             made = tuple(train_network(context, stage))
-            outcome = Outcome("done", parents=tuple(one for one in made if one != stage))
+            outcome = StageOutcome("done", parents=tuple(one for one in made if one != stage))
         except Interrupted:
-            outcome = Outcome("stopped")
+            outcome = StageOutcome("stopped")
         except SippError as error:
-            outcome = Outcome("error", error)
+            outcome = StageOutcome("error", error)
     return replace(outcome, warned=tuple(str(one.message) for one in caught))
 
 
@@ -233,15 +233,15 @@ def run_on_ray(
         raise error
 
 
-def _outcome(ray: Any, ref: Any) -> Outcome:
+def _outcome(ray: Any, ref: Any) -> StageOutcome:
     try:
-        found: Outcome = ray.get(ref)
+        found: StageOutcome = ray.get(ref)
         return found
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError:
         what = f"the process died {N_TRIES} times: is there too little memory? Make fewer networks at once (--at-once)"
-        return Outcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
+        return StageOutcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
 
 
 def _shares(nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None) -> tuple[int, dict[str, float]]:

@@ -136,7 +136,7 @@ def _lanes(row: Tensor, counts: Tensor, n_lanes: int, keep: float) -> Tensor:
     return number // part * n_neighbours + number % part % n_neighbours
 
 
-def row_scales(weight: Tensor) -> Tensor | None:
+def int8_scales(weight: Tensor) -> Tensor | None:
     """The scale of each row, whose weights are int8 times it, to rounding of their dtype; None where one has none."""
     scales = weight.abs().amax(-1).double() / MOST_INT8
     scales = torch.where(scales > 0, scales, 1.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sipp.native import two_of_four
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, row_scales
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, int8_scales
 from sipp.runtime.steps import LEAST_GAIN
 
 MOST_TOKENS = 16  # that are few
@@ -58,7 +58,7 @@ class Chosen:
     why: str = ""
 
 
-def choose(
+def fastest_way(
     weight: Tensor, bias: Tensor | None, x: Tensor, n_copies: int, dense: Callable[[], float] | None = None
 ) -> Chosen:
     """The fastest way for x (tokens x columns), each timed on so many copies of its weights in turn.
@@ -71,12 +71,12 @@ def choose(
     ways = {make: way for make, way in ways.items() if way.n_bytes <= MOST_BYTES * weight.nbytes}
     if not ways:
         return Chosen(dense_way, True, why=why or "values and places take no fewer bytes")
-    off = {make: off_by(way, weight, bias, x) for make, way in ways.items()}
+    off = {make: way_error(way, weight, bias, x) for make, way in ways.items()}
     ways = {make: way for make, way in ways.items() if off[make] <= AGREEMENT[x.dtype]}
     if not ways:
         return Chosen(dense_way, True, why=is_off(min(off.values())))
-    dense_seconds = seconds_of(dense_way(weight, bias), x, n_copies) if dense is None else dense()
-    times = {make: seconds_of(way, x, n_copies) for make, way in ways.items()}
+    dense_seconds = way_seconds(dense_way(weight, bias), x, n_copies) if dense is None else dense()
+    times = {make: way_seconds(way, x, n_copies) for make, way in ways.items()}
     best = min(times, key=times.__getitem__)
     if times[best] > LEAST_GAIN * dense_seconds:
         return Chosen(dense_way, True, times[best], dense_seconds, "dense is as fast")
@@ -88,7 +88,7 @@ def dense_way(weight: Tensor, bias: Tensor | None) -> Way:
     return Way("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
 
 
-def seconds_of(way: Way, x: Tensor, n_copies: int) -> float:
+def way_seconds(way: Way, x: Tensor, n_copies: int) -> float:
     """How long a way takes, on so many copies of its weights in turn."""
     copies = [way.tensors, *(tuple(t.clone() for t in way.tensors) for _ in range(n_copies - 1))]
     return recording.kernel_seconds([partial(way.call, x, own) for own in copies])
@@ -99,7 +99,7 @@ def is_off(by: float) -> str:
     return f"the kernel is {by:.0e} off on the example"
 
 
-def off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
+def way_error(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
     expected = F.linear(x, weight, bias).double()
     try:
@@ -109,11 +109,11 @@ def off_by(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=TINY))
 
 
-def form_of(weight: Tensor, x: Tensor) -> Hashable:
+def timing_group(weight: Tensor, x: Tensor) -> Hashable:
     """What decides which ways there are, beside sizes and the share of zeros: layers of one form are timed once."""
     if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
         return None
-    has_pattern = row_scales(weight) is not None if len(x) <= MOST_TOKENS else _is_two_of_four(weight)
+    has_pattern = int8_scales(weight) is not None if len(x) <= MOST_TOKENS else _is_two_of_four(weight)
     return bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
 
 
@@ -133,7 +133,7 @@ def _for_few(weight: Tensor) -> tuple[list[MakeWay], str]:
         return [], f"more than {MOST_COLUMNS:,} columns"
     if importlib.util.find_spec("triton") is None:
         return [], "needs Triton, which is not installed"
-    is_int8 = (False,) if row_scales(weight) is None else (False, True)
+    is_int8 = (False,) if int8_scales(weight) is None else (False, True)
     return [partial(walks_way, way=way, as_int8=as_int8) for way in FEW_WAYS for as_int8 in is_int8], ""
 
 
@@ -142,7 +142,7 @@ def walks_way(weight: Tensor, bias: Tensor | None, way: tuple[int, int, int], as
     from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
 
     n_lanes, n_warps, ahead = way
-    scales = row_scales(weight) if as_int8 else None
+    scales = int8_scales(weight) if as_int8 else None
     walks = as_walks(weight, n_lanes=n_lanes, n_rows=n_warps * WARP // n_lanes, scales=scales)
 
     def call(x: Tensor, own: tuple[Tensor, ...]) -> Tensor:

@@ -19,12 +19,12 @@ from sipp.runtime.gpu.linear import (
     AGREEMENT,
     MOST_TOKENS,
     Chosen,
-    choose,
     dense_way,
-    form_of,
+    fastest_way,
     is_off,
-    off_by,
-    seconds_of,
+    timing_group,
+    way_error,
+    way_seconds,
 )
 from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
@@ -129,14 +129,14 @@ def _steps_of(
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
     n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
     alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
-    kind = (*sizes, *alike, form_of(weight, tokens), round(KEEP_BINS * _keep(weight)))
+    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * _keep(weight)))
     if kind not in known:
-        each_alone = [partial(seconds_of, dense_way(own, None), tokens, n_copies) for own in weights]
-        known[kind] = choose(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
+        each_alone = [partial(way_seconds, dense_way(own, None), tokens, n_copies) for own in weights]
+        known[kind] = fastest_way(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
     chosen = known[kind]
     way = chosen.make(weight, bias)
     # another layer of its kind may have been timed: every layer is compared with torch itself
-    if not chosen.is_dense and not (by := off_by(way, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
+    if not chosen.is_dense and not (by := way_error(way, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
         chosen = Chosen(dense_way, True, chosen.seconds, chosen.dense_seconds, is_off(by))
     if chosen.is_dense and len(group) > 1:  # alone, one of them may be worth it
         made: dict[int, Step] = {}

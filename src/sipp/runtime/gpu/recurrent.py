@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, Way, choose
+from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, Way, fastest_way
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.recurrent import LSTM
-from sipp.runtime.steps import LEAST_GAIN, Step, Values, given
+from sipp.runtime.steps import LEAST_GAIN, Step, Values, arguments_of
 
 LSTM_CELL = ATEN.lstm_cell.default
 RECURRENT = (LSTM, LSTM_CELL)
@@ -51,7 +51,7 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
         weight = torch.cat(own[:2], 1)
         bias = (own[2].float() + own[3].float()).to(weight.dtype) if len(own) == 4 else None
         tokens = torch.randn(len(state), weight.shape[1], dtype=weight.dtype, device=weight.device)
-        chosen = choose(weight, bias, tokens, 1)
+        chosen = fastest_way(weight, bias, tokens, 1)
         if chosen.is_dense:
             return None
         ways.append(chosen.make(weight, bias))
@@ -60,11 +60,11 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
         current[op.out] = _run(read, ways, current[number], current[h0], current[c0])
 
     fast(values)
-    found, expected = values.pop(op.out), op.target(*given(values, op.args))
+    found, expected = values.pop(op.out), op.target(*arguments_of(values, op.args))
     if not all(_agree(own, other) for own, other in zip(found, expected)):
         return None
     seconds = recording.kernel_seconds([lambda: fast(values)])
-    dense_seconds = recording.kernel_seconds([lambda: op.target(*given(values, op.args))])
+    dense_seconds = recording.kernel_seconds([lambda: op.target(*arguments_of(values, op.args))])
     if seconds > LEAST_GAIN * dense_seconds:
         return None
     matrices = [w for own in read.cells for w in own[:2]]

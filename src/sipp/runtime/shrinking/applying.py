@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.runtime.shrinking.removing import Layer, Smaller, sorted_groups
+from sipp.runtime.shrinking.removing import ReadingLayer, Smaller, sorted_groups
 from sipp.runtime.shrinking.rules import summed
 
 
 def apply(model: nn.Module, plan: Smaller) -> None:
     """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
-    tensors = tensors_of(model)
+    tensors = parameters_and_buffers(model)
     made = {name: tensors[name].detach() for name, _ in plan.stays}
     owners = _owners(model)
     grouped = {}
@@ -40,12 +40,12 @@ def apply(model: nn.Module, plan: Smaller) -> None:
         _describe(module)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by every name that they have."""
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
-def _take_over_constants(layer: Layer, is_needed: Tensor, made: dict[str, Tensor]) -> None:
+def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, made: dict[str, Tensor]) -> None:
     """Moves what the layer reads of constant channels that are not needed to its bias, or to its stand-in."""
     product = layer.product
     taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)

@@ -29,7 +29,7 @@ def outputs(model: nn.Module, call: Call) -> list[Any]:
         return list(pytree.tree_leaves(run_batch(model, batch)))
 
 
-def in_float64(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
+def float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
     """A float64 copy of the network, the example for it and its outputs; None: it does not run in float64."""
     try:
         precise = copy.deepcopy(model).double()

@@ -21,7 +21,7 @@ from sipp.runtime.shrinking.rules import reads_of
 
 
 @dataclass(frozen=True)
-class Layer:
+class ReadingLayer:
     """A weight with all of its uses, and what is decided about the channels that it reads."""
 
     product: Product  # the first use
@@ -36,7 +36,7 @@ class Smaller:
     """What stays of every parameter and buffer, by name and dimension, and how constants are taken over."""
 
     stays: dict[tuple[str, int], Tensor]  # indices
-    layers: tuple[Layer, ...]
+    layers: tuple[ReadingLayer, ...]
     is_needed: tuple[Tensor, ...]  # of the channels that each of them reads
     read: tuple[Tensor, ...]  # indices of those that stay
 
@@ -70,7 +70,7 @@ def _classes(channels: Channels) -> Tensor:
     return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
 
 
-def _layers(channels: Channels) -> list[Layer]:
+def _layers(channels: Channels) -> list[ReadingLayer]:
     """All weights, in the order of their first uses."""
     uses: dict[str, list[Product]] = {}
     for product in channels.products:
@@ -78,7 +78,7 @@ def _layers(channels: Channels) -> list[Layer]:
     return [_layer(channels, calls) for calls in uses.values()]
 
 
-def _layer(channels: Channels, calls: list[Product]) -> Layer:
+def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     first, n_reads = calls[0], channels.n_reads
     constant = first.constant.clone()
     for other in calls[1:]:
@@ -94,10 +94,10 @@ def _layer(channels: Channels, calls: list[Product]) -> Layer:
         elif bool(others.any()):
             stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
     reads = reads_of(channels.tensors[first.weight], first.groups, first.is_transposed)
-    return Layer(first, reads, constant, stand_in, is_constant)
+    return ReadingLayer(first, reads, constant, stand_in, is_constant)
 
 
-def _spread(needed: Tensor, layers: list[Layer], inside: list[Tensor], outside: list[Tensor]) -> None:
+def _spread(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
     """Marks what is needed by what is needed already, until nothing is added."""
     before = -1
     while before < (before := int(needed.sum())):
@@ -110,7 +110,11 @@ def _spread(needed: Tensor, layers: list[Layer], inside: list[Tensor], outside: 
 
 
 def _fill(
-    kept: Tensor, layers: list[Layer], inside: list[Tensor], outside: list[Tensor], sides: dict[tuple[str, int], Tensor]
+    kept: Tensor,
+    layers: list[ReadingLayer],
+    inside: list[Tensor],
+    outside: list[Tensor],
+    sides: dict[tuple[str, int], Tensor],
 ) -> bool:
     """Lets channels stay that nobody needs, where a layer would be empty or groups would differ; whether it did."""
     before = int(kept.sum())
@@ -129,7 +133,7 @@ def _fill(
     return int(kept.sum()) > before
 
 
-def sorted_groups(layer: Layer, stays: Tensor, out_stays: Tensor) -> tuple[int, Tensor]:
+def sorted_groups(layer: ReadingLayer, stays: Tensor, out_stays: Tensor) -> tuple[int, Tensor]:
     """For a layer with groups: how many are left, and for each row that stays the columns that it keeps (R x C)."""
     groups, n_in, n_out = layer.product.groups, len(layer.product.ids), len(layer.product.out_ids)
     wide, tall = n_in // groups, n_out // groups

@@ -28,7 +28,7 @@ def rule_of(node: Node) -> Rule | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     name = target._schema.name.removeprefix("aten::")
-    if name in AT_REST and given(node)["train"] is False:
+    if name in AT_REST and named_arguments(node)["train"] is False:
         return _pointwise
     if name in RULES:
         return RULES[name]
@@ -36,7 +36,7 @@ def rule_of(node: Node) -> Rule | None:
     return _pointwise if is_pointwise and DRAWS not in target.tags and not target._schema.is_mutable else None
 
 
-def given(node: Node) -> dict[str, Any]:
+def named_arguments(node: Node) -> dict[str, Any]:
     """The arguments of an operation by name, defaults filled in."""
     found = {}
     target: Any = node.target
@@ -61,7 +61,7 @@ def _left(channels: Channels, node: Node) -> Axis | None:
 
 
 def _convolution(channels: Channels, node: Node) -> Axis | None:
-    said = given(node)
+    said = named_arguments(node)
     weight, is_transposed, groups = said["weight"], "transpose" in str(node.target), said["groups"]
     if weight not in channels.leaves or (is_transposed and groups > 1):
         return _left(channels, node)
@@ -82,7 +82,7 @@ def _product(
     channels: Channels, node: Node, n_spatial: int, groups: int, is_transposed: bool, pads: bool
 ) -> Axis | None:
     """The outputs of a layer whose weight is a parameter."""
-    said = given(node)
+    said = named_arguments(node)
     x, bias, weight = said["input"], said["bias"], channels.leaves[said["weight"]]
     value, read = channels.tensors[weight], channels.values.get(x)
     dim = len(shape_of(x)) - n_spatial - 1
@@ -137,7 +137,7 @@ def constant_rows(product: Product, weight: Tensor) -> Tensor:
 
 
 def _batch_norm(channels: Channels, node: Node) -> Axis | None:
-    said = given(node)
+    said = named_arguments(node)
     axis = channels.values.get(said["input"])
     held = [said[name] for name in ("weight", "bias", "running_mean", "running_var")]
     is_plain = held[2] is not None and not said.get("training") and all(h is None or h in channels.leaves for h in held)
@@ -157,7 +157,7 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
 
 
 def _embedding(channels: Channels, node: Node) -> Axis | None:
-    weight = given(node)["weight"]
+    weight = named_arguments(node)["weight"]
     if weight not in channels.leaves:
         return _left(channels, node)
     rows, ids = (channels.side(channels.leaves[weight], dim) for dim in (0, 1))
@@ -238,7 +238,7 @@ def _finite(constant: Tensor) -> Tensor:
 
 
 def _prelu(channels: Channels, node: Node) -> Axis | None:
-    axis, slope = channels.values.get(node.all_input_nodes[0]), given(node)["weight"]
+    axis, slope = channels.values.get(node.all_input_nodes[0]), named_arguments(node)["weight"]
     if axis is None or axis.dim != 1 or slope not in channels.leaves:
         return _left(channels, node)
     value = channels.tensors[channels.leaves[slope]].double()
@@ -272,14 +272,14 @@ def _resized(channels: Channels, node: Node) -> Axis | None:
 
 
 def _average_pool(channels: Channels, node: Node) -> Axis | None:
-    said = given(node)
+    said = named_arguments(node)
     padding = said["padding"] if isinstance(said["padding"], (list, tuple)) else [said["padding"]]
     is_whole = not any(padding) and not said.get("ceil_mode") and not said.get("divisor_override")
     return _same(channels, node, _n_spatial(node), is_whole)
 
 
 def _pad(channels: Channels, node: Node) -> Axis | None:
-    said = given(node)
+    said = named_arguments(node)
     x, pads = said["self"], said["pad"]
     axis, mode, value = channels.values.get(x), said.get("mode", "constant"), said.get("value") or 0.0
     if axis is None:
@@ -300,7 +300,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
 
 
 def _reduced(channels: Channels, node: Node) -> Axis | None:
-    said, x = given(node), node.all_input_nodes[0]
+    said, x = named_arguments(node), node.all_input_nodes[0]
     axis, n_dims, over = channels.values.get(x), len(shape_of(x)), said.get("dim")  # none: over all of them
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
@@ -314,7 +314,7 @@ def _reduced(channels: Channels, node: Node) -> Axis | None:
 def _softmax(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis = channels.values.get(x)
-    if axis is None or given(node)["dim"] % len(shape_of(x)) == axis.dim:
+    if axis is None or named_arguments(node)["dim"] % len(shape_of(x)) == axis.dim:
         return _left(channels, node)
     return Axis(axis.dim, axis.ids, unknown(len(axis.ids)))
 
@@ -341,7 +341,7 @@ def _permuted(channels: Channels, node: Node) -> Axis | None:
     axis, n_dims = channels.values.get(x), len(shape_of(x))
     if axis is None:
         return _left(channels, node)
-    order, said = list(range(n_dims)), given(node)
+    order, said = list(range(n_dims)), named_arguments(node)
     if "dims" in said:
         order = [d % n_dims for d in said["dims"]]
     elif n_dims > 1:
@@ -352,13 +352,13 @@ def _permuted(channels: Channels, node: Node) -> Axis | None:
 
 def _unsqueezed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
-    axis, at = channels.values.get(x), given(node)["dim"] % (len(shape_of(x)) + 1)
+    axis, at = channels.values.get(x), named_arguments(node)["dim"] % (len(shape_of(x)) + 1)
     return _left(channels, node) if axis is None else Axis(axis.dim + (at <= axis.dim), axis.ids, axis.constant)
 
 
 def _squeezed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
-    axis, shape, said = channels.values.get(x), shape_of(x), given(node).get("dim")
+    axis, shape, said = channels.values.get(x), shape_of(x), named_arguments(node).get("dim")
     if axis is None:
         return _left(channels, node)
     dims = range(len(shape)) if said is None else [said] if isinstance(said, int) else said
@@ -379,7 +379,7 @@ def _expanded(channels: Channels, node: Node) -> Axis | None:
 def _sliced(channels: Channels, node: Node) -> Axis | None:
     """The channels where positions are cut out; a cut of channels has its numbers in the network's code."""
     x = node.all_input_nodes[0]
-    axis, said = channels.values.get(x), given(node)
+    axis, said = channels.values.get(x), named_arguments(node)
     dim = said["dim"] % len(shape_of(x))
     if axis is None or dim == axis.dim:
         return _left(channels, node)
@@ -389,7 +389,7 @@ def _sliced(channels: Channels, node: Node) -> Axis | None:
 
 
 def _joined(channels: Channels, node: Node) -> Axis | None:
-    said = given(node)
+    said = named_arguments(node)
     parts = said["tensors"]
     dim = said["dim"] % len(shape_of(node))
     axes = [channels.values.get(part) for part in parts]

@@ -43,7 +43,7 @@ def pick(kernel: Kernel, device: torch.device) -> ModuleType:
     return gpu
 
 
-def in_float64(kernel: ModuleType) -> ModuleType:
+def float64_kernel(kernel: ModuleType) -> ModuleType:
     """The module that does a kernel's work where float32 has too little range."""
     return getattr(kernel, "IN_FLOAT64", reference)
 

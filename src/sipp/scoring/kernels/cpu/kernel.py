@@ -107,7 +107,7 @@ def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
     )
 
 
-def largest(ratios: Ratios) -> Tensor:
+def largest_ratios(ratios: Ratios) -> Tensor:
     """The largest of them so far, G x R x K."""
     n_groups, n_rows, fan_in = ratios.shape
     found = [memory.zeros(n_groups, fan_in, n_rows)]
