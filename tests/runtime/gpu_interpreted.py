@@ -219,7 +219,7 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fast.latest.how == network.RECORDED and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
     for room in (linear, plan):
-        monkeypatch.setattr(room, "seconds_of", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
+        monkeypatch.setattr(room, "way_seconds", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
     slow = network.SparseOnGpu(model, (x,), {})
     assert {step.note for step in slow.steps if step.name in "qko"} == {"dense is as fast"}
     assert slow.latest.is_dense
@@ -302,7 +302,7 @@ def test_a_layer_is_not_run_as_another_of_its_shape_and_share_is(first: bool) ->
 @pytest.mark.usefixtures("two_of_four_on_cpu")
 def test_every_layer_is_compared_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose kind has been timed: a way that holds for the first layer may not hold for the second."""
-    monkeypatch.setattr(plan, "form_of", lambda weight, x: None)
+    monkeypatch.setattr(plan, "timing_group", lambda weight, x: None)
     model, x = half_pruned(first=True, second=False), torch.randn(64, 64).half()
     fast = network.SparseOnGpu(model, (x,), {})
     notes = {step.name: step.note for step in fast.steps}

@@ -30,7 +30,7 @@ def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1.0 if way.name == "dense" else 0.5
 
     monkeypatch.setattr(linear, "way_seconds", seconds)
-    monkeypatch.setattr(plan, "seconds_of", seconds)
+    monkeypatch.setattr(plan, "way_seconds", seconds)
     monkeypatch.setattr(recurrent, "LEAST_GAIN", math.inf)
     monkeypatch.setattr(linear, "FEW_WAYS", linear.FEW_WAYS[:1])  # each is compiled for each kind of layer
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
