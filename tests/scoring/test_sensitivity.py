@@ -416,6 +416,6 @@ def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sensitivities, "_answers_late", lambda windows: True)
     late = sipp.sensitivity(model, data, reduce=reduce)
     assert all(torch.equal(late[name], at_once[name]) for name in at_once)
+    model.second.bias.data.fill_(torch.inf)
     with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
-        model.second.bias.data.fill_(torch.inf)
         sipp.sensitivity(model, data, reduce=reduce)
