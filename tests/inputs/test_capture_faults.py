@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,6 +141,16 @@ def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> Non
 def test_a_gpu_takes_more_points_at_once() -> None:
     images = torch.zeros(()).expand(40, 3, 224, 224)
     assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 111]
+
+
+def test_a_gpu_takes_as_many_tokens_at_once_as_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, there = torch.zeros((), dtype=torch.int64).expand(300, 2048), torch.device("cuda")
+    assert points_per_batch(tokens, torch.device("cpu")) == 1
+    for gib, n_points, n_short in ((8, 2, 64), (80, 5, 160), (141, 8, 282)):
+        there_are = SimpleNamespace(total_memory=gib << 30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there_are=there_are: there_are)
+        assert points_per_batch(tokens, there) == n_points
+        assert points_per_batch(tokens[:, :64], there) == n_short
 
 
 def test_a_tensor_and_a_dataset_of_it_give_the_same_points() -> None:

@@ -20,9 +20,10 @@ from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit, searching
+from sipp.repairing import parts as parts_module
 from sipp.repairing.joint import BUDGETS, Joint, joint
 from sipp.repairing.layer_by_layer import Parts
-from sipp.repairing.parts import divided
+from sipp.repairing.parts import divided, in_large_batches
 from sipp.repairing.searching import Rows, Rule, search
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -525,3 +526,22 @@ def test_outputs_that_are_no_numbers_leave_the_layer_as_it_was() -> None:
     assert all(layer.support == "none" and layer.why for layer in made.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
+
+
+def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faked here: batches that a GPU takes many of give the network that the small ones give, but for rounding."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+    batches = [*alike(200, 12).split(20), alike(30, 12, seed=1)]
+    masks, small = found(net, batches)
+    monkeypatch.setattr(parts_module, "_room", lambda batch: 100)
+    parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
+    assert [batch.n_points for batch in parts.fitted] == [90, 90, 27] and len(before.fitted) == 11
+    assert all(
+        torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
+        for both in ((parts.fitted, before.fitted), (parts.aside, before.aside), (parts.judging, before.judging))
+    )
+    large = joint(net, masks, before, **PLAIN)
+    assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
+    x = alike(50, 12, seed=2)
+    torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -124,8 +125,9 @@ def test_lstms(dtype: torch.dtype) -> None:
             weight.data[torch.rand_like(weight) < 0.8] = 0
         fast = sipp.sparse(model, given)
         assert fast.steps[0].kernel.startswith("LSTM: walks")
-        for found, expected in zip(pytree.tree_leaves(fast(given)), pytree.tree_leaves(model(given)), strict=True):
-            assert float((found.double() - expected.double()).abs().max()) <= CLOSE[dtype]
+        exact = copy.deepcopy(model).double()(given.double())  # cuDNN's own LSTM may round float32 as TF32 does
+        for found, expected in zip(pytree.tree_leaves(fast(given)), pytree.tree_leaves(exact), strict=True):
+            assert float((found.double() - expected).abs().max()) <= CLOSE[dtype]
 
 
 @torch.no_grad()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
+from sipp.records.options import Reduce
+from sipp.scoring import sensitivities
 
 BOTH = pytest.mark.parametrize("reduce", ["max", "mean"])
 F64 = torch.float64
@@ -385,3 +387,35 @@ def test_float64_inputs_of_any_scale_have_the_same_scores(factor: float, reduce:
     wanted = sipp.sensitivity(layer, points, reduce=reduce, progress=False)["weight"]
     found = sipp.sensitivity(layer, points * factor, reduce=reduce, progress=False)["weight"]
     assert float(wanted.min()) > 0 and torch.equal(found, wanted)
+
+
+class WritesToItsInputs(nn.Module):
+    """Each layer's input is written to once the layer has read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, stride=2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            y = layer(x)
+            x.zero_()
+            x = y.relu()
+        x = x.mean((2, 3))
+        y = self.third(x)
+        x.zero_()
+        return y
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPatch, reduce: Reduce) -> None:
+    """On a GPU each use waits for its range while the next layer runs."""
+    torch.manual_seed(0)
+    model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]
+    at_once = sipp.sensitivity(model, data, reduce=reduce)
+    monkeypatch.setattr(sensitivities, "_answers_late", lambda windows: True)
+    late = sipp.sensitivity(model, data, reduce=reduce)
+    assert all(torch.equal(late[name], at_once[name]) for name in at_once)
+    model.second.bias.data.fill_(torch.inf)
+    with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
+        sipp.sensitivity(model, data, reduce=reduce)

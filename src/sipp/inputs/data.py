@@ -38,7 +38,8 @@ from sipp.records.checking import check_seed, check_whole
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
-BATCH_TOKENS = {"cpu": 2048, "cuda": 4096}  # of points that are whole numbers, which a network makes large things of
+# Of points that are whole numbers, which a network makes large things of: so many of them, on a GPU by its memory
+BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 8 << 20
 # Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
 # points, unless n_points bounds it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
@@ -236,12 +237,20 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
     if is_tokens(inputs):
-        return max(1, min(FEWEST_POINTS, BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]) // inputs.shape[1]))
+        most = FEWEST_POINTS if device.type == "cpu" else MOST_POINTS
+        return max(1, min(most, _tokens_per_batch(device) // inputs.shape[1]))
     if not inputs.is_floating_point() or is_half:
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
     n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
     return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
+
+
+def _tokens_per_batch(device: torch.device) -> int:
+    """Many on a large GPU: with few, it waits for Python."""
+    if device.type != "cuda":
+        return BATCH_TOKENS
+    return max(FEWEST_GPU_TOKENS, torch.cuda.get_device_properties(device).total_memory // GPU_BYTES_A_TOKEN)
 
 
 def is_tokens(inputs: Tensor) -> bool:

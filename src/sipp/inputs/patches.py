@@ -53,16 +53,38 @@ class Values:
         return bool(self.has_positive_B[points].any()), bool(self.has_negative_B[points].any())
 
 
-def values_of(windows: Tensor, extremes: Extremes) -> Values:
-    """The range of the values that the windows show, read from the memory they view and not 9 times for a 3 x 3.
+def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], Values]:
+    """Looks for the range of the values that the windows show, and gives a function that waits for it.
 
-    `extremes` is the kernel of that name: lowest, highest and smallest non-zero magnitude of each line.
+    It is read from the memory they view and not 9 times for a 3 x 3. `extremes` is the kernel of that name: lowest,
+    highest and smallest non-zero magnitude of each line.
     """
-    table = torch.stack(extremes(_distinct(windows))).to("cpu", BOUND_DTYPE)  # a GPU is waited for only here
-    lowest_B, highest_B, smallest_B = table.numpy()
-    peak_B = np.maximum(highest_B, -lowest_B)
-    peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
-    return Values(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
+    found = torch.stack(extremes(_distinct(windows)))
+    if found.is_cuda:  # a copy into pinned memory is not waited for
+        table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
+        table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+    else:
+        table, done = found.to("cpu", BOUND_DTYPE), None
+
+    def values() -> Values:
+        if done is not None:
+            done.synchronize()
+        lowest_B, highest_B, smallest_B = table.numpy()
+        peak_B = np.maximum(highest_B, -lowest_B)
+        peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
+        return Values(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
+
+    return values
+
+
+def copied(windows: Tensor) -> Tensor:
+    """The windows on a copy of the memory that they view, no larger than the values seen."""
+    if not _overlaps(windows):
+        return windows.clone()
+    copy_BN = _distinct(windows).clone()
+    return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
 
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
-from sipp.repairing.parts import DenseSide, Parts, judged_error, together
+from sipp.repairing.parts import DenseSide, Parts, in_large_batches, judged_error, together
 from sipp.repairing.searching import Bases
 from sipp.repairing.stages import pair_of
 
@@ -171,6 +171,7 @@ def joint(
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
+    parts = in_large_batches(parts)
     found = find_blocks(model, parts.batches[0], blocks)
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import concatenated, fresh, points_at
-from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.batches import concatenated, fresh, points_at, tensors_of_inputs
+from sipp.inputs.data import AnyData, data_of, points_per_batch
 from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
@@ -114,6 +114,19 @@ def together(batches: Sequence[Batch], most: int) -> list[Batch]:
         else:
             found[-1] = both
     return found
+
+
+def in_large_batches(parts: Parts) -> Parts:
+    """The same points, on a GPU in as large batches as are made of a tensor: with small ones it waits for Python."""
+    fitted = together(parts.fitted, max(map(_room, parts.fitted)))
+    is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
+    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
+
+
+def _room(batch: Batch) -> int:
+    """How many points like these a GPU takes at once; 0 elsewhere."""
+    inputs = [value for value in tensors_of_inputs(batch).values() if isinstance(value, Tensor) and value.is_cuda]
+    return min((points_per_batch(one, one.device) for one in inputs), default=0)
 
 
 def judged_error(dense: nn.Module, other: nn.Module, parts: Parts) -> float | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_of
+from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.records.options import Reduce
@@ -67,10 +67,10 @@ class RunningSensitivities:
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
-    def add(self, use: WeightUse, batch: Batch, n_uses: int, n_first: int | None = None) -> None:
+    def add(self, use: WeightUse, batch: Batch, values: Values, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
 
-        The points from `n_first` on belong to S2 and are kept apart from the others (T19).
+        `values` is the range of its windows. The points from `n_first` on belong to S2, and are kept apart (T19).
         """
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
@@ -79,7 +79,6 @@ class RunningSensitivities:
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
-        values = values_of(use.windows, self.kernel.extremes)
         if not all(map(math.isfinite, values.peaks)):
             raise DataError(
                 f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "

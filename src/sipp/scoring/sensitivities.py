@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -29,6 +30,7 @@ from sipp.inputs.capture import (
 )
 from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
+from sipp.inputs.patches import Values, copied, values_later
 from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
@@ -44,7 +46,7 @@ from sipp.scoring.theory_points import resolve_points
 
 MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is looked at again
 # A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
-AUTO_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES, GPU_CHUNK_OF = 32 << 20, 1 << 30, 64  # one in so many of its bytes
 
 
 @torch.inference_mode(False)
@@ -145,24 +147,45 @@ class _Seen:
     largest_batch: int = 0
     keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
     apart: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
+    waiting: Callable[[], None] | None = None  # takes in the last use
 
     def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
-        """What takes the uses of one batch in, whose points from `n_first` on belong to S2."""
+        """What takes the uses of one batch in, whose points from `n_first` on belong to S2.
+
+        How the work on a use is cut goes by its values. A GPU would stand still while they come back from it, so there
+        the use before is taken in meanwhile, out of a copy: the model may have written to its own by then.
+        """
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             mine = self.running[weight.name]
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
-            mine.add(use, batch, n_uses.get(weight.name, 1), n_first)
-            means = self.means.get(weight.name)
-            if means is None:
-                return
-            if not use.attributed:  # nor is a use more than the probe has met
-                self.means = {}
-            else:
-                means.add(use, batch, n_uses.get(weight.name, 1))
+            waits = _answers_late(use.windows)
+            if waits:
+                use = replace(use, windows=copied(use.windows))
+            values = values_later(use.windows, mine.kernel.extremes)
+            self.take_waiting()
+            self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1), n_first)
+            if not waits:
+                self.take_waiting()
 
         return on_use
+
+    def take_waiting(self) -> None:
+        """Takes in the use that waits, if there is one."""
+        take, self.waiting = self.waiting, None
+        if take is not None:
+            take()
+
+    def _add(
+        self, name: str, use: WeightUse, batch: Batch, values: Callable[[], Values], n_uses: int, n_first: int
+    ) -> None:
+        found = values()
+        self.running[name].add(use, batch, found, n_uses, n_first)
+        if name in self.means and not use.attributed:  # nor is a use more than the probe has met
+            self.means = {}
+        elif name in self.means:
+            self.means[name].add(use, batch, found, n_uses)
 
     def layers(self) -> tuple[LayerScores, ...]:
         """The scores of all weights."""
@@ -172,6 +195,7 @@ class _Seen:
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
+        self.take_waiting()
         found_B = output_norms(output, batch.n_points)
         norms_B = None if found_B is None else found_B.cpu()
         both = *self.running.values(), *self.means.values()
@@ -180,6 +204,11 @@ class _Seen:
         close_all([one.norms for one in both], norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
+
+
+def _answers_late(windows: Tensor) -> bool:
+    """Whether what is asked of a tensor comes back later, and the processor may do other things meanwhile."""
+    return windows.is_cuda
 
 
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
@@ -232,4 +261,8 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
 
 def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
     """The number of bytes that "auto" means on this device, or the one that was given."""
-    return AUTO_CHUNK_BYTES.get(device.type, AUTO_CHUNK_BYTES["cpu"]) if chunk_bytes == "auto" else chunk_bytes
+    if chunk_bytes != "auto":
+        return chunk_bytes
+    if device.type != "cuda":
+        return AUTO_CHUNK_BYTES
+    return max(FEWEST_GPU_CHUNK_BYTES, torch.cuda.get_device_properties(device).total_memory // GPU_CHUNK_OF)

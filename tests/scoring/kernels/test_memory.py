@@ -117,8 +117,11 @@ def test_the_fused_kernel_takes_fewer_points(
         sipp.sensitivity(model, [data], reduce=reduce)
 
 
-def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused() -> None:
-    assert chunk_of("auto", torch.device("cuda")) > chunk_of("auto", torch.device("cpu")) > 0
+def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gib, wanted in ((8, 1 << 30), (128, 2 << 30)):
+        there = SimpleNamespace(total_memory=gib << 30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there=there: there)
+        assert chunk_of("auto", torch.device("cuda")) == wanted > chunk_of("auto", torch.device("cpu")) > 0
     assert chunk_of(123, torch.device("cuda")) == 123
     for wrong in (0, -1, 1.5, "much"):
         with pytest.raises(OptionError, match="chunk_bytes"):
