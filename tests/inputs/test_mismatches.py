@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.weight_uses import checked_use
+from sipp.inputs.patches import checked_use
 from sipp.records.batches import Batch, WeightUse
 
 N_CASES = 100

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import content
+from sipp.inputs import point_keys
 from sipp.inputs.layers import attention, recurrent
 from sipp.scoring.kernels.cpu import kernel as cpu
 
@@ -62,13 +62,13 @@ class Costs:
 
 @contextmanager
 def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -> Iterator[Costs]:
-    costs, real = Costs(), content._sums
+    costs, real = Costs(), point_keys._sums
 
     def sums(rows_CN: Tensor) -> Tensor:
         costs.n_hashed += len(rows_CN)
         return real(rows_CN)
 
-    monkeypatch.setattr(content, "_sums", sums)
+    monkeypatch.setattr(point_keys, "_sums", sums)
     handle = model.register_forward_pre_hook(lambda module, args: costs.passes.append(len(args[0])))
     with _Copies(points.shape[1:]) as copies:
         yield costs

@@ -21,9 +21,9 @@ from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
+from sipp.inputs.patches import checked_use, with_padding_zeroed
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
 from sipp.inputs.watching import Operations, Watch
-from sipp.inputs.weight_uses import checked_use, with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
 from sipp.records.options import NormStats

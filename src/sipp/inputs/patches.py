@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.records.batches import WeightUse
+from sipp.errors import DataError, ModelError
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.records.ranking import Weight
 
 LARGEST_EXPONENT = 1023  # of a finite float64
 
@@ -19,7 +21,7 @@ Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueRange:
     """The range of the activations of each point (B, float64): all that scaling and guards need.
 
     Arrays, not tensors: points are few, and for a dozen numbers each of torch's operations takes longer than they do.
@@ -53,7 +55,7 @@ class Values:
         return bool(self.has_positive_B[points].any()), bool(self.has_negative_B[points].any())
 
 
-def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], Values]:
+def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
     """Looks for the range of the values that the windows show, and gives a function that waits for it.
 
     It is read from the memory they view and not 9 times for a 3 x 3. `extremes` is the kernel of that name: lowest,
@@ -68,13 +70,13 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], Values]:
     else:
         table, done = found.to("cpu", BOUND_DTYPE), None
 
-    def values() -> Values:
+    def values() -> ValueRange:
         if done is not None:
             done.synchronize()
         lowest_B, highest_B, smallest_B = table.numpy()
         peak_B = np.maximum(highest_B, -lowest_B)
         peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
-        return Values(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
+        return ValueRange(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
 
     return values
 
@@ -97,15 +99,13 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
     return (windows * shaped).to(SCORE_DTYPE)
 
 
-def split_windows(
-    use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int, bytes_per_point: int = 0
-) -> Iterator[tuple[slice, Tensor]]:
+def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
     """Pieces of the use's windows that fit `chunk_bytes`: the points they belong to, and the windows.
 
     Cuts along the points first, then along the positions of a single point where one is too large.
     """
     n_points = len(use.windows)
-    per_point = bytes_per_point + bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
+    per_point = bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
         piece = use.windows[start : start + step]
@@ -187,3 +187,94 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
     for start in range(0, size, step):
         part = piece.narrow(dim, start, min(step, size - start))
         yield from _split_positions(part, dim + 1, n_position_dims, most)
+
+
+# --- Uses checked against their weight, and without padding: what follows may trust every shape -----------------------
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
+    """The use itself, where it fits; None where it has no patches (an expert without tokens).
+
+    Raises where the windows are not patches of the weight. Messages begin with a verb: the caller names the layer.
+    """
+    windows = use.windows
+    _check_form(use, weight)
+    n_values = windows.shape[2 + use.n_position_dims :].numel()
+    if n_values != weight.fan_in:
+        raise DataError(f"takes {weight.fan_in} features, not {n_values}")
+    if windows.dtype not in DTYPES:
+        raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
+    if windows.device != device:
+        raise DataError(f"lies on {device}, its input on {windows.device}: both must be on one device")
+    if windows.numel() == 0:
+        return None
+    if len(windows) != (batch.n_points if use.attributed else 1):
+        raise ModelError(f"has an adapter that reports {len(windows)} points, but the batch has {batch.n_points}")
+    _refuse_one_vector(use, weight, batch)
+    return use
+
+
+def _check_form(use: WeightUse, weight: Weight) -> None:
+    """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
+    windows = use.windows
+    if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
+        raise ModelError("has an adapter whose windows are not dense tensor of (points, groups, *positions, *fan_in)")
+    if windows.ndim < 2 + use.n_position_dims:
+        raise ModelError(
+            f"has an adapter whose windows have {windows.ndim} dimensions, too few for points, groups and "
+            f"{use.n_position_dims} of positions"
+        )
+    n_rows = weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
+    if use.row_start < 0 or n_rows < 1 or use.row_start + n_rows > weight.n_rows:
+        raise ModelError(
+            f"has an adapter that reports rows {use.row_start} to {use.row_start + n_rows}, but the weight has "
+            f"{weight.n_rows}"
+        )
+    n_groups = windows.shape[1]
+    if n_groups < 1 or n_rows % n_groups:
+        raise ModelError(f"has an adapter that reports {n_groups} groups for {n_rows} rows")
+    n_patches = windows.shape[2 : 2 + use.n_position_dims].numel()
+    counts_B, real_BP = use.counts_B, use.real_BP
+    if counts_B is not None:
+        if counts_B.shape != windows.shape[:1] or counts_B.is_floating_point() or counts_B.is_complex():
+            raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} points")
+        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_patches:
+            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_patches} patches")
+    if real_BP is not None:
+        shape = (len(windows), n_patches)
+        if use.n_position_dims != 1 or real_BP.dtype != torch.bool or tuple(real_BP.shape) != shape:
+            raise ModelError(f"has an adapter whose real_BP is not a truth value for each of {shape} patches")
+
+
+def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
+    """Raises where the numbers of one vector were given as that many points."""
+    n_patches = use.windows.shape[2 : 2 + use.n_position_dims].numel()
+    if use.attributed or n_patches != 1 or batch.n_points != weight.fan_in:
+        return
+    if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
+        raise DataError(
+            f"reads the {batch.n_points} points of the batch as the {weight.fan_in} features of one "
+            "vector; points run along dimension 0",
+            fix="give a batch of one point as x[None]",
+        )
+
+
+def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:
+    """The use with zeros in the patches that are padding, by its adapter or by the batch, and the others counted.
+
+    The batch speaks of this use where its patches are just the positions of its points (B x T).
+    """
+    real_BP, given = use.real_BP, batch.real_BT
+    is_of_points = use.attributed and use.n_position_dims == 1 and use.counts_B is None
+    if given is not None and is_of_points and tuple(given.shape) == (len(use.windows), use.windows.shape[2]):
+        given = given.to(use.windows.device, torch.bool)
+        real_BP = given if real_BP is None else real_BP & given
+    if real_BP is None:
+        return use
+    if bool(real_BP.all()):
+        return replace(use, counts_B=real_BP.sum(1), real_BP=None)
+    shaped = real_BP.view(len(real_BP), 1, real_BP.shape[1], *[1] * (use.windows.ndim - 3))
+    windows = torch.where(shaped, use.windows, torch.zeros((), dtype=use.windows.dtype, device=use.windows.device))
+    return replace(use, windows=windows, counts_B=real_BP.sum(1), real_BP=None)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.weight_uses import with_padding_zeroed
+from sipp.inputs.patches import with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything

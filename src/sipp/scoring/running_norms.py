@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.inputs.patches import Values
+from sipp.inputs.patches import ValueRange
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.chunk_ratios import TOTAL
 
@@ -74,7 +74,7 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
         one.is_attributed, one.squares_QB = True, None
 
 
-def unscaled(squares_QB: Tensor, values: Values, points: slice) -> Tensor:
+def unscaled(squares_QB: Tensor, values: ValueRange, points: slice) -> Tensor:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
     factor_B = values.scale_on_device_B[points].square()
     if SAFE_PEAKS[0] <= values.peaks[0] <= values.peaks[1] <= SAFE_PEAKS[1]:

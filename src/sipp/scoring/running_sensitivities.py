@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype
+from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
 from sipp.records.options import Reduce
@@ -67,7 +67,7 @@ class RunningSensitivities:
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
-    def add(self, use: WeightUse, batch: Batch, values: Values, n_uses: int, n_first: int | None = None) -> None:
+    def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
 
         `values` is the range of its windows. The points from `n_first` on belong to S2, and are kept apart (T19).
@@ -160,7 +160,7 @@ class RunningSensitivities:
         self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
 
     def _add_max(
-        self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool
+        self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool
     ) -> None:
         """Takes the largest ratios of these points into the running maximum."""
         if self.kernel.FUSED and not is_wide:
@@ -185,7 +185,7 @@ class RunningSensitivities:
 
         self._piecewise(part, rows, take)
 
-    def _add_fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
+    def _add_fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
         part = _part(use, points)
         if not self._attempt(part, rows, partial(self._fused, maxima, part, rows, points, values)):
@@ -194,7 +194,7 @@ class RunningSensitivities:
                 if half.start < half.stop:
                     self._add_fused(maxima, use, rows, half, values)
 
-    def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: Values) -> None:
+    def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
         windows, factors_TB = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
@@ -211,7 +211,7 @@ class RunningSensitivities:
             squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
         self.norms.add(unscaled(squares_QB, values, points), points)
 
-    def _add_mean(self, use: WeightUse, rows: slice, values: Values, batch: Batch, n_uses: int) -> None:
+    def _add_mean(self, use: WeightUse, rows: slice, values: ValueRange, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.norms.is_attributed:
             raise DataError(
@@ -237,7 +237,7 @@ class RunningSensitivities:
                 if self._attempt(use, rows, partial(self._mean_block, use, rows, points, values, is_wide)):
                     start = points.stop
 
-    def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: Values, is_wide: bool) -> None:
+    def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
         part = replace(use, windows=use.windows[points])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
@@ -264,7 +264,7 @@ class RunningSensitivities:
         largest_FK = self.maxima.sensitivity_FK[rows]
         torch.maximum(largest_FK, best_FK, out=largest_FK)
 
-    def _runs(self, use: WeightUse, rows: slice, values: Values) -> Iterator[tuple[slice, bool]]:
+    def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
 
         A point without activations has no ratio but 0/0 := 0, and Z = 0.

@@ -30,7 +30,7 @@ from sipp.inputs.capture import (
 )
 from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
 from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
-from sipp.inputs.patches import Values, copied, values_later
+from sipp.inputs.patches import ValueRange, copied, values_later
 from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
@@ -178,7 +178,7 @@ class _Seen:
             take()
 
     def _add(
-        self, name: str, use: WeightUse, batch: Batch, values: Callable[[], Values], n_uses: int, n_first: int
+        self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int, n_first: int
     ) -> None:
         found = values()
         self.running[name].add(use, batch, found, n_uses, n_first)
