@@ -9,7 +9,7 @@ and, layer by layer, between the first mask and the one that a search finds; the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
+from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
@@ -34,11 +35,11 @@ from sipp.records.pattern import Pattern
 from sipp.records.weights import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
 from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
-from sipp.repairing.intercepts import find_places
+from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.parts import DenseSide, Parts, judged_error, together
 from sipp.repairing.searching import Bases
-from sipp.repairing.stages import pair_of
+from sipp.repairing.stages import Stage, pair_of
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
@@ -178,6 +179,7 @@ def joint(
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
+    give_back_freed()
     given = _undone(task, masks, judged)
     at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
     before, after = (judged_error(model, one.model, parts) for one in (given, judged))
@@ -436,24 +438,43 @@ def _fitted(
     _check_residuals(task.residuals, pair.census.order)
     masks, layers = dict(start), list[JointLayer]()
     for stage in pair.stages():
-        gatherer, bases = stage.gatherer, Bases()
-        residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
-        corrected = find_corrected(gatherer, residuals, follows=follows or stage.follows)
-        for stretch, fits in stretches(gatherer.census, device_of(dense)):
-            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, parts.known)
-            for group in stretch:
-                sums = gatherer.gather(group, aims.of(group))
-                for name in group:
-                    weight, before = task.weights[name], decided.get(name)
-                    mask, layer = fit_layer(
-                        task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
-                    )
-                    masks[name] = mask
-                    layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
-                    advance(fit_cost(mask.shape))
+        is_behind = follows or stage.follows
+        for mask, layer in _fitted_stage(task, stage, pruned, start, places, decided, parts.known, follows=is_behind):
+            masks[layer.name] = mask
+            layers.append(layer)
+            advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
         layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
     return _Fitted(pruned, masks, tuple(layers))
+
+
+def _fitted_stage(
+    task: _Task,
+    stage: Stage,
+    pruned: nn.Module,
+    start: Masks,
+    places: Mapping[str, Place],
+    decided: Mapping[str, JointLayer],
+    known: DenseSide | None,
+    *,
+    follows: bool,
+) -> Iterator[tuple[Tensor, JointLayer]]:
+    """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
+    gatherer, bases = stage.gatherer, Bases()
+    residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
+    corrected = find_corrected(gatherer, residuals, follows=follows)
+    for stretch, fits in stretches(gatherer.census, device_of(task.dense)):
+        aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, known)
+        for group in stretch:
+            give_back_freed()
+            sums = gatherer.gather(group, aims.of(group))
+            for name in group:
+                weight, before = task.weights[name], decided.get(name)
+                mask, layer = fit_layer(
+                    task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
+                )
+                yield mask, _with_errors(replace(layer, corrects=name in corrected), before)
+        del aims  # before those of the next stretch are made
 
 
 def _check_residuals(residuals: Collection[str] | None, order: Sequence[Sequence[str]]) -> None:
