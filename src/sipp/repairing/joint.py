@@ -174,17 +174,18 @@ def joint(
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
+    give_back_freed()
     found = find_blocks(model, parts.batches[0], blocks)
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
+    at_first, before = _errors(task, _bare(task, masks)[0], parts)  # gone before there is another copy
     judged = _fitted(task, start, parts, {}, advance)
     give_back_freed()
-    given = _undone(task, masks, judged)
-    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
-    before, after = (judged_error(model, one.model, parts) for one in (given, judged))
+    at_last, after = _errors(task, judged.model, parts)
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    made, n_fitted = given if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
+    made = _undone(task, masks, judged) if is_worse else judged
+    n_fitted = sum(batch.n_points for batch in parts.fitted)
     if fits_all and not is_worse:
         made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
     n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
@@ -251,12 +252,21 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
+def _errors(task: _Task, model: nn.Module, parts: Parts) -> tuple[float | None, float | None]:
+    """How far its output is from the dense one, on the points that choose and on those that only judge."""
+    return output_error(task.dense, model, parts.aside), judged_error(task.dense, model, parts)
+
+
+def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
+    """The dense network under the given masks, and the records of its weights."""
+    model = copy_of(task.dense)
+    return model, {name: left_as_given(model, task.weights[name], masks[name], "undone") for name in masks}
+
+
 def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
-    """The dense network under the given masks."""
-    model, layers = copy_of(task.dense), list[JointLayer]()
-    for one in fitted.layers:
-        left = left_as_given(model, task.weights[one.name], masks[one.name], "undone")
-        layers.append(replace(_with_errors(left, one), error=one.error_before))
+    """That network in place of one that was fitted, with the errors of its layers."""
+    model, left = _bare(task, masks)
+    layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
     return _Fitted(model, dict(masks), tuple(layers))
 
 
@@ -467,7 +477,7 @@ def _fitted_stage(
         aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
             give_back_freed()
-            sums = gatherer.gather(group, aims.of(group))
+            sums = gatherer.gather(group, aims.taken(group))
             for name in group:
                 weight, before = task.weights[name], decided.get(name)
                 mask, layer = fit_layer(
