@@ -23,9 +23,9 @@ from published import accuracy, images_of, resnet
 
 import sipp
 from sipp.inputs.data import data_of
+from sipp.repairing.data_split import divided
 from sipp.repairing.joint import AIMS, Joint, joint
 from sipp.repairing.layer_fit import Way
-from sipp.repairing.parts import divided
 
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"way": "given"},

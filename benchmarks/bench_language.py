@@ -32,9 +32,9 @@ from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.records.numerics import device_of
 from sipp.records.options import pattern_of
+from sipp.repairing.data_split import divided
 from sipp.repairing.joint import joint
 from sipp.repairing.layer_fit import Way
-from sipp.repairing.parts import divided
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
 KEEPS = ("0.7", "0.5", "0.4", "0.3", "2:4", "4:8")

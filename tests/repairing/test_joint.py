@@ -18,13 +18,13 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
+from sipp.repairing import data_split as data_split_module
 from sipp.repairing import joint as joint_module
-from sipp.repairing import layer_fit, searching
-from sipp.repairing import parts as parts_module
+from sipp.repairing import layer_fit, layer_search
+from sipp.repairing.data_split import divided, in_large_batches
 from sipp.repairing.joint import BUDGETS, Joint, joint
-from sipp.repairing.layer_by_layer import Parts
-from sipp.repairing.parts import divided, in_large_batches
-from sipp.repairing.searching import Rows, Rule, search
+from sipp.repairing.layer_search import Rows, Rule, search
+from sipp.repairing.refit_network import Parts
 from sipp.repairing.sparsegpt import sparsegpt
 
 ASIDE_OF = 10
@@ -83,19 +83,19 @@ def test_the_search_is_the_definition(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("n_kept", [1, 40, 300, 599, 600])
 @pytest.mark.parametrize("kind", ["random", "ties", "odd sample", "one value", "not allowed"])
 def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch, kind: str, n_kept: int) -> None:
-    monkeypatch.setattr(searching, "FEWEST_SAMPLED", 1)
-    monkeypatch.setattr(searching, "SAMPLE_NOISE", 0.5)
+    monkeypatch.setattr(layer_search, "FEWEST_SAMPLED", 1)
+    monkeypatch.setattr(layer_search, "SAMPLE_NOISE", 0.5)
     generator = torch.Generator().manual_seed(n_kept)
     size_N = torch.rand(600, generator=generator)
     if kind == "ties":
         size_N = (4 * size_N).round()
     elif kind == "odd sample":
-        size_N[:: searching.SAMPLED_OF] += 10.0
+        size_N[:: layer_search.SAMPLED_OF] += 10.0
     elif kind == "one value":
         size_N = torch.ones(600)
     elif kind == "not allowed":
         size_N[torch.rand(600, generator=generator) < 0.5] = -torch.inf
-    mask_N = searching._largest(size_N, n_kept)
+    mask_N = layer_search._largest(size_N, n_kept)
     assert int(mask_N.sum()) == n_kept
     assert mask_N.all() or float(size_N[mask_N].min()) >= float(size_N[~mask_N].max())
 
@@ -534,9 +534,9 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
     batches = [*alike(200, 12).split(20), alike(30, 12, seed=1)]
     masks, small = found(net, batches)
-    monkeypatch.setattr(parts_module, "_room", lambda batch: 100)
+    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
     parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
-    assert [batch.n_points for batch in parts.fitted] == [90, 90, 27] and len(before.fitted) == 11
+    assert [batch.n_points for batch in data_split.fitted] == [90, 90, 27] and len(before.fitted) == 11
     assert all(
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
         for both in ((parts.fitted, before.fitted), (parts.aside, before.aside), (parts.judging, before.judging))

@@ -16,7 +16,7 @@ from sipp.inputs.data import data_of
 from sipp.records.pruned import Pruned
 from sipp.records.repair import Repair
 from sipp.repairing import gathering, polishing
-from sipp.repairing.parts import divided
+from sipp.repairing.data_split import divided
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Module:

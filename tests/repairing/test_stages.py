@@ -11,10 +11,10 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
-from sipp.repairing import gathering, joint, layer_by_layer
+from sipp.repairing import gathering, joint, refit_network
+from sipp.repairing.data_split import DenseSide, divided
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
-from sipp.repairing.parts import DenseSide, divided
 
 
 class Model(nn.Module):
@@ -68,7 +68,7 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
         return list(done.model.state_dict().values())
 
     by_blocks = weights()
-    for module in (joint, layer_by_layer):
+    for module in (joint, refit_network):
         monkeypatch.setattr(module, "find_blocks", lambda model, batch, named=None: None)
     assert all(map(torch.equal, by_blocks, weights()))
 

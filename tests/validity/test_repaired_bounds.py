@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.repairing.parts import parts_of
+from sipp.repairing.data_split import parts_of
 from sipp.verbs import prune as entry
 
 N_TRIALS = 24

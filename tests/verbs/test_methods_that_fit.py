@@ -12,8 +12,8 @@ import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.inputs.data import data_of
+from sipp.repairing.data_split import divided
 from sipp.repairing.joint import joint
-from sipp.repairing.parts import divided
 from sipp.scoring.methods import METHODS
 from tests.oracles.sparsegpt import sparsegpt
 

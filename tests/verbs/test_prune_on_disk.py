@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
+from sipp.repairing.data_split import divided
 from sipp.repairing.joint import joint
-from sipp.repairing.parts import divided
 from sipp.verbs import prune_on_disk as on_disk
 
 N_BLOCKS, WIDTH = 4, 8

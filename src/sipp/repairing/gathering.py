@@ -28,7 +28,7 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
-from sipp.repairing.streams import Streams, reading
+from sipp.repairing.residual_connections import Streams, reading
 
 # Of dense outputs that are kept, so that one pass of the dense network serves many layers
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}

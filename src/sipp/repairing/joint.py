@@ -31,12 +31,12 @@ from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
-from sipp.repairing.aims import Aims, find_corrected, refuse_residual
+from sipp.repairing.data_split import DenseSide, Parts, in_large_batches, judged_error, together
 from sipp.repairing.gathering import masked_layers, stretches, take_census
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
-from sipp.repairing.parts import DenseSide, Parts, in_large_batches, judged_error, together
-from sipp.repairing.searching import Bases
+from sipp.repairing.layer_search import Bases
+from sipp.repairing.layer_targets import Aims, find_corrected, refuse_residual
 from sipp.repairing.stages import Stage, pair_of
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls

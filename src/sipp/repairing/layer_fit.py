@@ -21,8 +21,8 @@ from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import Intercept
 from sipp.repairing.gathering import Sums, rows_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
+from sipp.repairing.layer_search import DAMPING, Bases, Rows, Rule, search
 from sipp.repairing.moments import Moments
-from sipp.repairing.searching import DAMPING, Bases, Rows, Rule, search
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 

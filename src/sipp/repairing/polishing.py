@@ -18,7 +18,7 @@ from sipp.progress import Advance
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
 from sipp.records.repair import Polish
-from sipp.repairing.parts import together
+from sipp.repairing.data_split import together
 
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient

@@ -20,8 +20,8 @@ from sipp.inputs.capture import Forms, run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
+from sipp.repairing.data_split import Parts
 from sipp.repairing.gathering import PATCHES_PER_FEATURE, Census, Gatherer, Side, masked_layers, take_census
-from sipp.repairing.parts import Parts
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes

@@ -41,7 +41,7 @@ from sipp.records.options import (
     check_repair,
 )
 from sipp.records.other_names import in_our_words
-from sipp.repairing.parts import parts_of
+from sipp.repairing.data_split import parts_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut, ways_of

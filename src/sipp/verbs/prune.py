@@ -39,9 +39,9 @@ from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
-from sipp.repairing.layer_by_layer import Repaired, repair_network
-from sipp.repairing.parts import Parts, parts_of
-from sipp.repairing.with_new_masks import search_network
+from sipp.repairing.data_split import Parts, parts_of
+from sipp.repairing.refit_network import Repaired, repair_network
+from sipp.repairing.search_masks_and_weights import search_network
 from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
 

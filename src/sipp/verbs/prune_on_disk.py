@@ -34,8 +34,8 @@ from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul
 from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
+from sipp.repairing.data_split import Parts, divided
 from sipp.repairing.joint import joint_block
-from sipp.repairing.parts import Parts, divided
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json

@@ -70,8 +70,8 @@ from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
-from sipp.repairing.layer_by_layer import Repaired
-from sipp.repairing.parts import DenseSide, Parts, parts_of
+from sipp.repairing.data_split import DenseSide, Parts, parts_of
+from sipp.repairing.refit_network import Repaired
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut

@@ -13,7 +13,7 @@ from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
 from sipp.records.pruned import OutputChange, Pruned
 from sipp.records.ranking import Ranking
-from sipp.repairing.layer_by_layer import Repaired
+from sipp.repairing.refit_network import Repaired
 
 
 def pruned_of(

@@ -16,10 +16,10 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes, pattern_of
 from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.ranking import to_rows
+from sipp.repairing.data_split import parts_of
 from sipp.repairing.gathering import masked_layers
-from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
-from sipp.repairing.parts import parts_of
-from sipp.repairing.with_new_masks import search_network
+from sipp.repairing.refit_network import LEARNING_RATE, check_same_tensors, repair_network
+from sipp.repairing.search_masks_and_weights import search_network
 
 MOST_STEPS = 10_000_000
 UNSTATED = (

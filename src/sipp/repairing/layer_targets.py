@@ -11,10 +11,18 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
+from sipp.repairing.data_split import DenseSide
 from sipp.repairing.gathering import Gatherer, Targets, patches_in, target_bytes, thinned
-from sipp.repairing.parts import DenseSide
 from sipp.repairing.replaying import Replay
-from sipp.repairing.streams import Streams, along_rows, as_use, bias_of, find_streams, per_row, read_streams
+from sipp.repairing.residual_connections import (
+    Streams,
+    along_rows,
+    as_use,
+    bias_of,
+    find_streams,
+    per_row,
+    read_streams,
+)
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
 

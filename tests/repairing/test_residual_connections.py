@@ -12,9 +12,9 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
+from sipp.repairing.data_split import divided
 from sipp.repairing.joint import joint
-from sipp.repairing.parts import divided
-from sipp.repairing.streams import find_streams, read_streams
+from sipp.repairing.residual_connections import find_streams, read_streams
 
 
 def batch_of(data: Any) -> Batch:

@@ -18,9 +18,9 @@ from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import ChunkBytes, Scoring
 from sipp.records.pruned import OutputChange, not_zero
 from sipp.records.repair import LayerRepair, Polish, Repair
+from sipp.repairing.data_split import Parts, judged_error
 from sipp.repairing.gathering import stretches
 from sipp.repairing.intercepts import find_places
-from sipp.repairing.parts import Parts, judged_error
 from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
 from sipp.repairing.stages import pair_of

@@ -11,10 +11,10 @@ from sipp.progress import fit_cost, progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Pattern, Scoring
 from sipp.records.repair import LayerRepair, Polish, Repair
+from sipp.repairing.data_split import Parts, judged_error
 from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
-from sipp.repairing.layer_by_layer import LEARNING_RATE, Repaired
-from sipp.repairing.parts import Parts, judged_error
 from sipp.repairing.polishing import polish
+from sipp.repairing.refit_network import LEARNING_RATE, Repaired
 from sipp.scoring.sensitivities import chunk_of
 
 
