@@ -23,8 +23,8 @@ from published import accuracy, images_of, resnet
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing.data_split import divided
-from sipp.repairing.joint import AIMS, Joint, joint
+from sipp.repairing.data_split import split_batches
+from sipp.repairing.joint import ERROR_FEEDBACKS, Joint, joint
 from sipp.repairing.layer_fit import Way
 
 WITHOUT: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, nargs="+", default=[0.3, 0.2, 0.1, 0.05])
     parser.add_argument("--without", nargs="*", choices=list(WITHOUT), default=[])
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=[])
-    parser.add_argument("--a", type=float, nargs="+", default=list(AIMS))
+    parser.add_argument("--a", type=float, nargs="+", default=list(ERROR_FEEDBACKS))
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -71,7 +71,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     images, net = images_of(options.data, options.seed), resnet(options.weights)
     data = list(images.points(0, options.points).split(options.batch))
-    parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
+    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks

@@ -32,7 +32,7 @@ from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.records.numerics import device_of
 from sipp.records.options import pattern_of
-from sipp.repairing.data_split import divided
+from sipp.repairing.data_split import split_batches
 from sipp.repairing.joint import joint
 from sipp.repairing.layer_fit import Way
 
@@ -65,7 +65,7 @@ def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dic
 def by_peer(way: Way, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
-    parts = divided(data_of(data, device=device_of(model)).batches())
+    parts = split_batches(data_of(data, device=device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
     return joint(model, masks, parts, way=way, pattern=pattern, chunk_bytes=1 << 30).model
 

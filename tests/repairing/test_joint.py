@@ -21,9 +21,9 @@ from sipp.records.options import Pattern
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit, layer_search
-from sipp.repairing.data_split import divided, in_large_batches
+from sipp.repairing.data_split import in_large_batches, split_batches
 from sipp.repairing.joint import BUDGETS, Joint, joint
-from sipp.repairing.layer_search import Rows, Rule, search
+from sipp.repairing.layer_search import LeastSquares, MaskRule, search
 from sipp.repairing.refit_network import Parts
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -42,7 +42,7 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts_of(data: Any) -> Parts:
-    return divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    return split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
 
 
 def fitted(points: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> 
     return masks, joint(net, masks, parts_of(points), **(PLAIN | options))
 
 
-def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> Rows:
+def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastSquares:
     x, t = torch.from_numpy(x_PK), torch.from_numpy(t_PF)
-    return Rows((x.T @ x)[None], (t.T @ x)[None], torch.from_numpy(w_FK)[None], len(x))
+    return LeastSquares((x.T @ x)[None], (t.T @ x)[None], torch.from_numpy(w_FK)[None], len(x))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,7 +71,7 @@ def test_the_search_is_the_definition(kind: str, seed: int) -> None:
     lives_F = np.full(7, kind == "rows")
     start_FK = oracle.largest(np.abs(w_FK), 20, n_m, lives_F)  # type: ignore[arg-type]
     pattern = None if n_m is None else Pattern(*n_m)
-    rule = Rule(int(start_FK.sum()), torch.ones(7, 10, dtype=torch.bool), torch.from_numpy(lives_F), pattern)
+    rule = MaskRule(int(start_FK.sum()), torch.ones(7, 10, dtype=torch.bool), torch.from_numpy(lives_F), pattern)
     mask_FK, n_rounds = search([system(x_PK, t_PF, w_FK)], torch.from_numpy(start_FK), rule)
     wanted_FK, wanted_rounds = oracle.search(x_PK, t_PF, w_FK, start_FK, False, n_m, lives_F)  # type: ignore[arg-type]
     assert np.array_equal(mask_FK.numpy(), wanted_FK) and n_rounds == wanted_rounds
@@ -107,7 +107,7 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
     x_PK[:, 1] = x_PK[:, 0] + 0.01 * random.normal(size=300)
     w_FK = np.array([[1.0, 1.1, 0.9, 0.1]])
     start_FK = np.array([[True, True, False, False]])
-    rule = Rule(2, torch.ones(1, 4, dtype=torch.bool), torch.tensor([False]))
+    rule = MaskRule(2, torch.ones(1, 4, dtype=torch.bool), torch.tensor([False]))
     mask_FK, _ = search([system(x_PK, x_PK @ w_FK.T, w_FK)], torch.from_numpy(start_FK), rule)
     assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
 
@@ -268,7 +268,7 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     for layer in made.layers:
         assert layer.error is not None and layer.error_given is not None and layer.error <= layer.error_given
 
-    def worst(rows: Any, mask_FK: Tensor, rule: Rule, bases: Any) -> tuple[Tensor, int]:
+    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, bases: Any) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
         return rule.largest(-dense_FK.abs()), 1
 
@@ -485,7 +485,7 @@ def test_sparsegpt_is_its_definition(kind: str, fan_in: int) -> None:
     n_kept = w_FK.size * 2 // 5
     rows = system(x_PK, x_PK @ w_FK.T, w_FK)
     nothing = torch.zeros(5, dtype=torch.bool)
-    rule = Rule(n_kept, torch.ones(w_FK.shape, dtype=torch.bool), nothing, None if n_m is None else Pattern(*n_m))
+    rule = MaskRule(n_kept, torch.ones(w_FK.shape, dtype=torch.bool), nothing, None if n_m is None else Pattern(*n_m))
     mask_FK, values_FK = sparsegpt([rows], rule)
     wanted_mask_FK, wanted_FK = sparsegpt_oracle(x_PK, w_FK, n_kept, n_m)  # type: ignore[arg-type]
     assert np.array_equal(mask_FK.numpy(), wanted_mask_FK)
@@ -536,7 +536,7 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     masks, small = found(net, batches)
     monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
     parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
-    assert [batch.n_points for batch in data_split.fitted] == [90, 90, 27] and len(before.fitted) == 11
+    assert [batch.n_points for batch in parts.fitted] == [90, 90, 27] and len(before.fitted) == 11
     assert all(
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
         for both in ((parts.fitted, before.fitted), (parts.aside, before.aside), (parts.judging, before.judging))

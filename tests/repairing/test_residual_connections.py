@@ -12,9 +12,9 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
-from sipp.repairing.data_split import divided
+from sipp.repairing.data_split import split_batches
 from sipp.repairing.joint import joint
-from sipp.repairing.residual_connections import find_streams, read_streams
+from sipp.repairing.residual_connections import find_residual_connections, read_residual_inputs
 
 
 def batch_of(data: Any) -> Batch:
@@ -102,10 +102,10 @@ def test_streams_are_found(case: str) -> None:
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
     layers = find_prunable_layers(net)
-    found = find_streams(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
+    found = find_residual_connections(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
     assert set(found) == wanted
     for name, (module, output) in found.items():
-        [(mark, stream)] = read_streams(net, {name: module}, batch_of(x)).values()
+        [(mark, stream)] = read_residual_inputs(net, {name: module}, batch_of(x)).values()
         gain_F = torch.ones(6).double() if mark.scale_F is None else mark.scale_F
         bias_F = net.norm(torch.zeros(1, 6)) if mark.scale_F is not None else 0.0
         with torch.no_grad():
@@ -115,7 +115,7 @@ def test_streams_are_found(case: str) -> None:
 
 def corrected(net: nn.Module, data: Any) -> list[str]:
     """The weights that correct a stream, of a network that a search fits with half of its weights."""
-    parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
     masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
     made = joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 16)
     return [layer.name for layer in made.layers if layer.corrects]
@@ -190,7 +190,7 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = divided(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+        parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
         made.append(joint(net, masks, parts, a=1.0, budgets=("given",), chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
@@ -201,7 +201,7 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     torch.manual_seed(0)
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = divided(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
     made = joint(net, masks, parts, a=1.0, budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12)
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):

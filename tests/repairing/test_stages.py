@@ -12,7 +12,7 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
 from sipp.repairing import gathering, joint, refit_network
-from sipp.repairing.data_split import DenseSide, divided
+from sipp.repairing.data_split import DenseOutputs, split_batches
 from sipp.repairing.gathering import _Shared
 from sipp.repairing.moments import Moments
 
@@ -97,14 +97,14 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
 def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = residual_cnn().eval() if kind == "images" else Model(3).eval()
-    parts, run, n_passes = divided(data_of(data(kind)).batches()), gathering.runner, 0
+    parts, run, n_passes = split_batches(data_of(data(kind)).batches()), gathering.runner, 0
 
     def counted(model: nn.Module, *args: Any, **options: Any) -> Any:
         nonlocal n_passes
         n_passes += any(model is one for one in net.modules())
         return run(model, *args, **options)
 
-    def fitted(keep: float, known: DenseSide | None) -> tuple[list[Tensor], int]:
+    def fitted(keep: float, known: DenseOutputs | None) -> tuple[list[Tensor], int]:
         """The weights that are found, and how often the dense network or a part of it was run for them."""
         nonlocal n_passes
         n_passes = 0
@@ -114,14 +114,14 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         return list(found.model.state_dict().values()), n_passes
 
     monkeypatch.setattr(gathering, "runner", counted)
-    known = DenseSide()
+    known = DenseOutputs()
     _, at_first = fitted(0.6, known)
     (again, later), (alone, without) = fitted(0.4, known), fitted(0.4, None)
     n_streams = sum(len(corrected) for _, corrected in known.targets)
     assert all(map(torch.equal, again, alone)) and at_first == without
     assert later == n_streams < without / 2  # those that look whether a stream is aligned, on the first batch
     monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 1})
-    full = DenseSide()
+    full = DenseOutputs()
     assert all(map(torch.equal, fitted(0.4, full)[0], alone)) and not full.targets and full.n_bytes == 0
 
 
@@ -137,7 +137,7 @@ def test_sums_are_shared_by_the_same_windows_alone() -> None:
 def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(net: nn.Module, points: Any) -> tuple[float, int]:
         masks = sipp.prune(net, None, keep=0.5, method="wt", floor=0.0).masks
-        found = joint.joint(net, masks, divided(data_of(points).batches()), chunk_bytes=1 << 20)
+        found = joint.joint(net, masks, split_batches(data_of(points).batches()), chunk_bytes=1 << 20)
         return found.a, sum(trial.budgets == "magnitude" or trial.a != 0.25 for trial in found.trials)
 
     torch.manual_seed(0)
@@ -175,7 +175,7 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
     census = {}
     for net in (nn.Linear(4, 3), Forked()):
         n_passes = 0
-        census[type(net)] = gathering.take_census(net, find_prunable_layers(net), batches, {}), n_passes
+        census[type(net)] = gathering.layer_usage(net, find_prunable_layers(net), batches, {}), n_passes
     plain, n_plain = census[nn.Linear]
     assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 1  # a few points of 29
     assert plain.target_bytes["weight"] == 29 * 3 * 4

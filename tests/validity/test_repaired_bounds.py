@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.repairing.data_split import parts_of
+from sipp.repairing.data_split import split_data
 from sipp.verbs import prune as entry
 
 N_TRIALS = 24
@@ -53,6 +53,6 @@ def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest
     monkeypatch.setattr(
         entry,
         "repaired_cut",
-        lambda r, p, _, way, **more: repaired(r, p, parts_of(r.model, taken[0]), way, **more),
+        lambda r, p, _, way, **more: repaired(r, p, split_data(r.model, taken[0]), way, **more),
     )
     assert n_false() > MOST_FALSE

@@ -12,7 +12,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.inputs.data import data_of
-from sipp.repairing.data_split import divided
+from sipp.repairing.data_split import split_batches
 from sipp.repairing.joint import joint
 from sipp.scoring.methods import METHODS
 from tests.oracles.sparsegpt import sparsegpt
@@ -47,7 +47,7 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
     for name, n_kept in (("0.weight", 115), ("2.weight", 58)):
         size_FK = net.get_parameter(name).detach().abs()
         masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
-    parts = divided(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
+    parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
     wanted = joint(net, masks, parts, way=method, chunk_bytes=1 << 20)  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
     assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence

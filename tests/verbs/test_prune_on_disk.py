@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.repairing.data_split import divided
+from sipp.repairing.data_split import split_batches
 from sipp.repairing.joint import joint
 from sipp.verbs import prune_on_disk as on_disk
 
@@ -98,7 +98,7 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
     sipp.prune_on_disk(empty(), source, points(), tmp_path / "out", keep=0.5, repair=True)
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
-    parts = divided(data_of(points()).batches())
+    parts = split_batches(data_of(points()).batches())
     whole = joint(net, masks, parts, a=0.25, budgets=("given",), fits_all=False, chunk_bytes=32 << 20)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 

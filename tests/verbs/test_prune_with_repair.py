@@ -167,7 +167,7 @@ def test_other_ways_are_refused(repair: object) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-    name = "search_network" if repair is True else "repair_network"
+    name = "search_masks_and_weights" if repair is True else "refit_network"
     own = getattr(prune_verb, name)
     monkeypatch.setattr(
         prune_verb, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]

@@ -15,33 +15,35 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, integers
-from sipp.repairing.gathering import Census, Targets
+from sipp.repairing.gathering import LayerUsage, Targets
 
 # One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
 # choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
-ASIDE_OF = 10
-FEWEST_JUDGES = 4  # different points, none of them a copy of one that was fitted or that chose
+HELD_BACK_ONE_IN = 10
+FEWEST_TEST_POINTS = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
 
 
 @dataclass
-class DenseSide:
+class DenseOutputs:
     """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
 
-    censuses: dict[tuple[tuple[str, ...], int], Census] = field(default_factory=dict)  # by weights, and patches wanted
+    censuses: dict[tuple[tuple[str, ...], int], LayerUsage] = field(
+        default_factory=dict
+    )  # by weights, and patches wanted
     targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
     n_bytes: int = 0  # of the targets
 
 
 @dataclass(frozen=True)
-class Parts:
+class DataSplit:
     """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
 
     batches: Sequence[Batch]
     is_aside: tuple[bool, ...]
     judging: tuple[Batch, ...]
     keys: frozenset[bytes]  # of all points
-    known: DenseSide | None = None  # for several fits of copies of one network to the points in `batches`
+    known: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
 
     @property
     def fitted(self) -> list[Batch]:
@@ -52,12 +54,12 @@ class Parts:
         return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
 
 
-def parts_of(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> Parts:
+def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
     """The points that a repair of this network is given, read once."""
-    return divided(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
+    return split_batches(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
 
 
-def divided(batches: Iterable[Batch]) -> Parts:
+def split_batches(batches: Iterable[Batch]) -> DataSplit:
     """Each batch cut in two: points to fit, and points kept aside, which make batches of their own."""
     parts: dict[bool, list[Batch]] = {False: [], True: []}
     n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
@@ -65,7 +67,7 @@ def divided(batches: Iterable[Batch]) -> Parts:
         keys = draw_keys_of(batch)
         different |= set(keys)
         most = max(most, batch.n_points)
-        where = integers(n_seen, n_seen + batch.n_points) % ASIDE_OF == ASIDE_OF - 1
+        where = integers(n_seen, n_seen + batch.n_points) % HELD_BACK_ONE_IN == HELD_BACK_ONE_IN - 1
         n_seen += batch.n_points
         fitted_keys |= {key for key, is_aside in zip(keys, where.tolist()) if not is_aside}
         for flag, found in parts.items():
@@ -78,9 +80,9 @@ def divided(batches: Iterable[Batch]) -> Parts:
             f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
         )
     choosing, judging = _halved(parts[True], fitted_keys)
-    fitted, aside = parts[False], together(choosing, most)
+    fitted, aside = parts[False], merged_batches(choosing, most)
     is_aside = (False,) * len(fitted) + (True,) * len(aside)
-    return Parts((*fitted, *aside), is_aside, tuple(together(judging, most)), frozenset(different))
+    return DataSplit((*fitted, *aside), is_aside, tuple(merged_batches(judging, most)), frozenset(different))
 
 
 def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
@@ -100,10 +102,10 @@ def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], l
         judging_keys += [keys[i] for i in new]
         if new:
             judging.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
-    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_JUDGES else (aside, [])
+    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_TEST_POINTS else (aside, [])
 
 
-def together(batches: Sequence[Batch], most: int) -> list[Batch]:
+def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
     """The points in as few batches as can be made of neighbours that are alike, none larger than `most`."""
     found: list[Batch] = []
     for batch in batches:
@@ -116,9 +118,9 @@ def together(batches: Sequence[Batch], most: int) -> list[Batch]:
     return found
 
 
-def in_large_batches(parts: Parts) -> Parts:
+def in_large_batches(parts: DataSplit) -> DataSplit:
     """The same points, on a GPU in as large batches as are made of a tensor: with small ones it waits for Python."""
-    fitted = together(parts.fitted, max(map(_room, parts.fitted)))
+    fitted = merged_batches(parts.fitted, max(map(_room, parts.fitted)))
     is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
     return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
 
@@ -129,6 +131,6 @@ def _room(batch: Batch) -> int:
     return min((points_per_batch(one, one.device) for one in inputs), default=0)
 
 
-def judged_error(dense: nn.Module, other: nn.Module, parts: Parts) -> float | None:
+def test_error(dense: nn.Module, other: nn.Module, parts: DataSplit) -> float | None:
     """The output's error on the points that chose nothing; None where there are none."""
     return output_error(dense, other, parts.judging) if parts.judging else None

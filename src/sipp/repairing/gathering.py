@@ -28,14 +28,14 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.moments import Moments
 from sipp.repairing.replaying import Replay
-from sipp.repairing.residual_connections import Streams, reading
+from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
 # Of dense outputs that are kept, so that one pass of the dense network serves many layers
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
 FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
-Rows = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
+RowBlock = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
@@ -45,7 +45,7 @@ class _EnoughError(BaseException):
 
 
 @dataclass(frozen=True)
-class Census:
+class LayerUsage:
     """Which weights meet patches, in the order of execution, and how often in each batch."""
 
     order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
@@ -56,15 +56,15 @@ class Census:
 
 
 @dataclass
-class Sums:
+class WeightMoments:
     """The moments of one weight, on points to fit and on points kept aside, block of rows by block of rows."""
 
-    fit: dict[Rows, Moments] = field(default_factory=dict)
-    aside: dict[Rows, Moments] = field(default_factory=dict)
+    fit: dict[RowBlock, Moments] = field(default_factory=dict)
+    aside: dict[RowBlock, Moments] = field(default_factory=dict)
     obstacle: str = ""  # why the sums mean nothing
 
 
-def solvable(sums: Sums, *, judged: bool = True) -> tuple[list[Rows], str]:
+def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock], str]:
     """The blocks of rows in their order, and why they cannot be solved; empty where they can.
 
     Without `judged` no points need to be kept aside.
@@ -87,7 +87,7 @@ def solvable(sums: Sums, *, judged: bool = True) -> tuple[list[Rows], str]:
     return sorted(sums.fit), ""
 
 
-def rows_of(key: Rows) -> slice:
+def slice_of(key: RowBlock) -> slice:
     """The rows of a block."""
     return slice(key[0], key[0] + key[1])
 
@@ -99,13 +99,13 @@ def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[Prunab
     return tuple(layer for layer in chosen if layer.weights)
 
 
-def take_census(
+def layer_usage(
     model: nn.Module,
     layers: Sequence[PrunableLayer],
     batches: Sequence[Batch],
     forms: Forms,
     patches_per_feature: int = PATCHES_PER_FEATURE,
-) -> Census:
+) -> LayerUsage:
     """The dense network looked at, every batch of a new form checked (see `runner`).
 
     Unless the model goes by values, a few points speak for all batches of their form.
@@ -161,7 +161,7 @@ def take_census(
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return Census(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
+    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def target_bytes(device: torch.device) -> int:
     return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
 
 
-def stretches(census: Census, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
+def stretches(census: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
     """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
 
     A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
@@ -220,7 +220,7 @@ class Gatherer:
     dense: Side
     pruned: Side  # its weights change between calls
     is_aside: tuple[bool, ...]  # by batch: only for choosing and judging
-    census: Census
+    census: LayerUsage
     chunk_bytes: int
     dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
@@ -229,7 +229,7 @@ class Gatherer:
 
     def targets(
         self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
-    ) -> tuple[Targets, Streams]:
+    ) -> tuple[Targets, ResidualInputs]:
         """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
         outputs of the modules, by weight, are added to.
 
@@ -249,12 +249,12 @@ class Gatherer:
         with self.dense_replay.of(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
-    def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
+    def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, WeightMoments]:
         """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
 
         The weights must come in the order of execution, and must not change after the refit that follows.
         """
-        sums = {name: Sums() for name in names}
+        sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
         for i, is_aside in enumerate(self.is_aside):
             targets = self.targets(names, i)[0] if known is None else known[i]
@@ -307,8 +307,8 @@ class Gatherer:
 
     def _add(
         self,
-        sums: Sums,
-        into: dict[Rows, Moments],
+        sums: WeightMoments,
+        into: dict[RowBlock, Moments],
         weight: Weight,
         use: WeightUse,
         left: list[Tensor],
@@ -359,14 +359,14 @@ class Gatherer:
         modules: Mapping[str, nn.Module] | None = None,
         *,
         to_end: bool = False,
-    ) -> Streams:
+    ) -> ResidualInputs:
         """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams.
 
         Unless it is run `to_end`, which a block is whose state behind it is wanted next.
 
         A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
         """
-        n_left, streams = sum(self.census.n_uses[i][name] for name in names), Streams()
+        n_left, streams = sum(self.census.n_uses[i][name] for name in names), ResidualInputs()
         if n_left == 0:
             return streams
 
@@ -382,7 +382,7 @@ class Gatherer:
                 stop_at_last()
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
-        watched = reading(modules, streams, stop_at_last) if modules else nullcontext()
+        watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
         with suppress(_EnoughError), exact_matmul(), watched:
             runner(side.run, wanted, orders=self.census.orders[i])(batch, counted)
         return streams

@@ -31,18 +31,18 @@ from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
-from sipp.repairing.data_split import DenseSide, Parts, in_large_batches, judged_error, together
-from sipp.repairing.gathering import masked_layers, stretches, take_census
+from sipp.repairing.data_split import DataSplit, DenseOutputs, in_large_batches, merged_batches, test_error
+from sipp.repairing.gathering import layer_usage, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.layer_search import Bases
-from sipp.repairing.layer_targets import Aims, find_corrected, refuse_residual
-from sipp.repairing.stages import Stage, pair_of
+from sipp.repairing.layer_targets import LayerTargets, find_residual_layers, refuse_residual
+from sipp.repairing.stages import NetworkStage, dense_and_pruned
 
-AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
+ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
 # alone (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Nor are magnitudes compared there.
-LARGE_AIMS = (0.25,)
+LARGE_ERROR_FEEDBACKS = (0.25,)
 RIDGES = (1e-3, 1e-4)  # of the mean diagonal, towards the dense weights
 LARGE_RIDGES = RIDGES[:1]  # for those: of SmolLM2's 210 weights it was chosen for 209
 TRIED_OF, FEWEST_TRIED = 4, 256  # a and budgets are tried with one in so many points, and not fewer than this
@@ -141,10 +141,10 @@ class _Task:
 def joint(
     model: nn.Module,
     masks: Masks,
-    parts: Parts,
+    parts: DataSplit,
     *,
     way: Way = "joint",
-    a: float | Sequence[float] = AIMS,
+    a: float | Sequence[float] = ERROR_FEEDBACKS,
     ridges: Sequence[float] = RIDGES,
     budgets: Sequence[Budgets] = BUDGETS,
     floor: float | None = None,
@@ -167,8 +167,8 @@ def joint(
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
-    if is_like_a_language_model(list(weights.values()), masks) and tuple(candidates) == AIMS:
-        candidates = LARGE_AIMS
+    if is_like_a_language_model(list(weights.values()), masks) and tuple(candidates) == ERROR_FEEDBACKS:
+        candidates = LARGE_ERROR_FEEDBACKS
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
@@ -218,7 +218,7 @@ def _candidates(a: float | Sequence[float]) -> tuple[float, ...]:
 def _chosen(
     task: _Task,
     masks: Masks,
-    parts: Parts,
+    parts: DataSplit,
     candidates: Sequence[float],
     budgets: Sequence[Budgets],
     floor: float | None,
@@ -251,9 +251,9 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
-def _errors(task: _Task, model: nn.Module, parts: Parts) -> tuple[float | None, float | None]:
+def _errors(task: _Task, model: nn.Module, parts: DataSplit) -> tuple[float | None, float | None]:
     """How far its output is from the dense one, on the points that choose and on those that only judge."""
-    return output_error(task.dense, model, parts.aside), judged_error(task.dense, model, parts)
+    return output_error(task.dense, model, parts.aside), test_error(task.dense, model, parts)
 
 
 def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
@@ -269,12 +269,12 @@ def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
     return _Fitted(model, dict(masks), tuple(layers))
 
 
-def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
+def _first(task: _Task, masks: Masks, parts: DataSplit) -> dict[str, Tensor]:
     """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
     n_wanted = max(SMALL, sum(mask.numel() for mask in masks.values()) // FIRST_OF)
     if sum(mask.numel() for mask in masks.values()) <= n_wanted:
         return dict(masks)
-    census = take_census(task.dense, masked_layers(task.dense, masks), parts.batches[:1], task.forms)
+    census = layer_usage(task.dense, masked_layers(task.dense, masks), parts.batches[:1], task.forms)
     found, n_weights = dict[str, Tensor](), 0
     for group in census.order:
         found |= {name: masks[name] for name in group}
@@ -284,19 +284,19 @@ def _first(task: _Task, masks: Masks, parts: Parts) -> dict[str, Tensor]:
     return found
 
 
-def _few(parts: Parts) -> Parts:
+def _few(parts: DataSplit) -> DataSplit:
     """Some of the points that are fitted, a quarter of them at least, and all points kept aside, for several fits."""
     n_points = sum(batch.n_points for batch in parts.fitted)
     step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
     if step < 2:
-        return replace(parts, known=DenseSide())
+        return replace(parts, known=DenseOutputs())
     most = max(batch.n_points for batch in parts.fitted)
-    fitted = together([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
+    fitted = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
     is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
-    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside, known=DenseSide())
+    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside, known=DenseOutputs())
 
 
-def _whole(parts: Parts) -> Parts:
+def _whole(parts: DataSplit) -> DataSplit:
     """All points to be fitted."""
     batches = (*parts.batches, *parts.judging)
     return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=(), known=None)
@@ -305,7 +305,7 @@ def _whole(parts: Parts) -> Parts:
 def _tried(
     task: _Task,
     masks: Masks,
-    parts: Parts,
+    parts: DataSplit,
     candidates: Sequence[float],
     budgets: Sequence[Budgets],
     floor: float | None,
@@ -395,13 +395,13 @@ def _named(weights: Sequence[Weight], cut: Sequence[Tensor], like: Masks) -> dic
     return {w.name: from_rows(w, mask_FK, like[w.name]).to(like[w.name].device) for w, mask_FK in pairs}
 
 
-def joint_block(
+def search_block(
     dense: nn.Module,
     masks: Masks,
-    parts: Parts,
+    parts: DataSplit,
     inputs: Sequence[Batch],
     *,
-    a: float = LARGE_AIMS[0],
+    a: float = LARGE_ERROR_FEEDBACKS[0],
     ridges: Sequence[float] = LARGE_RIDGES,
     pattern: Pattern | None = None,
     follows: bool = True,
@@ -419,7 +419,7 @@ def joint_block(
 def _fitted(
     task: _Task,
     start: Masks,
-    parts: Parts,
+    parts: DataSplit,
     decided: Mapping[str, JointLayer],
     advance: Advance,
     *,
@@ -431,7 +431,7 @@ def _fitted(
     `inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed them.
     """
     dense, pruned = task.dense, copy_of(task.dense)
-    pair = pair_of(
+    pair = dense_and_pruned(
         dense,
         pruned,
         start,
@@ -459,21 +459,21 @@ def _fitted(
 
 def _fitted_stage(
     task: _Task,
-    stage: Stage,
+    stage: NetworkStage,
     pruned: nn.Module,
     start: Masks,
     places: Mapping[str, Place],
     decided: Mapping[str, JointLayer],
-    known: DenseSide | None,
+    known: DenseOutputs | None,
     *,
     follows: bool,
 ) -> Iterator[tuple[Tensor, JointLayer]]:
     """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
     gatherer, bases = stage.gatherer, Bases()
     residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
-    corrected = find_corrected(gatherer, residuals, follows=follows)
+    corrected = find_residual_layers(gatherer, residuals, follows=follows)
     for stretch, fits in stretches(gatherer.census, device_of(task.dense)):
-        aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, known)
+        aims = LayerTargets(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
             give_back_freed()
             sums = gatherer.gather(group, aims.taken(group))

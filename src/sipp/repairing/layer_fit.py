@@ -19,9 +19,9 @@ from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Fitting, Pattern
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import Intercept
-from sipp.repairing.gathering import Sums, rows_of, solvable
+from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
-from sipp.repairing.layer_search import DAMPING, Bases, Rows, Rule, search
+from sipp.repairing.layer_search import DAMPING, Bases, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
@@ -92,7 +92,7 @@ def fit_layer(
     model: nn.Module,
     weight: Weight,
     given: Tensor,
-    sums: Sums,
+    sums: WeightMoments,
     place: Place,
     decided: JointLayer | None,
     bases: Bases | None = None,
@@ -181,13 +181,13 @@ def _taken(task: LayerTask, fits: dict[Support, _Fit], bare: _Fit, decided: Join
     return min((*fits.values(), bare), key=lambda fit: math.inf if fit.error is None else fit.error)
 
 
-def _blocks(sums: Sums, a: float, *, judged: bool) -> tuple[list[_Block], str]:
+def _blocks(sums: WeightMoments, a: float, *, judged: bool) -> tuple[list[_Block], str]:
     """The blocks of rows with their gaps times a, and why they cannot be solved; empty where they can."""
     keys, why = solvable(sums, judged=judged)
     found = []
     for key in keys:
         aside = _towards(sums.aside[key], a) if judged else None
-        found.append(_Block(rows_of(key), _towards(sums.fit[key], a), aside))
+        found.append(_Block(slice_of(key), _towards(sums.fit[key], a), aside))
     return found, why
 
 
@@ -195,17 +195,17 @@ def _towards(sums: Moments, a: float) -> Moments:
     return replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
 
 
-def _rows(block: _Block, dense_FK: Tensor, has_intercept: bool) -> Rows:
+def _rows(block: _Block, dense_FK: Tensor, has_intercept: bool) -> LeastSquares:
     """The system of least squares of the block's rows: inputs with targets are W xx + dx."""
     fit = block.fit
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     dense_GRK = dense_FK[block.rows].view(dx_GRK.shape)
-    return Rows(xx_GKK, dense_GRK @ xx_GKK + dx_GRK, dense_GRK, fit.n, has_intercept)
+    return LeastSquares(xx_GKK, dense_GRK @ xx_GKK + dx_GRK, dense_GRK, fit.n, has_intercept)
 
 
 def _searched(
     task: LayerTask,
-    rows: Sequence[Rows],
+    rows: Sequence[LeastSquares],
     places: Sequence[slice],
     dense_FK: Tensor,
     mask_FK: Tensor,
@@ -219,7 +219,7 @@ def _searched(
     start_FK = mask_FK[at]
     may_FK = (dense_FK[at] != 0) | start_FK
     lives_F = start_FK.any(1) if task.keeps_rows else None
-    rule = Rule(int(start_FK.sum()), may_FK, lives_F, task.pattern)
+    rule = MaskRule(int(start_FK.sum()), may_FK, lives_F, task.pattern)
     if task.way == "sparsegpt":
         found_FK, values_FK = sparsegpt(rows, rule)
         whole_FK = torch.where(mask_FK, dense_FK, 0.0).index_copy(0, at, values_FK)
@@ -232,7 +232,7 @@ def _searched(
 
 
 def _ridge(
-    task: LayerTask, blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, decided: JointLayer | None
+    task: LayerTask, blocks: Sequence[_Block], rows: Sequence[LeastSquares], mask_FK: Tensor, decided: JointLayer | None
 ) -> float:
     """The ridge of the least error on the points kept aside, of some rows; the first that is nearly as good."""
     if task.way == "alps":
@@ -245,7 +245,9 @@ def _ridge(
     return next((r for r, error in zip(task.ridges, errors) if error <= (1 + RIDGE_NOISE) * least), task.ridges[0])
 
 
-def _trial_error(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, ridge: float, most: int) -> float:
+def _trial_error(
+    blocks: Sequence[_Block], rows: Sequence[LeastSquares], mask_FK: Tensor, ridge: float, most: int
+) -> float:
     """The squared error on the points kept aside of at most so many rows, spread over the weight."""
     total = 0.0
     for block, one in zip(blocks, rows):
@@ -262,7 +264,9 @@ def _trial_error(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor
     return total if math.isfinite(total) else math.inf
 
 
-def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, dense_FK: Tensor, ridge: float) -> Tensor:
+def _solved(
+    blocks: Sequence[_Block], rows: Sequence[LeastSquares], mask_FK: Tensor, dense_FK: Tensor, ridge: float
+) -> Tensor:
     """The least squares on a mask; rows that meet no patches keep their dense weights."""
     new_FK = torch.where(mask_FK, dense_FK, 0.0)
     for block, one in zip(blocks, rows):
@@ -271,7 +275,7 @@ def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, den
     return new_FK
 
 
-def _refitted(rows: Rows, mask_GRK: Tensor, ridge: float) -> Tensor:
+def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
     """The least squares of some rows on their masks: a change of the dense weights there, which is small.
 
     The ridge draws the change to 0, so the right side knows nothing of it.
@@ -285,7 +289,7 @@ def _rounded(
     model: nn.Module,
     weight: Weight,
     blocks: Sequence[_Block],
-    rows: Sequence[Rows],
+    rows: Sequence[LeastSquares],
     mask_FK: Tensor,
     new_FK: Tensor,
     place: Place,

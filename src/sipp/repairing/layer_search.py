@@ -34,7 +34,7 @@ SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to
 
 
 @dataclass(frozen=True)
-class Rows:
+class LeastSquares:
     """Rows of a weight that meet the same patches, group by group, and what they are to give."""
 
     xx_GKK: Tensor  # sums over patches of products of inputs, about their means where there is an intercept
@@ -50,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Rule:
+class MaskRule:
     """Which masks of a layer are allowed."""
 
     n_kept: int
@@ -99,7 +99,9 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
     return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
 
 
-def search(blocks: Sequence[Rows], mask_FK: Tensor, rule: Rule, bases: Bases | None = None) -> tuple[Tensor, int]:
+def search(
+    blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, bases: Bases | None = None
+) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
     The rows of the blocks stand below each other in the masks. Rounds are in float32: they choose, and no value of
@@ -192,14 +194,14 @@ class _Scaled:
         return ((wanted_GRK @ vectors_GKK).div_((self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT).flatten(0, 1)
 
 
-def _scaled(block: Rows, bases: Bases) -> _Scaled:
+def _scaled(block: LeastSquares, bases: Bases) -> _Scaled:
     """Per patch, so that blocks that meet more patches than others count the same."""
     scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(block)
     dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
     return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK, bases.of(scale_GK, unit_GKK))
 
 
-def _with_unit_diagonal(block: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def _with_unit_diagonal(block: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:
     """The scales of a block's system, and in float32 the system and its right side; a large copy is not made."""
     ridge_G = block.ridge(DAMPING)
     scale_GK = (block.xx_GKK.diagonal(dim1=1, dim2=2) + ridge_G[:, None]).div_(block.n).sqrt_()

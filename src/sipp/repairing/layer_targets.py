@@ -11,24 +11,24 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
-from sipp.repairing.data_split import DenseSide
+from sipp.repairing.data_split import DenseOutputs
 from sipp.repairing.gathering import Gatherer, Targets, patches_in, target_bytes, thinned
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import (
-    Streams,
+    ResidualInputs,
     along_rows,
-    as_use,
     bias_of,
-    find_streams,
+    find_residual_connections,
+    output_as_use,
     per_row,
-    read_streams,
+    read_residual_inputs,
 )
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
 
 
 @dataclass(frozen=True)
-class Corrected:
+class ResidualLayer:
     """A weight whose layer's output is added to a residual stream, and its module in both networks."""
 
     weight: Weight
@@ -36,9 +36,9 @@ class Corrected:
     pruned: nn.Module
 
 
-def find_corrected(
+def find_residual_layers(
     gatherer: Gatherer, residuals: Collection[str] | None, *, follows: bool = False
-) -> dict[str, Corrected]:
+) -> dict[str, ResidualLayer]:
     """The weights that correct a residual stream: those that are named, or all that can be found.
 
     With `follows` what is run follows earlier pruned layers: its inputs are off already.
@@ -47,12 +47,12 @@ def find_corrected(
     found = {}
     if residuals is None or residuals:
         dense = gatherer.dense
-        streams = find_streams(dense.run, dense.layers, order, dense.batches[0], follows=follows)
+        streams = find_residual_connections(dense.run, dense.layers, order, dense.batches[0], follows=follows)
         wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
         twins = dict(zip((layer.module for layer in dense.layers), gatherer.pruned.layers))
         for name, (module, output) in wanted.items():
             weight = next(weight for weight in twins[module].weights.values() if weight.name == name)
-            one = Corrected(weight, module, twins[module].module)
+            one = ResidualLayer(weight, module, twins[module].module)
             if _is_aligned(gatherer, one, output):
                 found[name] = one
     for name in set(residuals or ()) - found.keys():
@@ -69,7 +69,7 @@ def refuse_residual(name: str) -> NoReturn:
     )
 
 
-def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
+def _is_aligned(gatherer: Gatherer, one: ResidualLayer, output: Tensor) -> bool:
     """Whether a layer's output, cut in patches as a stream is, is what its weight gives at those patches."""
     bias = bias_of(one.dense)
     if bias is not None:
@@ -84,23 +84,23 @@ def _is_aligned(gatherer: Gatherer, one: Corrected, output: Tensor) -> bool:
 
 def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
     """A tensor of the shape of the layer's output, cut into the chunks of patches of batch i: G x R x P each."""
-    use = as_use(module, tensor, gatherer.pruned.batches[i])  # the same points in both
+    use = output_as_use(module, tensor, gatherer.pruned.batches[i])  # the same points in both
     if use is None:
         return None
     use = thinned(use, gatherer.census.strides[weight.name], i)
     return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
-class Aims(Sequence[Targets]):
+class LayerTargets(Sequence[Targets]):
     """The targets of some weights, batch by batch: dense outputs, and what the streams have lost by now (T21)."""
 
     def __init__(
         self,
         gatherer: Gatherer,
-        corrected: Mapping[str, Corrected],
+        corrected: Mapping[str, ResidualLayer],
         names: Sequence[str],
         fits: bool,
-        known: DenseSide | None = None,
+        known: DenseOutputs | None = None,
     ) -> None:
         """With `fits`, what the dense network gives is kept for all batches; without, it is made anew.
 
@@ -119,9 +119,9 @@ class Aims(Sequence[Targets]):
         if self.kept is not None:
             self.kept = [dict(targets) for targets in self.kept]  # `known` keeps its own
 
-    def taken(self, names: Sequence[str]) -> Aims:
+    def taken(self, names: Sequence[str]) -> LayerTargets:
         """Those of a few of these weights, which are let go here."""
-        few = Aims(self.gatherer, self.corrected, names, fits=False)
+        few = LayerTargets(self.gatherer, self.corrected, names, fits=False)
         if self.kept is not None:
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
@@ -136,7 +136,7 @@ class Aims(Sequence[Targets]):
             modules = {name: one.pruned for name, one in self.corrected.items()}
             pruned, batch = self.gatherer.pruned, self.gatherer.pruned.batches[i]
             with self.gatherer.replaying(i):
-                streams = read_streams(pruned.run, modules, batch)
+                streams = read_residual_inputs(pruned.run, modules, batch)
             self._add_streams(targets, modules, streams, i, -1)
         return targets
 
@@ -148,7 +148,7 @@ class Aims(Sequence[Targets]):
         return targets
 
     def _add_streams(
-        self, targets: Targets, modules: Mapping[str, nn.Module], streams: Streams, i: int, sign: int
+        self, targets: Targets, modules: Mapping[str, nn.Module], streams: ResidualInputs, i: int, sign: int
     ) -> None:
         """Adds the streams, in the units of the layers' outputs; targets that a stream does not fit are dropped."""
         for name, module in modules.items():

@@ -18,7 +18,7 @@ from sipp.progress import Advance
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
 from sipp.records.repair import Polish
-from sipp.repairing.data_split import together
+from sipp.repairing.data_split import merged_batches
 
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
@@ -135,6 +135,6 @@ def _mixed(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
 
     while True:
         for some in shuffled(len(batches)).split(N_MIXED):
-            for pool in together([batches[i] for i in some.tolist()], N_MIXED * most):
+            for pool in merged_batches([batches[i] for i in some.tolist()], N_MIXED * most):
                 for at in shuffled(pool.n_points).chunk(-(-pool.n_points // most)):
                     yield points_at(pool, at)

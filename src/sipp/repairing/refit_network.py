@@ -18,12 +18,12 @@ from sipp.records.numerics import BOUND_DTYPE, device_of
 from sipp.records.options import ChunkBytes, Scoring
 from sipp.records.pruned import OutputChange, not_zero
 from sipp.records.repair import LayerRepair, Polish, Repair
-from sipp.repairing.data_split import Parts, judged_error
+from sipp.repairing.data_split import DataSplit, test_error
 from sipp.repairing.gathering import stretches
 from sipp.repairing.intercepts import find_places
 from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
-from sipp.repairing.stages import pair_of
+from sipp.repairing.stages import dense_and_pruned
 from sipp.scoring.sensitivities import chunk_of
 
 LEARNING_RATE = 2e-3
@@ -47,11 +47,11 @@ class Repaired:
         return None if done.output_chosen is None else OutputChange(done.output_chosen, done.n_aside, aside=False)
 
 
-def repair_network(
+def refit_network(
     dense: nn.Module,
     given: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: Parts,
+    parts: DataSplit,
     *,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
@@ -63,11 +63,11 @@ def repair_network(
     """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
     check_same_tensors(dense, given, masks)
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
-    at_first, before = output_error(dense, given, parts.aside), judged_error(dense, given, parts)
+    at_first, before = output_error(dense, given, parts.aside), test_error(dense, given, parts)
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     with progress_bar("repairing", cost, shown=progress, in_percent=True) as advance:
         layers = _refit_all(dense, repaired, masks, parts, blocks, n_bytes, advance)
-    at_last, refitted = output_error(dense, repaired, parts.aside), judged_error(dense, repaired, parts)
+    at_last, refitted = output_error(dense, repaired, parts.aside), test_error(dense, repaired, parts)
     polished = None
     if steps > 0:
         with progress_bar("polishing", steps, shown=progress) as advance:
@@ -82,7 +82,7 @@ def repair_network(
                 seed=seed,
                 advance=advance,
             )
-    judged = (before, refitted, judged_error(dense, repaired, parts))
+    judged = (before, refitted, test_error(dense, repaired, parts))
     done = _record(parts, layers, polished, (at_first, at_last), judged)
     return Repaired(copy_of(given) if done.undone else repaired, dict(masks), done, parts.keys)
 
@@ -91,13 +91,13 @@ def _refit_all(
     dense: nn.Module,
     repaired: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: Parts,
+    parts: DataSplit,
     blocks: str | None,
     chunk_bytes: int,
     advance: Advance,
 ) -> tuple[LayerRepair, ...]:
     """Refits all weights of `repaired` in place, in the order of execution."""
-    pair = pair_of(
+    pair = dense_and_pruned(
         dense,
         repaired,
         masks,
@@ -149,7 +149,7 @@ def check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, T
 
 
 def _record(
-    parts: Parts,
+    parts: DataSplit,
     layers: tuple[LayerRepair, ...],
     polished: Polish | None,
     chosen: tuple[float | None, float | None],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import LayerRepair
-from sipp.repairing.gathering import Rows, Sums, rows_of, solvable
+from sipp.repairing.gathering import RowBlock, WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import Place, apply_shift, shift
 from sipp.repairing.moments import Moments
 from sipp.repairing.solving import solve_rows
@@ -32,7 +32,7 @@ class _Block:
     aside: Moments
 
 
-def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: Sums, place: Place) -> LayerRepair:
+def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: WeightMoments, place: Place) -> LayerRepair:
     """What was done to the weight and its intercept, in place: refitted, or left alone where that is not better."""
     mask_FK = to_rows(weight, mask)
     blocks, obstacle = _blocks(sums, mask_FK)
@@ -62,13 +62,13 @@ def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: Sums, place: Pla
     return LayerRepair(weight.name, before, after, ridge, place.kind, "")
 
 
-def _blocks(sums: Sums, mask_FK: Tensor) -> tuple[list[_Block], str]:
+def _blocks(sums: WeightMoments, mask_FK: Tensor) -> tuple[list[_Block], str]:
     """The blocks of rows, and why they cannot be solved; empty where they can."""
     keys, why = solvable(sums)
-    return [_Block(rows_of(key), _grouped(mask_FK, key), sums.fit[key], sums.aside[key]) for key in keys], why
+    return [_Block(slice_of(key), _grouped(mask_FK, key), sums.fit[key], sums.aside[key]) for key in keys], why
 
 
-def _grouped(matrix_FK: Tensor, key: Rows) -> Tensor:
+def _grouped(matrix_FK: Tensor, key: RowBlock) -> Tensor:
     start, n_rows, n_groups = key
     return matrix_FK[start : start + n_rows].unflatten(0, (n_groups, -1))
 

@@ -46,21 +46,25 @@ class _SeenError(BaseException):
 
 
 @dataclass(frozen=True)
-class Mark:
+class OutputMark:
     """A tensor that is the output of a weight's layer, row by row times a factor."""
 
     weight: str
     scale_F: Tensor | None  # None: 1
 
 
-Streams = dict[str, tuple[Mark, Tensor]]  # by weight: what its layer's output is added to, and how it got there
+ResidualInputs = dict[
+    str, tuple[OutputMark, Tensor]
+]  # by weight: what its layer's output is added to, and how it got there
 
 
 @contextmanager
-def reading(modules: Mapping[str, nn.Module], found: Streams, on_found: Callable[[], None]) -> Iterator[None]:
+def reading_residual_inputs(
+    modules: Mapping[str, nn.Module], found: ResidualInputs, on_found: Callable[[], None]
+) -> Iterator[None]:
     """A context for one pass, in which what the outputs of these modules, by weight, are added to is found."""
 
-    def on_addition(mark: Mark, other: Tensor) -> None:
+    def on_addition(mark: OutputMark, other: Tensor) -> None:
         found[mark.weight] = (mark, other.detach().clone())  # it may be written to
         on_found()
 
@@ -68,20 +72,20 @@ def reading(modules: Mapping[str, nn.Module], found: Streams, on_found: Callable
         yield
 
 
-def read_streams(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> Streams:
+def read_residual_inputs(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> ResidualInputs:
     """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
-    found: Streams = {}
+    found: ResidualInputs = {}
 
     def on_found() -> None:
         if len(found) == len(modules):
             raise _SeenError
 
-    with suppress(_SeenError), scoring_mode(model, "running"), reading(modules, found, on_found):
+    with suppress(_SeenError), scoring_mode(model, "running"), reading_residual_inputs(modules, found, on_found):
         run_batch(model, fresh(batch))
     return found
 
 
-def find_streams(
+def find_residual_connections(
     model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch, *, follows: bool = False
 ) -> dict[str, tuple[nn.Module, Tensor]]:
     """By weight: the module whose output is added to a stream, and that output on the batch.
@@ -111,7 +115,7 @@ def find_streams(
     if follows:
         ranks |= {id(tensor): 0 for tensor in _tensors((batch.args, batch.kwargs)) if tensor.is_floating_point()}
 
-    def on_addition(mark: Mark, other: Tensor) -> None:
+    def on_addition(mark: OutputMark, other: Tensor) -> None:
         if 0 <= watch.ranks.get(id(other), -1) < place[mark.weight]:
             n_found[mark.weight] += 1
 
@@ -125,7 +129,7 @@ def find_streams(
     }
 
 
-def as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> WeightUse | None:
+def output_as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> WeightUse | None:
     """What has the shape of a layer's output as windows of its patches, its rows in place of the fan-in.
 
     None where the points cannot be told apart.
@@ -179,7 +183,7 @@ def _marking(watch: _Watch, name: str) -> Callable[..., None]:
             output = output[0]  # beside the attention weights
         if isinstance(output, Tensor):
             with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
-                watch.mark(output, Mark(name, None))
+                watch.mark(output, OutputMark(name, None))
 
     return mark
 
@@ -190,17 +194,17 @@ class _Watch(TorchFunctionMode):
     def __init__(
         self,
         ranks: dict[int, int],
-        on_addition: Callable[[Mark, Tensor], None],
+        on_addition: Callable[[OutputMark, Tensor], None],
         outputs: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.ranks, self.on_addition, self.outputs = ranks, on_addition, outputs
         self.n_calls: Counter[str] = Counter()
         self.n_reads: Counter[str] = Counter()  # by others than additions, and functions that a mark passes
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, OutputMark] = {}
         self._alive: list[Tensor] = []  # so that an id stands for one tensor
 
-    def mark(self, tensor: Tensor, mark: Mark) -> None:
+    def mark(self, tensor: Tensor, mark: OutputMark) -> None:
         """Marks the output of a module."""
         self._marks[id(tensor)] = mark
         self._alive.append(tensor)
@@ -228,7 +232,7 @@ class _Watch(TorchFunctionMode):
         self._note(given, result, passed, name)
         return result
 
-    def _note(self, given: list[Tensor], result: Any, passed: Mark | None, name: str) -> None:
+    def _note(self, given: list[Tensor], result: Any, passed: OutputMark | None, name: str) -> None:
         """What is known of the results: written-to tensors lose their marks."""
         if name == "__setitem__" and given:
             self._marks.pop(id(given[0]), None)
@@ -244,7 +248,7 @@ class _Watch(TorchFunctionMode):
                 self._alive.append(tensor)
 
 
-def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[Mark]) -> Mark | None:
+def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[OutputMark]) -> OutputMark | None:
     """The mark of a result that is a marked tensor row by row, times a factor; None: it is something else."""
     if len(read) != 1:
         return None

@@ -11,22 +11,22 @@ from sipp.progress import fit_cost, progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Pattern, Scoring
 from sipp.records.repair import LayerRepair, Polish, Repair
-from sipp.repairing.data_split import Parts, judged_error
-from sipp.repairing.joint import AIMS, BUDGETS, SMALL, Budgets, Joint, joint
+from sipp.repairing.data_split import DataSplit, test_error
+from sipp.repairing.joint import BUDGETS, ERROR_FEEDBACKS, SMALL, Budgets, Joint, joint
 from sipp.repairing.polishing import polish
 from sipp.repairing.refit_network import LEARNING_RATE, Repaired
 from sipp.scoring.sensitivities import chunk_of
 
 
-def search_network(
+def search_masks_and_weights(
     dense: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: Parts,
+    parts: DataSplit,
     *,
     way: Literal["joint"] | Fitting = "joint",
     floor: float | None = None,
     pattern: Pattern | None = None,
-    a: Sequence[float] = AIMS,
+    a: Sequence[float] = ERROR_FEEDBACKS,
     budgets: Sequence[Budgets] = BUDGETS,
     fits_all: bool = True,
     steps: int = 0,
@@ -76,7 +76,7 @@ def search_network(
                 seed=seed,
                 advance=advance,
             )
-        after = judged_error(dense, found.model, parts)
+        after = test_error(dense, found.model, parts)
     return Repaired(found.model, dict(found.masks), _record(found, way, polished, after, chosen), parts.keys)
 
 

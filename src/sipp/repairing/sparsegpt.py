@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.repairing.layer_search import Rows, Rule
+from sipp.repairing.layer_search import LeastSquares, MaskRule
 from sipp.repairing.solving import cholesky_or_nan
 
 BLOCK = 128  # columns whose weights are compared with each other
 DAMPING = 0.01
 
 
-def sparsegpt(blocks: Sequence[Rows], rule: Rule) -> tuple[Tensor, Tensor]:
+def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, Tensor]:
     """The mask and the values, rows of the blocks below each other.
 
     Deviates: each block of columns has an even part of the layer's exact budget, not its own rounding of a share; and
@@ -44,7 +44,7 @@ def sparsegpt(blocks: Sequence[Rows], rule: Rule) -> tuple[Tensor, Tensor]:
     return torch.cat([mask.flatten(0, 1) for mask in masks]), torch.cat([value.flatten(0, 1) for value in values])
 
 
-def _factor(rows: Rows) -> Tensor:
+def _factor(rows: LeastSquares) -> Tensor:
     """The upper Cholesky factor of H^-1; row j of it, by its diagonal, is the update that removing column j needs."""
     diagonal_GK = rows.xx_GKK.diagonal(dim1=1, dim2=2)
     damped_GKK = rows.xx_GKK.clone()
@@ -54,12 +54,12 @@ def _factor(rows: Rows) -> Tensor:
     return cholesky_or_nan(inverse_GKK).mT
 
 
-def _is_dead(rows: Rows) -> Tensor:
+def _is_dead(rows: LeastSquares) -> Tensor:
     """Inputs that are always 0 (G x K): their weights go, but for those that keep a row alive."""
     return rows.xx_GKK.diagonal(dim1=1, dim2=2) == 0
 
 
-def _limits(rows: Rows, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: Tensor) -> Tensor:
+def _limits(rows: LeastSquares, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: Tensor) -> Tensor:
     """What is added to the scores: -inf where a weight may not be kept, inf for the best of each row that lives."""
     score_GRK = rows.dense_GRK.square() / factor_GKK.diagonal(dim1=1, dim2=2).square()[:, None]
     score_GRK = torch.where(_is_dead(rows)[:, None], 0.0, score_GRK)
@@ -83,7 +83,7 @@ def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
 
 
 def _pruned(
-    rows: Rows, factor_GKK: Tensor, limit_GRK: Tensor, count_GB: Tensor | None, step: int, rule: Rule
+    rows: LeastSquares, factor_GKK: Tensor, limit_GRK: Tensor, count_GB: Tensor | None, step: int, rule: MaskRule
 ) -> tuple[Tensor, Tensor]:
     """One block of rows: its mask and values (G x R x K)."""
     left_GRK = torch.where(_is_dead(rows)[:, None] & (limit_GRK < torch.inf), 0.0, rows.dense_GRK)

@@ -20,15 +20,15 @@ from sipp.inputs.capture import Forms, run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
-from sipp.repairing.data_split import Parts
-from sipp.repairing.gathering import PATCHES_PER_FEATURE, Census, Gatherer, Side, masked_layers, take_census
+from sipp.repairing.data_split import DataSplit
+from sipp.repairing.gathering import PATCHES_PER_FEATURE, Gatherer, LayerUsage, Side, layer_usage, masked_layers
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
 
 
 @dataclass(frozen=True)
-class Stage:
+class NetworkStage:
     """A part of both networks: its weights are to be finished, in the order of its census, before the next is taken."""
 
     gatherer: Gatherer
@@ -40,7 +40,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Pair:
+class DenseAndPruned:
     """The dense network and its copy that is changed, the points, and what was found out about both."""
 
     dense: nn.Module
@@ -49,13 +49,13 @@ class Pair:
     pruned_layers: tuple[PrunableLayer, ...]
     batches: Sequence[Batch]
     is_aside: tuple[bool, ...]
-    census: Census
+    census: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
     dtype: torch.dtype
     pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
-    def stages(self) -> Iterator[Stage]:
+    def stages(self) -> Iterator[NetworkStage]:
         """The parts of the networks that hold weights of the census, each made when the one before it is finished."""
         before, within, after = self._places()
         entered = self._entered() if any(within) else None
@@ -71,7 +71,9 @@ class Pair:
         if after:
             yield self._whole(after, follows=True)
 
-    def _within(self, chain: Blocks, within: list[Any], states: list[_States], *, follows: bool) -> Iterator[Stage]:
+    def _within(
+        self, chain: Blocks, within: list[Any], states: list[_States], *, follows: bool
+    ) -> Iterator[NetworkStage]:
         """The blocks that hold weights, with the states of the dense network and the pruned one before the first."""
         n_left, can_replay, is_trusted = sum(map(bool, within)), True, False
         for i, (name, order) in enumerate(zip(chain.names, within)):
@@ -81,16 +83,16 @@ class Pair:
             replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted) for _ in blocks)
             if order:
                 gatherer = self._gatherer(order, blocks, (states[0].at(i), states[1].at(i)), replays)
-                yield Stage(gatherer, follows=follows or any(within[:i]))
+                yield NetworkStage(gatherer, follows=follows or any(within[:i]))
                 n_left -= 1
                 can_replay = is_trusted = not gatherer.replay.is_off
             finished = Replay(is_off=True) if not can_replay else None
             for one, block, replay in zip(states, blocks, replays) if n_left else ():
                 one.pass_through(block, i, finished or replay)
 
-    def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
+    def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> NetworkStage:
         replays = Replay(is_off=True), Replay()
-        return Stage(
+        return NetworkStage(
             self._gatherer(order, (self.dense, self.pruned), (self.batches, self.pruned_batches), replays), follows
         )
 
@@ -151,11 +153,11 @@ class Pair:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
-def pair_of(
+def dense_and_pruned(
     dense: nn.Module,
     pruned: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: Parts,
+    parts: DataSplit,
     *,
     blocks: Blocks | None,
     forms: Forms,
@@ -163,7 +165,7 @@ def pair_of(
     dtype: torch.dtype,
     patches_per_feature: int = PATCHES_PER_FEATURE,
     pruned_batches: Sequence[Batch] | None = None,
-) -> Pair:
+) -> DenseAndPruned:
     """Both networks with the layers of the masked weights, looked at on all batches once.
 
     `forms` are those of batches that were checked before; what is known of the points is not looked at again.
@@ -173,8 +175,8 @@ def pair_of(
     censuses = {} if parts.known is None else parts.known.censuses
     looked_at = tuple(masks), patches_per_feature
     if looked_at not in censuses:
-        censuses[looked_at] = take_census(dense, layers, batches, forms, patches_per_feature)
-    return Pair(
+        censuses[looked_at] = layer_usage(dense, layers, batches, forms, patches_per_feature)
+    return DenseAndPruned(
         dense=dense,
         pruned=pruned,
         dense_layers=layers,

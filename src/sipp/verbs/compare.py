@@ -41,7 +41,7 @@ from sipp.records.options import (
     check_repair,
 )
 from sipp.records.other_names import in_our_words
-from sipp.repairing.data_split import parts_of
+from sipp.repairing.data_split import split_data
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
 from sipp.verbs.prune import repaired_cut, ways_of
@@ -102,7 +102,7 @@ def compare(
     if baseline.why_no_accuracy and baseline.same is not None:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
     fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
-    parts = parts_of(task.model, points.chosen, seed=seed) if fits else None
+    parts = split_data(task.model, points.chosen, seed=seed) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():

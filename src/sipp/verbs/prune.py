@@ -39,9 +39,9 @@ from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
-from sipp.repairing.data_split import Parts, parts_of
-from sipp.repairing.refit_network import Repaired, repair_network
-from sipp.repairing.search_masks_and_weights import search_network
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.refit_network import Repaired, refit_network
+from sipp.repairing.search_masks_and_weights import search_masks_and_weights
 from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
@@ -130,7 +130,7 @@ def prune_with(
         found, repaired = repaired_cut(
             ranking,
             found,
-            parts_of(ranking.model, task.points, seed=options.seed),
+            split_data(ranking.model, task.points, seed=options.seed),
             way,
             blocks=options.blocks,
             chunk_bytes=options.scoring.chunk_bytes,
@@ -155,7 +155,7 @@ def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
 def repaired_cut(
     ranking: Ranking,
     found: Cut,
-    parts: Parts,
+    parts: DataSplit,
     way: Repairing | Fitting,
     *,
     blocks: str | None = None,
@@ -172,14 +172,14 @@ def repaired_cut(
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = repair_network(dense, found.model, found.masks, parts, **run)
+        fixed = refit_network(dense, found.model, found.masks, parts, **run)
     else:
         known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
         known |= {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
         known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_network(dense, masks, parts, **known, **run)
+        fixed = search_masks_and_weights(dense, masks, parts, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed

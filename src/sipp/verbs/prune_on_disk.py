@@ -34,8 +34,8 @@ from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul
 from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
-from sipp.repairing.data_split import Parts, divided
-from sipp.repairing.joint import joint_block
+from sipp.repairing.data_split import DataSplit, split_batches
+from sipp.repairing.joint import search_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
@@ -109,7 +109,7 @@ def prune_on_disk(
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())
-    parts = divided(batches) if repair else Parts(batches, (False,) * len(batches), (), frozenset())
+    parts = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
     network = _Network(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
     chain = network.find_blocks(parts.batches[0])
@@ -303,7 +303,7 @@ def _prune_block(
     blocks: Blocks,
     calls: Sequence[Call],
     i: int,
-    parts: Parts,
+    parts: DataSplit,
     work: _Work,
     options: PruneOptions,
     repair: bool,
@@ -314,7 +314,7 @@ def _prune_block(
     made, masks, spared = _cut(dense, states, options)
     errors: dict[str, tuple[float | None, float | None]] = {}
     if repair:
-        made, masks, layers = joint_block(
+        made, masks, layers = search_block(
             dense,
             {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
             replace(parts, batches=states),

@@ -70,7 +70,7 @@ from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
-from sipp.repairing.data_split import DenseSide, Parts, parts_of
+from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
 from sipp.repairing.refit_network import Repaired
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
@@ -203,13 +203,13 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
     return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _parts(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> Parts | None:
+def _parts(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
     """The points that levels are repaired on; None where they are not repaired."""
     if not options.repair:
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(parts_of(ranking.model, calibration, seed=options.seed), known=DenseSide())
+    return replace(split_data(ranking.model, calibration, seed=options.seed), known=DenseOutputs())
 
 
 def _walk(
@@ -299,7 +299,7 @@ class _Walker:
         n_levels: int,
         claim: _Claim,
         options: PruneOptions,
-        parts: Parts | None,
+        parts: DataSplit | None,
     ) -> None:
         self.ranking, self.output, self.claim, self.options = ranking, output, claim, options
         self.parts = parts  # None: levels are not repaired
@@ -326,7 +326,7 @@ class _Walker:
             found, fixed = self._repaired(self.parts, budget)
         return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
 
-    def _repaired(self, parts: Parts, budget: int) -> tuple[Cut, Repaired]:
+    def _repaired(self, parts: DataSplit, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one chooses for all."""
         if budget not in self.repaired:
             found = cut(self.ranking, budget, seed=self.options.seed)

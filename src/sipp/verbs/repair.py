@@ -16,10 +16,10 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes, pattern_of
 from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.ranking import to_rows
-from sipp.repairing.data_split import parts_of
+from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
-from sipp.repairing.refit_network import LEARNING_RATE, check_same_tensors, repair_network
-from sipp.repairing.search_masks_and_weights import search_network
+from sipp.repairing.refit_network import LEARNING_RATE, check_same_tensors, refit_network
+from sipp.repairing.search_masks_and_weights import search_masks_and_weights
 
 MOST_STEPS = 10_000_000
 UNSTATED = (
@@ -72,13 +72,15 @@ def repair(
     check_same_tensors(dense, given, pruned.masks)
     chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "seed": seed}
     chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
-    parts = parts_of(dense, data, n_points=n_points, seed=seed)
+    parts = split_data(dense, data, n_points=n_points, seed=seed)
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        found = search_network(dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen)
+        found = search_masks_and_weights(
+            dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen
+        )
     else:
-        found = repair_network(dense, given, pruned.masks, parts, **chosen)
+        found = refit_network(dense, given, pruned.masks, parts, **chosen)
     about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
         about,
