@@ -101,7 +101,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device that the model's parameters lie on."""
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    devices = sorted(map(str, {parameter.device for parameter in model.parameters()}))
     if len(devices) != 1:
         raise ModelError(
             f"the model's parameters are on {', '.join(devices) or 'no device'}", fix="move the model to one device"
