@@ -30,13 +30,15 @@ def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -
     None where the dense output holds no real numbers; infinite where the distance is no number.
     """
     small = in_small_parts(batches, device_of(dense))
-    return error_of(other, small, outputs_of(dense, small))
+    return error_of(other, small, outputs_of(dense, small, most=0))  # each is asked for once
 
 
-def outputs_of(dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running") -> Outputs:
-    """A function that gives the tensors of the dense output on batch i; as many as fit the memory are kept."""
+def outputs_of(
+    dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running", most: int = OUTPUT_BYTES
+) -> Outputs:
+    """A function that gives the tensors of the dense output on batch i; so many bytes of them are kept."""
     kept: dict[int, list[Tensor]] = {}
-    left = OUTPUT_BYTES
+    left = most
 
     def outputs(i: int) -> list[Tensor]:
         nonlocal left
@@ -63,6 +65,7 @@ def error_of(
         with scoring_mode(model, norm_stats):
             far, large = squares(run_batch(model, fresh(batch)), aims, batch)
         distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
+        del aims  # before the next ones are made
     if n_tensors == 0:
         return None
     if not math.isfinite(distance) or not math.isfinite(size):

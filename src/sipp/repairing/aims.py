@@ -108,11 +108,14 @@ class Aims(Sequence[Targets]):
             if known is not None and known.n_bytes + n_bytes <= target_bytes(device_of(gatherer.dense.model)):
                 known.targets[which] = self.kept
                 known.n_bytes += n_bytes
+        if self.kept is not None:
+            self.kept = [dict(targets) for targets in self.kept]  # `known` keeps its own
 
-    def of(self, names: Sequence[str]) -> Aims:
-        """Those of a few of these weights."""
+    def taken(self, names: Sequence[str]) -> Aims:
+        """Those of a few of these weights, which are let go here."""
         few = Aims(self.gatherer, self.corrected, names, fits=False)
-        few.kept = self.kept
+        if self.kept is not None:
+            few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
 
     def __len__(self) -> int:

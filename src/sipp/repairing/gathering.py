@@ -139,7 +139,10 @@ def take_census(
 
     for batch in batches:
         is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
-        known = probe(model, layers, batch, "running", forms) if is_padded or is_new_form(batch, forms) else None
+        known = None
+        if is_padded or is_new_form(batch, forms):
+            known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
+            forms[form_of(batch)] = known
         orders.append(known.orders if known is not None and is_padded else None)
         stands_for_all = not is_padded and goes_by_form(batch, forms)
         few = points_at(batch, few_of(batch.n_points)) if stands_for_all else batch
@@ -242,8 +245,9 @@ class Gatherer:
                     found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
         batch = self.dense.batches[i]
+        to_end = not self.dense_replay.is_off and self.census.order[-1][-1] in names  # what is kept inside is let go
         with self.dense_replay.of(self.dense.run, i, ()):
-            return found, self._run(self.dense, names, i, batch, on_use, modules or {})
+            return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
     def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, Sums]:
         """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
@@ -353,8 +357,12 @@ class Gatherer:
         batch: Batch,
         on_use: OnUse,
         modules: Mapping[str, nn.Module] | None = None,
+        *,
+        to_end: bool = False,
     ) -> Streams:
         """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams.
+
+        Unless it is run `to_end`, which a block is whose state behind it is wanted next.
 
         A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
         """
@@ -363,7 +371,7 @@ class Gatherer:
             return streams
 
         def stop_at_last() -> None:
-            if n_left == 0 and len(streams) == len(modules or ()):
+            if n_left == 0 and len(streams) == len(modules or ()) and not to_end:
                 raise _EnoughError
 
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:

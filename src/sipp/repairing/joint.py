@@ -9,7 +9,7 @@ and, layer by layer, between the first mask and the one that a search finds; the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Forms
 from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
+from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.display import number, text_of
@@ -34,11 +35,11 @@ from sipp.records.pattern import Pattern
 from sipp.records.weights import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
 from sipp.repairing.aims import Aims, find_corrected, refuse_residual
 from sipp.repairing.gathering import masked_layers, stretches, take_census
-from sipp.repairing.intercepts import find_places
+from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.parts import DenseSide, Parts, in_large_batches, judged_error, together
 from sipp.repairing.searching import Bases
-from sipp.repairing.stages import pair_of
+from sipp.repairing.stages import Stage, pair_of
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
@@ -174,16 +175,18 @@ def joint(
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
     parts = in_large_batches(parts)
+    give_back_freed()
     found = find_blocks(model, parts.batches[0], blocks)
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
+    at_first, before = _errors(task, _bare(task, masks)[0], parts)  # gone before there is another copy
     judged = _fitted(task, start, parts, {}, advance)
-    given = _undone(task, masks, judged)
-    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
-    before, after = (judged_error(model, one.model, parts) for one in (given, judged))
+    give_back_freed()
+    at_last, after = _errors(task, judged.model, parts)
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    made, n_fitted = given if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
+    made = _undone(task, masks, judged) if is_worse else judged
+    n_fitted = sum(batch.n_points for batch in parts.fitted)
     if fits_all and not is_worse:
         made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
     n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
@@ -250,12 +253,21 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
+def _errors(task: _Task, model: nn.Module, parts: Parts) -> tuple[float | None, float | None]:
+    """How far its output is from the dense one, on the points that choose and on those that only judge."""
+    return output_error(task.dense, model, parts.aside), judged_error(task.dense, model, parts)
+
+
+def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
+    """The dense network under the given masks, and the records of its weights."""
+    model = copy_of(task.dense)
+    return model, {name: left_as_given(model, task.weights[name], masks[name], "undone") for name in masks}
+
+
 def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
-    """The dense network under the given masks."""
-    model, layers = copy_of(task.dense), list[JointLayer]()
-    for one in fitted.layers:
-        left = left_as_given(model, task.weights[one.name], masks[one.name], "undone")
-        layers.append(replace(_with_errors(left, one), error=one.error_before))
+    """That network in place of one that was fitted, with the errors of its layers."""
+    model, left = _bare(task, masks)
+    layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
     return _Fitted(model, dict(masks), tuple(layers))
 
 
@@ -437,24 +449,43 @@ def _fitted(
     _check_residuals(task.residuals, pair.census.order)
     masks, layers = dict(start), list[JointLayer]()
     for stage in pair.stages():
-        gatherer, bases = stage.gatherer, Bases()
-        residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
-        corrected = find_corrected(gatherer, residuals, follows=follows or stage.follows)
-        for stretch, fits in stretches(gatherer.census, device_of(dense)):
-            aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, parts.known)
-            for group in stretch:
-                sums = gatherer.gather(group, aims.of(group))
-                for name in group:
-                    weight, before = task.weights[name], decided.get(name)
-                    mask, layer = fit_layer(
-                        task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
-                    )
-                    masks[name] = mask
-                    layers.append(_with_errors(replace(layer, corrects=name in corrected), before))
-                    advance(fit_cost(mask.shape))
+        is_behind = follows or stage.follows
+        for mask, layer in _fitted_stage(task, stage, pruned, start, places, decided, parts.known, follows=is_behind):
+            masks[layer.name] = mask
+            layers.append(layer)
+            advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
         layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
     return _Fitted(pruned, masks, tuple(layers))
+
+
+def _fitted_stage(
+    task: _Task,
+    stage: Stage,
+    pruned: nn.Module,
+    start: Masks,
+    places: Mapping[str, Place],
+    decided: Mapping[str, JointLayer],
+    known: DenseSide | None,
+    *,
+    follows: bool,
+) -> Iterator[tuple[Tensor, JointLayer]]:
+    """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
+    gatherer, bases = stage.gatherer, Bases()
+    residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
+    corrected = find_corrected(gatherer, residuals, follows=follows)
+    for stretch, fits in stretches(gatherer.census, device_of(task.dense)):
+        aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, known)
+        for group in stretch:
+            give_back_freed()
+            sums = gatherer.gather(group, aims.taken(group))
+            for name in group:
+                weight, before = task.weights[name], decided.get(name)
+                mask, layer = fit_layer(
+                    task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
+                )
+                yield mask, _with_errors(replace(layer, corrects=name in corrected), before)
+        del aims  # before those of the next stretch are made
 
 
 def _check_residuals(residuals: Collection[str] | None, order: Sequence[Sequence[str]]) -> None:

@@ -273,10 +273,13 @@ def _solved(blocks: Sequence[_Block], rows: Sequence[Rows], mask_FK: Tensor, den
 
 
 def _refitted(rows: Rows, mask_GRK: Tensor, ridge: float) -> Tensor:
-    """The least squares of some rows on their masks: a change of the dense weights there, which is small."""
-    xx_GKK, wanted_GRK = rows.drawn(ridge)
+    """The least squares of some rows on their masks: a change of the dense weights there, which is small.
+
+    The ridge draws the change to 0, so the right side knows nothing of it.
+    """
     bare_GRK = torch.where(mask_GRK, rows.dense_GRK, 0.0)
-    return bare_GRK + solve_rows(xx_GKK, wanted_GRK - bare_GRK @ xx_GKK, mask_GRK, 0.0)
+    lost_GRK = torch.baddbmm(rows.wanted_GRK, bare_GRK, rows.xx_GKK, alpha=-1)
+    return solve_rows(rows.xx_GKK, lost_GRK, mask_GRK, 0.0, rows.ridge(ridge)).add_(bare_GRK)
 
 
 def _rounded(

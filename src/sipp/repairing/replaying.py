@@ -66,7 +66,7 @@ class Replay:
         patched = []
         try:
             for name, module in model.named_modules():
-                if module is not model and not isinstance(module, torch.jit.ScriptModule):
+                if not isinstance(module, torch.jit.ScriptModule):
                     patched.append((module, vars(module).get("forward")))
                     watch = calls.stopping if module in unfinished else calls.watching
                     module.forward = watch(name, module.forward)

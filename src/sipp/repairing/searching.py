@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, integers
 from sipp.records.pattern import Pattern
+from sipp.repairing.solving import scaled_system
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
 FIRST_RHO = 0.3
@@ -42,13 +43,10 @@ class Rows:
     n: float  # patches
     is_centred: bool = False  # the means were taken out: an intercept makes up for them
 
-    def drawn(self, share: float) -> tuple[Tensor, Tensor]:
-        """The system and its right side with a ridge, a share of the mean diagonal, towards the dense weights."""
+    def ridge(self, share: float) -> Tensor:
+        """A share of the mean diagonal (G): what is added to it draws towards the dense weights."""
         mean_G = self.xx_GKK.diagonal(dim1=1, dim2=2).mean(1)
-        ridge_G = share * torch.where(mean_G > 0, mean_G, 1.0)  # where all inputs are 0, the dense weights stay
-        xx_GKK = self.xx_GKK.clone()
-        xx_GKK.diagonal(dim1=1, dim2=2).add_(ridge_G[:, None])
-        return xx_GKK, self.wanted_GRK + ridge_G[:, None, None] * self.dense_GRK
+        return share * torch.where(mean_G > 0, mean_G, 1.0)  # where all inputs are 0, the dense weights stay
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,10 @@ def _scaled(block: Rows, bases: Bases) -> _Scaled:
 
 
 def _with_unit_diagonal(block: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """The scales of a block's system, and in float32 the system and its right side; the large one is not kept."""
-    xx_GKK, wanted_GRK = block.drawn(DAMPING)
-    scale_GK = xx_GKK.div_(block.n).diagonal(dim1=1, dim2=2).sqrt()
-    unit_GKK = xx_GKK.div_(scale_GK[:, :, None]).div_(scale_GK[:, None, :]).to(SCORE_DTYPE)
+    """The scales of a block's system, and in float32 the system and its right side; a large copy is not made."""
+    ridge_G = block.ridge(DAMPING)
+    scale_GK = (block.xx_GKK.diagonal(dim1=1, dim2=2) + ridge_G[:, None]).div_(block.n).sqrt_()
+    unit_GKK = scaled_system(block.xx_GKK, (scale_GK * math.sqrt(block.n)).reciprocal_())
+    unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
+    wanted_GRK = block.wanted_GRK + ridge_G[:, None, None] * block.dense_GRK
     return scale_GK, unit_GKK, (wanted_GRK / block.n / scale_GK[:, None]).to(SCORE_DTYPE)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
 
 SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
-
+SCALE_BYTES = 8 << 20  # of a system in float64, scaled at a time
 
 # Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
 # rows of a piece taken together; or after so many.
@@ -33,26 +33,28 @@ SLOWER = {"cpu": 9.0, "cuda": 20.0}
 LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
 
-def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -> Tensor:
+def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, added_G: Tensor | None = None) -> Tensor:
     """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
 
+    `added_G` is added to the diagonal of A first, whatever stands there.
     A row whose factor shows a system that is not positive definite, as rounded, becomes NaN. Right sides should be of
     changes, not of whole weights: steps end where little is left to gain.
     """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
+    diagonal_GK = diagonal_GK if added_G is None else diagonal_GK + added_G[:, None]
     is_met_GK = diagonal_GK > 0
     scale_GK = torch.where(is_met_GK, diagonal_GK, 1.0).rsqrt()
-    system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
-    system_GKK.diagonal(dim1=1, dim2=2).copy_(1.0 + ridge * is_met_GK.to(BOUND_DTYPE))
     wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
     n_kept_N = mask_NK.sum(1)
+    unit_GK = 1.0 + ridge * is_met_GK.to(BOUND_DTYPE)
     if _is_cheaper_by_steps(n_kept_N, fan_in):
-        small_GKK = system_GKK.to(SCORE_DTYPE)
-        del system_GKK  # a large one is half of the memory
-        found_GRK = _by_steps(small_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None])
-        return found_GRK * scale_GK[:, None]
+        small_GKK = scaled_system(xx_GKK, scale_GK)
+        small_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
+        return _by_steps(small_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None]).mul_(scale_GK[:, None])
+    system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
+    system_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
     by_removed_N = 2 * n_kept_N > fan_in
     found_NK = torch.zeros_like(wanted_NK)
     kept_rows = (~by_removed_N & (n_kept_N > 0)).nonzero().flatten()
@@ -67,6 +69,16 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float) -
         found_NK = torch.where(by_removed_N[:, None], bound_NK, found_NK)
     found_GRK = torch.where(mask_NK, found_NK, 0.0).view_as(wanted_GRK)
     return found_GRK * scale_GK[:, None]
+
+
+def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
+    """The system with rows and columns times the scales, in float32, a few rows at a time: a wide copy is large."""
+    made_GKK = torch.empty(xx_GKK.shape, dtype=SCORE_DTYPE, device=xx_GKK.device)
+    most = max(1, SCALE_BYTES // max(1, BOUND_DTYPE.itemsize * xx_GKK[:, :1].numel()))
+    for start in range(0, xx_GKK.shape[1], most):
+        rows = slice(start, start + most)
+        made_GKK[:, rows] = (xx_GKK[:, rows] * scale_GK[:, rows, None]).mul_(scale_GK[:, None, :])
+    return made_GKK
 
 
 def _is_cheaper_by_steps(n_kept_N: Tensor, fan_in: int) -> bool:

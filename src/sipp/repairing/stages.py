@@ -6,9 +6,8 @@ one block instead of the network, and what is before it is never computed again.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,8 +85,8 @@ class Pair:
                 n_left -= 1
                 can_replay = is_trusted = not gatherer.replay.is_off
             finished = Replay(is_off=True) if not can_replay else None
-            for one, block, replay in zip(states, blocks, replays):
-                one.pass_through(block, finished or replay)
+            for one, block, replay in zip(states, blocks, replays) if n_left else ():
+                one.pass_through(block, i, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> Stage:
         replays = Replay(is_off=True), Replay()
@@ -192,36 +191,27 @@ def pair_of(
 
 @dataclass
 class _States:
-    """The states of one network before a block, batch by batch; a batch moves on when it is asked for."""
+    """The states of one network before a block, batch by batch."""
 
     blocks: Blocks
     batches: Sequence[Batch]
     entered: list[Entered]
     device: torch.device
-    passed: list[tuple[nn.Module, Replay]] = field(default_factory=list)  # blocks that are finished
-    reached: Counter[int] = field(default_factory=Counter)  # by batch: how many of these it is behind
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, for as long as the states do not move on."""
         return _Entering(self, block)
 
-    def pass_through(self, block: nn.Module, replay: Replay) -> None:
-        """Lets all states move behind the next block."""
-        self.passed.append((block, replay))
+    def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
+        """Moves all states behind block i, which is finished, and lets go of what was kept of it."""
+        for j, one in enumerate(self.entered):
+            with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
+                state = self.blocks.state_of(run_batch(block, fresh(self.batch(j, i))))
+            replay.kept.pop(j, None)
+            self.entered[j] = replace(one, state=state.to(one.state.device))
 
     def batch(self, j: int, i: int) -> Batch:
         """Batch j as the block with number i gets it."""
-        while self.reached[j] < i:
-            at = self.reached[j]
-            block, replay = self.passed[at]
-            with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
-                state = self.blocks.state_of(run_batch(block, fresh(self._joined(j, at))))
-            replay.kept.pop(j, None)
-            self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
-            self.reached[j] += 1
-        return self._joined(j, i)
-
-    def _joined(self, j: int, i: int) -> Batch:
         one = self.entered[j]
         return self.blocks.joined(self.batches[j], one.calls[i], one.state.to(self.device))
 

@@ -122,8 +122,8 @@ def prune_with(
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
+        ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
         moved = output_change(ranking, found, task)
-    ranking = replace(ranking, ranks=(), blend=None)  # as large as the network, and no longer needed
     for way in ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
         if way != "refit":
             found = replace(found, model=task.model, rows=(), dense=())  # a search starts from the masks alone
