@@ -355,10 +355,12 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         )
     if parameter.is_meta:
         raise ModelError(f"{full} is on the meta device, it has a shape and no values", fix="load the weights first")
-    n_bad = int((~torch.isfinite(parameter.detach())).sum())
-    if n_bad:
+    is_finite = parameter.detach().isfinite()
+    if not bool(is_finite.all()):
         raise ModelError(
-            f"{n_bad} of {parameter.numel()} weights are NaN or infinite", where=full, fix="repair or retrain the model"
+            f"{int((~is_finite).sum())} of {parameter.numel()} weights are NaN or infinite",
+            where=full,
+            fix="repair or retrain the model",
         )
     return parameter
 
