@@ -49,11 +49,6 @@ def scale_to_one(peaks: Tensor) -> Tensor:
     return torch.where(peaks > 0, torch.ldexp(ones, (1 - exponents).clamp(max=1023)), ones)  # finite in any case
 
 
-def row_scales(weight_FK: Tensor) -> Tensor:
-    """A power of two for each row (F x 1, float64) that brings its largest magnitude into [1, 2)."""
-    return scale_to_one(weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True))
-
-
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
     check_keep(keep)
