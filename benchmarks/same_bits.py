@@ -87,7 +87,7 @@ def first_kernels() -> Iterator[None]:
     """A context in which `sparse` takes its first kernel of each layer, and no clock decides."""
     with (
         mock.patch.object(steps, "dense_time", return_value=math.inf),
-        mock.patch.object(steps, "race", lambda fast, dense: (fast(), ([1e-3], [math.inf]))[1]),
+        mock.patch.object(steps, "race", lambda fast, dense: (fast(), ([1e-3, 1e-3], [1.0, 1.0]))[1]),
         mock.patch.object(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]),
     ):
         yield

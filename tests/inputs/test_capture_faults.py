@@ -146,7 +146,7 @@ def test_a_gpu_takes_more_points_at_once() -> None:
 def test_a_gpu_takes_as_many_tokens_at_once_as_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, there = torch.zeros((), dtype=torch.int64).expand(300, 2048), torch.device("cuda")
     assert points_per_batch(tokens, torch.device("cpu")) == 1
-    for gib, n_points, n_short in ((8, 2, 64), (80, 5, 160), (141, 8, 282)):
+    for gib, n_points, n_short in ((8, 2, 64), (80, 10, 320), (141, 17, 564)):
         there_are = SimpleNamespace(total_memory=gib << 30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there_are=there_are: there_are)
         assert points_per_batch(tokens, there) == n_points

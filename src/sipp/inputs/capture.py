@@ -358,7 +358,7 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
 
 def _caught(layer: PrunableLayer) -> list[str]:
     """The chosen weights of a layer whose operands are noted while it runs."""
-    return [name for name in layer.adapter.caught if name in layer.weights]
+    return [name for name in layer.adapter.caught(layer.module) if name in layer.weights]
 
 
 def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:

@@ -39,7 +39,7 @@ from sipp.records.checking import check_seed, check_whole
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
 # Of points that are whole numbers, which a network makes large things of: so many of them, on a GPU by its memory
-BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 8 << 20
+BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
 # Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
 # points, unless n_points bounds it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000

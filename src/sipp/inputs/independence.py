@@ -127,7 +127,7 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     squares_B, largest = torch.zeros(len(a), dtype=torch.float64, device=a.device), 0.0
     for start in columns:
         finite = _finite(a[:, start : start + step])
-        squares_B += finite.square().sum(1)
+        squares_B += finite.double().square().sum(1)
         largest = max(largest, float(finite.abs().max()))
     size_B = squares_B.sqrt()
     typical = size_B[size_B > 0].median() if bool((size_B > 0).any()) else size_B.new_zeros(())
@@ -136,7 +136,7 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
         some = slice(start, start + step)
         mine, theirs = a[at, some].double(), b[:, some].double()
         gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, (mine - theirs).abs())
-        coordinate = _finite(a[:, some]).abs().amax(0).clamp(min=OF_LARGEST * largest)
+        coordinate = _finite(a[:, some]).abs().amax(0).double().clamp(min=OF_LARGEST * largest)
         if not bool((gap <= allowed * coordinate).all()):
             return False
         gaps_B += gap.square().sum(1)
@@ -144,8 +144,7 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
 
 
 def _finite(values: Tensor) -> Tensor:
-    values = values.double()
-    return torch.where(values.isfinite(), values, 0.0)
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -101,16 +101,16 @@ def refuse_other_map(layer: PrunableLayer, expected: Expected, output: Any, batc
     laid_out = real if expected.use is None else _laid_out(real, expected.use, expected.weight, batch.n_points)
     if laid_out is None or laid_out.shape != expected.values.shape:
         raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
-    got, wanted = laid_out.detach().double(), expected.values.double()
     # what overflows in the layer is for the layers behind it to refuse
-    distance = torch.where(torch.isfinite(got) & torch.isfinite(wanted), got - wanted, 0).square()
-    distance = distance.sum() if expected.use is None else distance.flatten(1).sum(1)
+    off = (laid_out.detach().double() - expected.values.double()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    distance = off.norm() if expected.use is None else off.flatten(1).norm(dim=1)
     # products that vanish in the layer's dtype do so in any order
-    smallest = torch.finfo(real.dtype).tiny * got.numel() ** 0.5
-    ratio = (distance.sqrt() - smallest).clamp(min=0) / torch.where(expected.terms > 0, expected.terms, 1)
+    distance -= torch.finfo(real.dtype).tiny * off.numel() ** 0.5
+    size = torch.where(expected.terms > 0, expected.terms, 1)
     tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
-    if bool((ratio > tolerance).any()):
-        raise ModelError(f"{_not_the_map(layer, batch)}: its output is off by {float(ratio.max()):.2g} of its size")
+    if bool((distance > tolerance * size).any()):
+        ratio = float((distance / size).max())
+        raise ModelError(f"{_not_the_map(layer, batch)}: its output is off by {ratio:.2g} of its size")
 
 
 def _not_the_map(layer: PrunableLayer, batch: Batch) -> str:

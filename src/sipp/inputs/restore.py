@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,7 +62,8 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
     modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
     flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
-    values = [(b, b.detach().clone()) for b in model.buffers() if not is_lazy(b) and not b.is_meta]
+    every: dict[int, Tensor] = {id(b): b for m in all_modules for b in m._buffers.values() if b is not None}
+    values = _values_of([b for b in every.values() if not is_lazy(b) and not b.is_meta])
     try:
         yield
     finally:
@@ -71,7 +74,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             if scripted.training != was_training:
                 scripted.training = was_training
         with torch.no_grad():
-            for buffer, before in _changed(values):
+            for buffer, before in (pair for some in values for pair in some.changed()):
                 _write_back(buffer, before)
 
 
@@ -99,40 +102,51 @@ def turn_off_caches(model: nn.Module) -> list[Any]:
 
 
 def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
-    if current.keys() == before.keys() and all(current[name] is value for name, value in before.items()):
+    if list(current) == list(before) and all(map(operator.is_, current.values(), before.values())):
         return
     current.clear()  # and not key by key: the order of buffers is the order of the state_dict
     current.update(before)
 
 
-def _changed(values: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """The buffers that were written to. The others are not: a write would count as a change of the tensor."""
-    if _are_as_before(values):
-        return []
-    differs: list[Tensor | bool] = [
-        (buffer != before).any() if buffer.shape == before.shape and buffer.layout == torch.strided else True
-        for buffer, before in values
-    ]
-    by_device: dict[torch.device, list[Tensor]] = {}  # one transfer each: a GPU would be waited for at every buffer
-    for flag in differs:
-        if isinstance(flag, Tensor):
-            by_device.setdefault(flag.device, []).append(flag)
-    answers = {device: iter(torch.stack(flags).tolist()) for device, flags in by_device.items()}
+@dataclass(frozen=True)
+class _Values:
+    """Buffers of one kind and what they held, one after the other: one copy and one look at all instead of one each."""
+
+    buffers: list[Tensor]
+    shapes: list[torch.Size]
+    held: Tensor  # all of it, flat; of a sparse buffer a copy
+
+    def changed(self) -> list[tuple[Tensor, Tensor]]:
+        """The buffers that were written to, and what they held. A write to others would count as a change."""
+        if self.held.layout != torch.strided:
+            return [(self.buffers[0], self.held)]
+        can_compare = [
+            one.shape == shape and one.layout == torch.strided for one, shape in zip(self.buffers, self.shapes)
+        ]
+        if all(can_compare) and torch.equal(_flat(self.buffers), self.held):
+            return []
+        parts = self.held.split([shape.numel() for shape in self.shapes])
+        befores = [part.view(shape) for part, shape in zip(parts, self.shapes)]
+        return [
+            (one, before)
+            for one, before, can in zip(self.buffers, befores, can_compare)
+            if not can or bool((one != before).any())
+        ]
+
+
+def _values_of(buffers: list[Tensor]) -> list[_Values]:
+    by_kind: dict[Any, list[Tensor]] = {}
+    for one in buffers:
+        is_sparse = one.layout != torch.strided
+        by_kind.setdefault((one.device, one.dtype, id(one) if is_sparse else None), []).append(one)
     return [
-        pair
-        for pair, flag in zip(values, differs)
-        if (next(answers[flag.device]) if isinstance(flag, Tensor) else flag)
+        _Values(some, [one.shape for one in some], some[0].detach().clone() if is_sparse else _flat(some))
+        for (_, _, is_sparse), some in by_kind.items()
     ]
 
 
-def _are_as_before(values: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether all buffers hold what they held, where that can be seen at once: one look at all instead of one each."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for buffer, before in values:
-        if buffer.shape != before.shape or buffer.layout != torch.strided:
-            return False
-        by_kind.setdefault((buffer.device, buffer.dtype), []).append((buffer.flatten(), before.flatten()))
-    return all(torch.equal(*map(torch.cat, zip(*pairs))) for pairs in by_kind.values())
+def _flat(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in buffers])
 
 
 def _write_back(buffer: Tensor, before: Tensor) -> None:

@@ -32,7 +32,12 @@ _BLIND = {
 _TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
 _BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
 
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}  # the weight is their last argument
+# Where an operand and the weight that it meets stand among the arguments of an operation
+_OPERANDS = {
+    torch.ops.aten.mm.default: slice(-2, None),
+    torch.ops.aten.addmm.default: slice(-2, None),
+    torch.ops.aten.mkldnn_rnn_layer.default: slice(0, 2),  # all steps of one layer of an LSTM, on a CPU
+}
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
 
 
@@ -138,7 +143,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Operations(TorchDispatchMode):
-    """A mode that notes what some weights are multiplied by, where that is a product of two matrices, and, where it
+    """A mode that notes what some weights are multiplied by, where an operation shows it (`_OPERANDS`), and, where it
     `follows` the data, whether results have a size, or are plain numbers, that follow from its values.
 
     Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
@@ -184,8 +189,8 @@ class Operations(TorchDispatchMode):
                 self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._met and func in _PRODUCTS:
-            operand, weight = args[-2:]
+        if self._met and func in _OPERANDS:
+            operand, weight = args[_OPERANDS[func]]
             met = self._met.get(_extent(weight)[0])
             if met is not None:
                 met.append(operand)

@@ -49,11 +49,6 @@ def scale_to_one(peaks: Tensor) -> Tensor:
     return torch.where(peaks > 0, torch.ldexp(ones, (1 - exponents).clamp(max=1023)), ones)  # finite in any case
 
 
-def row_scales(weight_FK: Tensor) -> Tensor:
-    """A power of two for each row (F x 1, float64) that brings its largest magnitude into [1, 2)."""
-    return scale_to_one(weight_FK.detach().to(BOUND_DTYPE).abs().amax(dim=1, keepdim=True))
-
-
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
     check_keep(keep)
@@ -101,7 +96,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device that the model's parameters lie on."""
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    devices = sorted(map(str, {parameter.device for parameter in model.parameters()}))
     if len(devices) != 1:
         raise ModelError(
             f"the model's parameters are on {', '.join(devices) or 'no device'}", fix="move the model to one device"

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory, row_scales
+from sipp.records.numerics import (
+    BOUND_DTYPE,
+    SCORE_DTYPE,
+    UNDERFLOW_GUARD,
+    exact_matmul,
+    is_out_of_memory,
+    scale_to_one,
+)
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
 from sipp.scoring.kernels import checks, float64_kernel
@@ -54,7 +61,7 @@ class RunningSensitivities:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
         lowest_F, highest_F, smallest_F = kernel.extremes(self.rows_FK)
-        self.scale_F = row_scales(torch.maximum(highest_F, -lowest_F)[:, None])[:, 0]
+        self.scale_F = scale_to_one(torch.maximum(highest_F, -lowest_F))
         self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
         self.maxima = _Maxima(torch.zeros_like(self.scaled_FK), {})  # of S1, if S is split

@@ -45,7 +45,8 @@ def counted(
                 n = a.shape[1]
                 a_KP[:], d_LP[:] = 0.0, 0.0
                 a_KP[:, :n] = a.numpy()
-                d_LP[: 2 * n_rows, :n] = u.transpose(0, 1).flatten(0, 1).numpy()  # line 2 r + s
+                d = torch.where(u > 0, 1 / u, 0.0)
+                d_LP[: 2 * n_rows, :n] = d.transpose(0, 1).flatten(0, 1).numpy()  # line 2 r + s
                 given = at.ctypes.data, signs[g].data_ptr(), n_rows, fan_in, best[g].data_ptr()
                 if skip:
                     maxima.transpose_lines(at.ctypes.data, signs.shape[-1])

@@ -24,6 +24,11 @@ def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
     return ("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
 
 
+def attention_caught(module: nn.MultiheadAttention) -> tuple[str, ...]:
+    """The weight whose operand is the attention output."""
+    return ("out_proj.weight",)
+
+
 def attention_uses(
     module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
 ) -> Iterator[WeightUse]:

@@ -1,7 +1,8 @@
 """Patches of recurrent layers: every time step is one, for the input weights and for the hidden weights.
 
-A multi-layer RNN does not show the hidden states of its inner layers, so their recurrence is run here once more, in
-the plain form of the PyTorch documentation. Those of the last layer are its output.
+The hidden states of the last layer are its output, and those of an inner layer are what the next one's input weights
+are multiplied by. Where that was not seen, the recurrence is run here once more, in the plain form of the PyTorch
+documentation.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
     return tuple(f"{k}_l{i}{d}" for i in range(module.num_layers) for d in directions for k in kinds)
 
 
+def recurrent_caught(module: nn.RNNBase) -> tuple[str, ...]:
+    """The weights whose operands are the states of inner layers, where torch runs a layer in one operation: an LSTM's.
+
+    Others take an operation a step. To look at each of them costs more than to run the recurrence again.
+    """
+    is_fused = module.mode == "LSTM" and not module.proj_size
+    return tuple(f"weight_ih{_suffix(i, 0)}" for i in range(1, module.num_layers)) if is_fused else ()
+
+
 def recurrent_uses(
     module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
 ) -> Iterator[WeightUse]:
-    """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
-
-    Steps stand in the order of time in both directions, so that a position is the same one for all uses. The h_{t-1}
-    of the last layer are left to `recurrent_uses_after`.
-    """
-    sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
+    """What the input weights of the first layer meet, in each direction: x_t. The others follow behind the layer."""
+    sequence_BTI, lengths_B, _, _ = _given(module, args, kwargs)
     n_sequences, n_steps = sequence_BTI.shape[:2]
     refuse_points_along_time(n_sequences, n_steps, n_points)
-    for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell), shown_too=False):
-        yield _use(f"weight_ih{suffix}", x, lengths_B, n_points)
-        if before is not None:
-            yield _use(f"weight_hh{suffix}", before, lengths_B, n_points)
-        if unprojected is not None and module.proj_size:
-            yield _use(f"weight_hr{suffix}", unprojected, lengths_B, n_points)
+    for direction in range(_n_directions(module)):
+        yield _use(f"weight_ih{_suffix(0, direction)}", sequence_BTI, lengths_B, n_points)
 
 
 def recurrent_uses_after(
@@ -64,28 +66,49 @@ def recurrent_uses_after(
     operands: dict[str, list[Tensor]],
     n_points: int,
 ) -> Iterator[WeightUse]:
-    """What weight_hh of the last layer meets: h_{t-1}, which the layer gives as its output, and h_0."""
-    if not _shows_states(module):
-        return
-    sequence_BTI, lengths_B, hidden, _ = _given(module, args, kwargs)
+    """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
+
+    Steps stand in the order of time in both directions, so that a position is the same one for all uses.
+    """
+    sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
+    known = {} if module.proj_size else _states_seen(module, args, kwargs, sequence_BTI, output, operands)
+    for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell), known):
+        if x is not sequence_BTI:
+            yield _use(f"weight_ih{suffix}", x, lengths_B, n_points)
+        yield _use(f"weight_hh{suffix}", before, lengths_B, n_points)
+        if module.proj_size:
+            yield _use(f"weight_hr{suffix}", unprojected, lengths_B, n_points)
+
+
+def _states_seen(
+    module: nn.RNNBase,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    sequence_BTI: Tensor,
+    output: Any,
+    operands: dict[str, list[Tensor]],
+) -> dict[int, Tensor]:
+    """The h_t of the layers that show them (B x T, directions side by side): the last one, and those that were caught.
+
+    Of packed sequences the operands stand in an order of their own, and are not taken.
+    """
     states = output[0] if isinstance(output, tuple) and not isinstance(output, PackedSequence) else output
-    is_known = isinstance(states, PackedSequence | Tensor)
-    after_BTK = _padded(module, states)[0] if is_known else None
-    n_directions = 2 if module.bidirectional else 1
-    shape = (*sequence_BTI.shape[:2], n_directions * module.hidden_size)
-    if after_BTK is None or tuple(after_BTK.shape) != shape:
+    last_BTK = _padded(module, states)[0] if isinstance(states, PackedSequence | Tensor) else None
+    n_sequences, n_steps = sequence_BTI.shape[:2]
+    shape = n_sequences, n_steps, _n_directions(module) * module.hidden_size
+    if last_BTK is None or tuple(last_BTK.shape) != shape:
         raise ModelError("does not give the hidden states of its last layer, which is not the known map")
-    first = (module.num_layers - 1) * n_directions
-    for direction, states_BTH in enumerate(after_BTK.chunk(n_directions, dim=-1)):
-        after = _flip(states_BTH, lengths_B) if direction else states_BTH
-        before = _before(hidden[first + direction], after)
-        before = _flip(before, lengths_B) if direction else before
-        yield _use(f"weight_hh{_suffix(module.num_layers - 1, direction)}", before, lengths_B, n_points)
+    known = {module.num_layers - 1: last_BTK}
+    is_plain = isinstance(_bind(("input", "hx"), args, kwargs)[0], Tensor)
+    for layer in range(module.num_layers - 1 if is_plain else 0):
+        met = operands.get(f"weight_ih{_suffix(layer + 1, 0)}", [])
+        if len(met) == 1 and tuple(met[0].shape) == (n_steps, n_sequences, shape[2]):
+            known[layer] = met[0].transpose(0, 1)
+    return known
 
 
-def _shows_states(module: nn.RNNBase) -> bool:
-    """Whether the output holds all that the hidden weights of the last layer meet: weight_hr meets something else."""
-    return not module.proj_size
+def _n_directions(module: nn.RNNBase) -> int:
+    return 2 if module.bidirectional else 1
 
 
 def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor, n_points: int) -> WeightUse:
@@ -100,9 +123,8 @@ def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor, n_points: int) ->
 def recurrent_output(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The hidden states of the last layer, laid out as the layer's own output (the data of a PackedSequence)."""
     sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
-    replayed = _replay(module, sequence_BTI, lengths_B, (hidden, cell), shown_too=True)
-    afters = [after for *_, after in replayed if after is not None]
-    output_BTK = torch.cat(afters[-2:] if module.bidirectional else afters[-1:], dim=-1)
+    afters = [after for *_, after in _replay(module, sequence_BTI, lengths_B, (hidden, cell), {})]
+    output_BTK = torch.cat(afters[-_n_directions(module) :], dim=-1)
     inputs, _ = _bind(("input", "hx"), args, kwargs)
     if isinstance(inputs, PackedSequence):
         if inputs.sorted_indices is not None:
@@ -205,7 +227,7 @@ def _padded(module: nn.RNNBase, inputs: Tensor | PackedSequence) -> tuple[Tensor
 
 def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, is_batched: bool) -> State:
     """h_0 and c_0 for every layer and direction: (layers * directions) x B x size, zeros where none is given."""
-    n_states = module.num_layers * (2 if module.bidirectional else 1)
+    n_states = module.num_layers * _n_directions(module)
     n_batch = (len(sequence_BTI),) if is_batched else ()
     sizes = (module.proj_size or module.hidden_size, module.hidden_size)
     shapes = ((n_states, *n_batch, sizes[0]), (n_states, *n_batch, sizes[1]))
@@ -220,29 +242,32 @@ def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, i
 
 
 def _replay(
-    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State, *, shown_too: bool
-) -> Iterator[tuple[str, Tensor, Tensor | None, Tensor | None, Tensor | None]]:
+    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State, known: dict[int, Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     """Layer by layer and direction by direction: suffix of the names, x_t, h_{t-1}, unprojected h_t and h_t (B x T).
 
-    Without `shown_too` the states that are the layer's own output are None.
+    Layers whose h_t are `known` are not run.
     """
     hidden, cell = initial
-    n_directions = 2 if module.bidirectional else 1
+    n_directions = _n_directions(module)
     for layer in range(module.num_layers):
+        shown = known[layer].chunk(n_directions, dim=-1) if layer in known else None
         outputs = []
-        is_shown = layer == module.num_layers - 1 and _shows_states(module)
         for direction in range(n_directions):
             suffix, k = _suffix(layer, direction), layer * n_directions + direction
-            if is_shown and not shown_too:
-                yield suffix, sequence_BTI, None, None, None
-                continue
-            x = _flip(sequence_BTI, lengths_B) if direction else sequence_BTI
-            states = _run(module, suffix, x, (hidden[k], cell[k]))
-            before, unprojected, after = (_flip(s, lengths_B) for s in states) if direction else states
+
+            def turned(tensor: Tensor, is_turned: int = direction) -> Tensor:
+                return _flip(tensor, lengths_B) if is_turned else tensor
+
+            if shown is None:
+                states = _run(module, suffix, turned(sequence_BTI), (hidden[k], cell[k]))
+                before, unprojected, after = map(turned, states)
+            else:
+                unprojected = after = shown[direction]
+                before = turned(_before(hidden[k], turned(after)))
             yield suffix, sequence_BTI, before, unprojected, after
             outputs.append(after)
-        if outputs:
-            sequence_BTI = torch.cat(outputs, dim=-1)
+        sequence_BTI = known[layer] if layer in known else torch.cat(outputs, dim=-1)
 
 
 def _suffix(layer: int, direction: int) -> str:

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.layers.attention import (
+    attention_caught,
     attention_output,
     attention_uses,
     attention_uses_after,
@@ -26,6 +27,7 @@ from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import (
     cell_output,
     cell_uses,
+    recurrent_caught,
     recurrent_output,
     recurrent_uses,
     recurrent_uses_after,
@@ -46,6 +48,10 @@ Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["produc
 UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
 
 
+def _none(module: nn.Module) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Adapter:
     """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
@@ -57,7 +63,7 @@ class Adapter:
     output: Output = "products"
     # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
     uses_after: UsesAfter | None = None
-    caught: tuple[str, ...] = ()  # local names of weights whose operands `uses_after` is given
+    caught: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,13 @@ def _cell_weights(module: nn.Module) -> tuple[str, ...]:
     return ("weight_ih", "weight_hh")
 
 
-_RECURRENT = Adapter(recurrent_weights, recurrent_uses, output=recurrent_output, uses_after=recurrent_uses_after)
+_RECURRENT = Adapter(
+    recurrent_weights,
+    recurrent_uses,
+    output=recurrent_output,
+    uses_after=recurrent_uses_after,
+    caught=recurrent_caught,
+)
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
     nn.Conv1d: Adapter(_one_weight, conv_uses),
@@ -100,7 +112,7 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
         attention_uses,
         output=attention_output,
         uses_after=attention_uses_after,
-        caught=("out_proj.weight",),
+        caught=attention_caught,
     ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
@@ -343,10 +355,12 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         )
     if parameter.is_meta:
         raise ModelError(f"{full} is on the meta device, it has a shape and no values", fix="load the weights first")
-    n_bad = int((~torch.isfinite(parameter.detach())).sum())
-    if n_bad:
+    is_finite = parameter.detach().isfinite()
+    if not bool(is_finite.all()):
         raise ModelError(
-            f"{n_bad} of {parameter.numel()} weights are NaN or infinite", where=full, fix="repair or retrain the model"
+            f"{int((~is_finite).sum())} of {parameter.numel()} weights are NaN or infinite",
+            where=full,
+            fix="repair or retrain the model",
         )
     return parameter
 

@@ -1,4 +1,4 @@
-"""A block of patches out of the windows of a layer: laid out, its denominators, their squares and reciprocals.
+"""A block of patches out of the windows of a layer: laid out, its denominators and their squares.
 
 A ratio does not change when its patch is scaled (T2), so each patch is divided by its sum: float32 does not overflow.
 """
@@ -205,15 +205,6 @@ def scale_line(b: Any, line: Any, factors: Any) -> None:
         store(b, product, line, offset)
 
 
-@primitive(VOID, INT)
-def invert_line(b: Any, line: Any) -> None:
-    """line[p] = 1 / line[p], 0 where line[p] is 0 (T2). Half vectors: dividers are no wider."""
-    zero, one = constant(0.0, 8), constant(1.0, 8)
-    for offset in range(0, LINE, 8 * FLOAT_BYTES):
-        value = load(b, line, vector(8), offset)
-        store(b, b.select(b.fcmp_ordered(">", value, zero), b.fdiv(one, value), zero), line, offset)
-
-
 @inlined
 def _normalise(block: int, fan_in: int, sums: int, factors: int) -> None:
     """Divides every patch of the block by its sum (0 stays 0)."""
@@ -244,6 +235,12 @@ def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: 
         fill(sums + n_patches * FLOAT_BYTES, BLOCK - n_patches, 0.0)
     _call_gather(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
     _normalise(a, fan_in, sums, factors)
+
+
+def reciprocal(b: Any, denominator: Any) -> Any:
+    """1 / D, 0 where D is 0 (T2)."""
+    zero, one = (constant(value, denominator.type.count) for value in (0.0, 1.0))
+    return b.select(b.fcmp_ordered(">", denominator, zero), b.fdiv(one, denominator), zero)
 
 
 def _squares_code(which: int) -> Any:
@@ -298,7 +295,7 @@ def _add_squares(found: int, n: int, out: int, n_summed: int) -> None:
 
 
 @CompiledLoop
-def reciprocals(
+def lay_out(
     calls_at: int,
     layer_at: int,
     weights_at: int,
@@ -311,9 +308,9 @@ def reciprocals(
     t: int,
     which: int,
 ) -> None:
-    """Lays one block of patches of group g and sign t out in `a_KP`, 1/D in `d_LP`, and adds their squares.
+    """Lays one block of patches of group g and sign t out in `a_KP`, D in `d_LP`, and adds the squares of D.
 
-    These are of the two quadrants of t and of the outputs; where there are two signs, of all four and then the outputs.
+    These are of the four quadrants 2 t + s, and then of the outputs.
     """
     calls, layer = read_calls(calls_at), read_layer(layer_at)
     weights, scratch = read_weights(weights_at), read_scratch(scratch_at)
@@ -327,12 +324,9 @@ def reciprocals(
         squares_first(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
     else:
         squares_second(scratch.d_LP, scratch.sums_P, row_factors, n_rows, scratch.outputs_RP, squares)
-    quadrant, total = (0, 2) if which == ONLY_SIGN else (2 * t, 4)
     for x in range(3):  # the two quadrants of the sign t, and the whole output
-        to = (quadrant + x if x < 2 else total) * n_squares + start // layer.n_summed
+        to = (2 * t + x if x < 2 else 4) * n_squares + start // layer.n_summed
         _add_squares(squares + x * BLOCK * DOUBLE_BYTES, stop - start, squares_QX + to * DOUBLE_BYTES, layer.n_summed)
-    for line in range(2 * n_rows):
-        invert_line(scratch.d_LP + line * LINE)
 
 
 @inlined

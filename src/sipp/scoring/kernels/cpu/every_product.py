@@ -1,8 +1,8 @@
 """The maxima where rows and columns are few: every product, patches side by side.
 
-There, finding out what can be left out (`maxima.py`) costs more than it spares. Reciprocals stay as they are and no
-product is tested: each weight has LANES maxima, one for each lane of a vector, joined when all patches are through.
-They have to fit the first cache.
+There, finding out what can be left out (`maxima.py`) costs more than it spares. Reciprocals take the place of their
+denominators and no product is tested: each weight has LANES maxima, one for each lane of a vector, joined when all
+patches are through. They have to fit the first cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import Any
 from sipp.native.compiling import INT, VOID, CompiledLoop, primitive
 from sipp.native.instructions import FLOAT_BYTES, I1, I16, I64, address_of, each, load, maximum, store, tree, vector
 from sipp.native.processor import LANES
+from sipp.scoring.kernels.cpu.blocks import reciprocal
 from sipp.scoring.kernels.cpu.layout import LINE, ROW_TILE, SIGN_BYTES, VECTOR, read_scratch
+
+
+@primitive(VOID, INT)
+def invert_line(b: Any, line: Any) -> None:
+    """line[p] = 1 / line[p]."""
+    for offset in range(0, LINE, VECTOR):
+        store(b, reciprocal(b, load(b, line, vector(LANES), offset)), line, offset)
 
 
 def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
@@ -53,6 +61,8 @@ def raise_by_all(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: in
     scratch = read_scratch(scratch_at)
     a, d = scratch.a_KP, scratch.d_LP
     n_tiles = -(-n_rows // ROW_TILE)
+    for line in range(2 * n_rows):
+        invert_line(d + line * LINE)
     for k in range(fan_in):
         line, column, column_signs = (
             a + k * LINE,

@@ -229,8 +229,7 @@ def _layer(
         row_factors_GR=memory.address(ratios.row_factors_GR, torch.float64),
         signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
     )
-    n_squares = N_SQUARES if has_positive and has_negative else N_SQUARES - 2  # a sign that does not occur has none
-    return layer, memory.zeros(n_squares, len(windows) * layer.n_positions // n_summed, dtype=torch.float64)
+    return layer, memory.zeros(N_SQUARES, len(windows) * layer.n_positions // n_summed, dtype=torch.float64)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
@@ -245,7 +244,7 @@ def _positions(sizes: tuple[int, ...], strides: tuple[int, ...], point_stride: i
 def _calls(layer: Layer) -> Calls:
     """What every way through a layer needs; of the ways to gather patches the one for how most of them lie."""
     gather = blocks.gather_runs if layer.step in (1, 2) else blocks.gather_apart
-    return Calls(gather.address, denominators.denominators.address, blocks.reciprocals.address)
+    return Calls(gather.address, denominators.denominators.address, blocks.lay_out.address)
 
 
 def _raising(ratios: Ratios, calls: Calls) -> Calls:
@@ -257,12 +256,7 @@ def _raising(ratios: Ratios, calls: Calls) -> Calls:
 
 def _by_point(squares_QX: Tensor, layer: Layer) -> Tensor:
     """The squares of each point's patches together, of all quadrants and the output."""
-    squares_QB = squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
-    if len(squares_QB) == N_SQUARES:
-        return squares_QB
-    all_QB = memory.zeros(N_SQUARES, layer.n_points, dtype=torch.float64)
-    all_QB[[2 * layer.has_negative, 2 * layer.has_negative + 1, N_SQUARES - 1]] = squares_QB
-    return all_QB
+    return squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
 
 
 def _starts(first: int, last: int, n_positions: int) -> Tensor:

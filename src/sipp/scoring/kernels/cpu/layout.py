@@ -90,7 +90,7 @@ class Calls(NamedTuple):
 
     gather: int = NOTHING  # `blocks.gather_runs` or `gather_apart`
     denominators: int = NOTHING
-    reciprocals: int = NOTHING
+    lay_out: int = NOTHING
     transpose_lines: int = NOTHING  # not called where every product is computed
     raise_lines: int = NOTHING  # `maxima.raise_best` or `every_product.raise_by_all`
     add_means: int = NOTHING  # `means.add_means` or `add_part`
@@ -100,13 +100,13 @@ class Scratch(NamedTuple):
     """Addresses of what one thread works in: a block of patches, its denominators, their reciprocals."""
 
     a_KP: int  # the patches
-    d_LP: int  # line 2 r + s: denominators of row r and sign s, then their reciprocals
+    d_LP: int  # line 2 r + s: denominators of row r and sign s
     outputs_RP: int  # of the first sign of the activations, until the second is there; float64
     sums_P: int  # of each patch before it was divided by it
     squares_XP: int  # of both signs of weights, and of the outputs; float64
     offsets_P: int  # where each patch lies in the windows
     factors_P: int  # what each patch is multiplied by
-    transposed: int  # [r / ROW_TILE, p, s, r % ROW_TILE] the reciprocals with rows side by side
+    transposed: int  # [r / ROW_TILE, p, s, r % ROW_TILE] their reciprocals with rows side by side
     scales: int  # [r / ROW_TILE, s, r % ROW_TILE] 1 / mean of each line of them
     floors: int  # the same shape: keeps lines of zeros out of bars
     reach: int  # [band, p]

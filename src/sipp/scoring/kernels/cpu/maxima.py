@@ -43,7 +43,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.scoring.kernels.cpu.blocks import NO_SIGN, reciprocals, which_sign
+from sipp.scoring.kernels.cpu.blocks import NO_SIGN, lay_out, reciprocal, which_sign
 from sipp.scoring.kernels.cpu.denominators import fill
 from sipp.scoring.kernels.cpu.every_product import raise_by_all
 from sipp.scoring.kernels.cpu.layout import (
@@ -79,10 +79,14 @@ _tile = vector(ROW_TILE)
 
 @primitive(VOID, *[INT] * 4)
 def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
-    """transposed[p, 0, r] = lines[r, p] for ROW_TILE lines `step` bytes apart; adds each line's values to sums[r]."""
+    """transposed[p, 0, r] = 1 / lines[r, p] for ROW_TILE lines `step` bytes apart; adds them to sums[r].
+
+    The dividers work while lanes are exchanged.
+    """
     with each(b, 0, BLOCK, ROW_TILE) as first:
         line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
-        vectors = transposed(b, [load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(ROW_TILE)])
+        lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(ROW_TILE))
+        vectors = transposed(b, [reciprocal(b, values) for values in lines_here])
         for p, values in enumerate(vectors):
             store(b, values, target, p * PATCH_BYTES)
         total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
@@ -315,7 +319,7 @@ def _raise(n_tiles: int, mask: int, line: int, inverses: int, best: int, signs: 
         raise_1(mask, line, inverses, best, signs)
 
 
-_call_reciprocals, _call_transpose_lines = calling(reciprocals), calling(transpose_lines)
+_call_lay_out, _call_transpose_lines = calling(lay_out), calling(transpose_lines)
 _call_raise_lines = calling(raise_best, raise_by_all)
 
 
@@ -346,7 +350,7 @@ def scan(
                     continue
                 block = start, stop, g, t, which
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
-                _call_reciprocals(calls.reciprocals, *of_all, *block)
+                _call_lay_out(calls.lay_out, *of_all, *block)
                 if calls.transpose_lines != NOTHING:
                     _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_tiles)
                 _call_raise_lines(calls.raise_lines, scratch_at, signs, n_rows, fan_in, best)

@@ -35,7 +35,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.scoring.kernels.cpu.blocks import NO_SIGN, reciprocals, which_sign
+from sipp.scoring.kernels.cpu.blocks import NO_SIGN, lay_out, which_sign
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
@@ -137,7 +137,7 @@ def _settle(totals: int, n: int, share: np.float32, best: int) -> None:
         put_float(totals, i, 0.0)
 
 
-_call_reciprocals, _call_add_means = calling(reciprocals), calling(add_means, add_part)
+_call_lay_out, _call_add_means = calling(lay_out), calling(add_means, add_part)
 
 
 @CompiledLoop
@@ -177,7 +177,7 @@ def scan_means(
                     continue
                 block = start, stop, g, t, which
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
-                _call_reciprocals(calls.reciprocals, *of_all, *block)
+                _call_lay_out(calls.lay_out, *of_all, *block)
                 transpose_rows(scratch, n_tiles)
                 totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT_BYTES
                 out, n_summed = (best, n_each) if is_whole else (totals, n_here)
