@@ -24,30 +24,32 @@ from published import accuracy, images_of, resnet
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.joint import ERROR_FEEDBACKS, Joint, joint
+from sipp.repairing.joint import ERROR_FEEDBACKS, JointSearch, joint
 from sipp.repairing.layer_fit import Way
 
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"way": "given"},
-    "target": {"a": 0.0},
+    "target": {"error_feedback": 0.0},
     "residual": {"residuals": ()},
     "last fit": {"fits_all": False},
 }
 PEERS: tuple[Way, ...] = ("alps", "sparsegpt")
 
 
-def line(name: str, keep: float, found: Joint, score: float, took: str) -> list[str]:
+def line(name: str, keep: float, found: JointSearch, score: float, took: str) -> list[str]:
     """One line of the table."""
     supports = [layer.support for layer in found.layers]
     moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
-    tried = ", ".join(f"{one.a:g} {one.budgets}: {one.error:.3f}" for one in found.trials if one.error is not None)
-    error = found.output_chosen if found.output_after is None else found.output_after
+    tried = ", ".join(
+        f"{one.error_feedback:g} {one.budgets}: {one.error:.3f}" for one in found.trials if one.error is not None
+    )
+    error = found.record.output_chosen if found.record.output_after is None else found.record.output_after
     return [
         f"{keep:g}",
         name,
         f"{score:.2f}",
         "-" if error is None else f"{error:.3f}",
-        f"{found.a:g} {found.budgets}" + f" ({tried})" * bool(tried),
+        f"{found.record.error_feedback:g} {found.record.budgets}" + f" ({tried})" * bool(tried),
         f"{supports.count('joint')} / {supports.count('given')} / {supports.count('none')}",
         f"{100 * moved:.0f} %",
         took,
@@ -61,7 +63,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, nargs="+", default=[0.3, 0.2, 0.1, 0.05])
     parser.add_argument("--without", nargs="*", choices=list(WITHOUT), default=[])
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=[])
-    parser.add_argument("--a", type=float, nargs="+", default=list(ERROR_FEEDBACKS))
+    parser.add_argument("--error-feedback", type=float, nargs="+", default=list(ERROR_FEEDBACKS))
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -75,8 +77,8 @@ def main() -> None:
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
-        ways: dict[str, dict[str, Any]] = {"joint": {"a": options.a}}
-        fixed = {"a": options.a[0], "budgets": ("given",)}  # nothing is tried
+        ways: dict[str, dict[str, Any]] = {"joint": {"error_feedback": options.error_feedback}}
+        fixed = {"error_feedback": options.error_feedback[0], "budgets": ("given",)}  # nothing is tried
         ways |= {f"without {one}": fixed | WITHOUT[one] for one in options.without}
         ways |= {one: {"way": one} for one in options.peers}
         for name, changed in ways.items():
@@ -89,7 +91,7 @@ def main() -> None:
         "",
         "accuracy",
         "output error",
-        "a, budgets (tried)",
+        "error feedback, budgets (tried)",
         "joint / given / neither",
         "moved",
         "s (CPU s a thread)",

@@ -21,14 +21,19 @@ from sipp.records.options import Pattern
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit, layer_search
-from sipp.repairing.data_split import in_large_batches, split_batches
-from sipp.repairing.joint import BUDGETS, Joint, joint
+from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
+from sipp.repairing.joint import BUDGETS, JointSearch, joint
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
-from sipp.repairing.refit_network import Parts
 from sipp.repairing.sparsegpt import sparsegpt
 
 ASIDE_OF = 10
-PLAIN: dict[str, Any] = {"a": 1.0, "ridges": (1e-3,), "budgets": ("given",), "fits_all": False, "chunk_bytes": 1 << 20}
+PLAIN: dict[str, Any] = {
+    "error_feedback": 1.0,
+    "ridges": (1e-3,),
+    "budgets": ("given",),
+    "fits_all": False,
+    "chunk_bytes": 1 << 20,
+}
 
 
 def f64(tensor: Tensor) -> oracle.Array:
@@ -41,7 +46,7 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
     return noise + 0.9 * noise.roll(1, 1) + 0.5
 
 
-def parts_of(data: Any) -> Parts:
+def parts_of(data: Any) -> DataSplit:
     return split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
 
 
@@ -49,7 +54,7 @@ def fitted(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
-def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Joint]:
+def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], JointSearch]:
     """The masks by magnitude, and what the search makes of them."""
     masks = sipp.prune(net, None, keep=keep, method="wt").masks
     return masks, joint(net, masks, parts_of(points), **(PLAIN | options))
@@ -113,7 +118,13 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
 
 
 def check_layer(
-    net: nn.Module, made: Joint, given: dict[str, Tensor], name: str, x: oracle.Array, t: oracle.Array, **options: Any
+    net: nn.Module,
+    made: JointSearch,
+    given: dict[str, Tensor],
+    name: str,
+    x: oracle.Array,
+    t: oracle.Array,
+    **options: Any,
 ) -> oracle.Array:
     """Asserts that mask and values are the oracle's on this target; gives the intercepts."""
     layer = next(one for one in made.layers if one.name == name)
@@ -131,7 +142,7 @@ def check_layer(
 def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, a=a)
+    masks, made = found(net, points, error_feedback=a)
     x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
@@ -220,7 +231,9 @@ class Stream(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("off", [{"way": "given"}, {"a": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off)))
+@pytest.mark.parametrize(
+    "off", [{"way": "given"}, {"error_feedback": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off))
+)
 def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net, points = Stream().double(), alike(600, 12).double()
@@ -250,7 +263,7 @@ def test_budgets_rows_and_patterns() -> None:
         made = joint(net, masks, parts_of(points), pattern=Pattern(2, 4), chunk_bytes=1 << 20, way=way)  # type: ignore[arg-type]
         assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
-        assert any(layer.support == "joint" and layer.moved for layer in made.layers) and made.budgets == "given"
+        assert any(layer.support == "joint" and layer.moved for layer in made.layers) and made.record.budgets == "given"
 
 
 def test_weights_that_were_zero_stay_zero() -> None:
@@ -303,26 +316,28 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
 
 def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     net, points = block()
-    choices: dict[str, Any] = {"a": (0.0, 1.0), "budgets": ("given", "even")}
+    choices: dict[str, Any] = {"error_feedback": (0.0, 1.0), "budgets": ("given", "even")}
     _, chosen = found(net, points, keep=0.3, **choices)
-    tried = {(one.a, one.budgets): one.error for one in chosen.trials}
-    assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].a, "even")]
+    tried = {(one.error_feedback, one.budgets): one.error for one in chosen.trials}
+    assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].error_feedback, "even")]
     best = min(chosen.trials, key=lambda one: one.error or 0.0)
-    assert (chosen.a, chosen.budgets) == (best.a, best.budgets) and chosen.n_tried_layers == 4
+    assert (chosen.record.error_feedback, chosen.record.budgets) == (best.error_feedback, best.budgets)
+    assert best.n_layers == 4
     for a in (0.0, 1.0):  # so few points are all used in trials
-        assert found(net, points, keep=0.3, a=a)[1].output_chosen == tried[a, "given"]
-    _, alone = found(net, points, keep=0.3, a=chosen.a, budgets=(chosen.budgets,))
+        assert found(net, points, keep=0.3, error_feedback=a)[1].record.output_chosen == tried[a, "given"]
+    taken: dict[str, Any] = {"error_feedback": best.error_feedback, "budgets": (best.budgets,)}
+    _, alone = found(net, points, keep=0.3, **taken)
     state = alone.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in chosen.model.state_dict().items())
     many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
-    _, chosen = found(net, many, a=(0.0, 1.0))
-    _, alone = found(net, many, a=chosen.a)
-    assert chosen.output_chosen == alone.output_chosen
-    assert chosen.output_chosen not in [one.error for one in chosen.trials]
+    _, chosen = found(net, many, error_feedback=(0.0, 1.0))
+    _, alone = found(net, many, error_feedback=chosen.record.error_feedback)
+    assert chosen.record.output_chosen == alone.record.output_chosen
+    assert chosen.record.output_chosen not in [one.error for one in chosen.trials]
     with pytest.raises(OptionError):
-        found(net, points, a=())
+        found(net, points, error_feedback=())
     with pytest.raises(OptionError):
-        found(net, points, a=2.0)
+        found(net, points, error_feedback=2.0)
 
 
 @pytest.mark.parametrize(
@@ -339,8 +354,8 @@ def test_an_a_is_tried_as_long_as_the_error_falls(
     net, points = block()
     told = iter([*errors, 1.0, 0.3])  # then without and with the fit
     monkeypatch.setattr(joint_module, "output_error", lambda *args: next(told))
-    _, made = found(net, points, keep=0.3, a=(1.0, 0.25, 0.0))
-    assert [one.a for one in made.trials] == tried and made.a == a
+    _, made = found(net, points, keep=0.3, error_feedback=(1.0, 0.25, 0.0))
+    assert [one.error_feedback for one in made.trials] == tried and made.record.error_feedback == a
 
 
 def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,10 +365,10 @@ def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.Mon
     for errors in ([0.3, 0.3, 0.3], [0.3, 0.29, 0.5], [0.3, 0.4, 0.2]):  # the middle one a small lead
         told = iter([*errors, 1.0, 0.3])
         monkeypatch.setattr(joint_module, "output_error", lambda *args, told=told: next(told))
-        options = PLAIN | {"a": 1.0, "budgets": ("given", "between", "even")}
+        options = PLAIN | {"error_feedback": 1.0, "budgets": ("given", "between", "even")}
         made = joint(net, masks, parts_of(points), **options)
         assert [one.budgets for one in made.trials] == ["between", "given", "even"]
-        chosen.append(made.budgets)
+        chosen.append(made.record.budgets)
     assert chosen == ["between", "between", "even"]
 
 
@@ -361,7 +376,7 @@ def test_budgets_that_are_nearly_the_same_are_not_tried() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(40, 40)
     masks = sipp.prune(net, points, keep=0.5, method="wanda").masks
     made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": ("given", "between", "even")}))
-    assert made.trials == () and made.budgets == "given"
+    assert made.trials == () and made.record.budgets == "given"
 
 
 @pytest.mark.parametrize("floor", [None, 0.1])
@@ -373,7 +388,7 @@ def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None
     for budgets in BUDGETS:
         made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
         counts[budgets] = {name: int(mask.sum()) for name, mask in made.masks.items()}
-        assert sum(counts[budgets].values()) == sum(kept.values()) and made.budgets == budgets
+        assert sum(counts[budgets].values()) == sum(kept.values()) and made.record.budgets == budgets
         assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
     assert counts["given"] == kept and len({tuple(one.values()) for one in counts.values()}) == 4
     wanted = {name: math.sqrt(n * counts["even"][name]) for name, n in kept.items()}
@@ -390,15 +405,20 @@ def test_in_the_end_all_points_are_fitted() -> None:
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, fits_all=True)
     _, judged = found(net, points)
-    assert (made.n_points, made.n_judged_fit, made.n_aside, made.n_judged) == (200, 180, 10, 10)
-    assert judged.n_points == judged.n_judged_fit == 180
-    assert made.output_after == judged.output_after is not None
+    assert (made.record.n_points, made.record.n_judged_fit, made.record.n_aside, made.record.n_judged) == (
+        200,
+        180,
+        10,
+        10,
+    )
+    assert judged.record.n_points == judged.record.n_judged_fit == 180
+    assert made.record.output_after == judged.record.output_after is not None
     assert [one.error for one in made.layers] == [one.error for one in judged.layers]
     x, w_FK = points, f64(net[0].weight)  # all of them, not `fitted(points)`
-    order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).judging)])
+    order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).test)])
     assert len(order) == len(x)
     check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w_FK, 1.0))
-    assert "(fitted to 180 other inputs)" in made.sentence and "180" not in judged.sentence.split(";")[1]
+    assert "(fitted to 180 other inputs)" in made.record.sentence and "180" not in judged.record.sentence.split(";")[1]
 
 
 def test_ridges_are_chosen_layer_by_layer() -> None:
@@ -418,7 +438,7 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
     errors = iter([0.1, 0.2])
     monkeypatch.setattr(joint_module, "output_error", lambda *args: next(errors))
     masks, made = found(net, points, fits_all=True)
-    assert made.undone and all(one.support == "none" and one.moved == 0 for one in made.layers)
+    assert made.record.undone and all(one.support == "none" and one.moved == 0 for one in made.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
         assert torch.equal(made.masks[name], mask)
@@ -428,8 +448,8 @@ def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
     monkeypatch.setattr(joint_module, "SMALL", 1000)
-    masks, made = found(net, points, a=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
-    assert made.n_tried_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
+    masks, made = found(net, points, error_feedback=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
+    assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
 
 
@@ -437,13 +457,15 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
     masks = sipp.prune(net, None, keep=0.3, method="lamp").masks
-    options = {name: value for name, value in PLAIN.items() if name not in ("a", "ridges", "budgets")}
+    options = {name: value for name, value in PLAIN.items() if name not in ("error_feedback", "ridges", "budgets")}
     tried = []
     for small in (10**9, 1000):
         monkeypatch.setattr(joint_module, "SMALL", small)
         monkeypatch.setattr(weights_module, "LARGE", small)
         made = joint(net, masks, parts_of(points), **options)
-        tried.append((made.a, {one.budgets for one in made.trials}, {one.ridge for one in made.layers}))
+        tried.append(
+            (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})
+        )
     assert tried[0][1] == {"given", "between", "magnitude", "even"}
     assert tried[1][0] == 0.25 and tried[1][1] == {"given", "between", "even"} and tried[1][2] <= {1e-3, None}
 
@@ -504,7 +526,11 @@ def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
     mask_FK, v_FK = sparsegpt_oracle(inputs, w_FK, int(masks["stem.weight"].sum()), None)
     assert np.array_equal(made.masks["stem.weight"].flatten(1).numpy(), mask_FK)
     assert np.allclose(f64(made.model.stem.weight).reshape(6, -1), v_FK, rtol=1e-5, atol=1e-7)  # type: ignore[union-attr, arg-type]
-    assert made.output_before is not None and made.output_after is not None and made.output_after < made.output_before
+    assert (
+        made.record.output_before is not None
+        and made.record.output_after is not None
+        and made.record.output_after < made.record.output_before
+    )
 
 
 def test_recurrent_and_attention_weights() -> None:
@@ -536,10 +562,10 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     masks, small = found(net, batches)
     monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
     parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
-    assert [batch.n_points for batch in parts.fitted] == [90, 90, 27] and len(before.fitted) == 11
+    assert [batch.n_points for batch in parts.fit] == [90, 90, 27] and len(before.fit) == 11
     assert all(
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
-        for both in ((parts.fitted, before.fitted), (parts.aside, before.aside), (parts.judging, before.judging))
+        for both in ((parts.fit, before.fit), (parts.validation, before.validation), (parts.test, before.test))
     )
     large = joint(net, masks, before, **PLAIN)
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}

@@ -348,23 +348,23 @@ def test_copies_do_not_count_as_points() -> None:
 def test_points_kept_aside_make_batches_no_larger_than_those_given() -> None:
     x = points(130)
     parts = split_batches(data_of(list(x.split(40))).batches())
-    assert [batch.n_points for batch in parts.fitted] == [36, 36, 36, 9]
-    assert [batch.n_points for batch in parts.aside] == [7] and [batch.n_points for batch in parts.judging] == [6]
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::20])
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.judging]), x[19::20])
+    assert [batch.n_points for batch in parts.fit] == [36, 36, 36, 9]
+    assert [batch.n_points for batch in parts.validation] == [7] and [batch.n_points for batch in parts.test] == [6]
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[9::20])
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.test]), x[19::20])
     parts = split_batches(data_of(list(x.split(5))).batches())
-    assert [batch.n_points for batch in parts.aside] == [5, 2] and [b.n_points for b in parts.judging] == [5, 1]
+    assert [batch.n_points for batch in parts.validation] == [5, 2] and [b.n_points for b in parts.test] == [5, 1]
 
 
 def test_with_few_points_all_of_those_kept_aside_choose() -> None:
     x = points(79)
     parts = split_batches(data_of(x).batches())
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.aside]), x[9::10]) and not parts.judging
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[9::10]) and not parts.test
     copied = points(40).repeat(3, 1)
     assert not split_batches(
         data_of(copied).batches()
-    ).judging  # copies of what was fitted, or of what chose, judge nothing
+    ).test  # copies of what was fitted, or of what chose, judge nothing
     half = torch.cat([points(160), points(160)[5:45]])  # of the points that judge two were fitted too
     assert torch.equal(
-        torch.cat([batch.args[0] for batch in split_batches(data_of(half).batches()).judging]), half[59:160:20]
+        torch.cat([batch.args[0] for batch in split_batches(data_of(half).batches()).test]), half[59:160:20]
     )

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.refit import refit_row
 
-from sipp.repairing import refitting, solving
+from sipp.repairing import refit_network, solving
 from sipp.repairing.moments import Moments
-from sipp.repairing.refitting import RIDGES, _best_ridge
+from sipp.repairing.refit_network import RIDGES, _best_ridge
 from sipp.repairing.solving import solve_rows
 
 
@@ -161,5 +161,5 @@ def test_the_ridge_is_the_one_of_least_error(best: int, n_none: int, monkeypatch
     """Errors that fall and then rise; the smallest ridges may leave systems that rounding makes unsolvable."""
     best = max(best, n_none)
     errors = {ridge: math.inf if i < n_none else 1.0 + abs(i - best) for i, ridge in enumerate(RIDGES)}
-    monkeypatch.setattr(refitting, "_trial", lambda trials, ridge, has_intercept: errors[ridge])
+    monkeypatch.setattr(refit_network, "_trial", lambda trials, ridge, has_intercept: errors[ridge])
     assert _best_ridge([], True) == RIDGES[best]

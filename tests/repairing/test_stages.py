@@ -109,8 +109,13 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         nonlocal n_passes
         n_passes = 0
         masks = sipp.prune(net, None, keep=keep, method="wt", floor=0.0).masks
-        options: dict[str, Any] = {"a": 1.0, "budgets": ("given",), "fits_all": False, "chunk_bytes": 1 << 20}
-        found = joint.joint(net, masks, replace(parts, known=known), **options)
+        options: dict[str, Any] = {
+            "error_feedback": 1.0,
+            "budgets": ("given",),
+            "fits_all": False,
+            "chunk_bytes": 1 << 20,
+        }
+        found = joint.joint(net, masks, replace(parts, dense_outputs=known), **options)
         return list(found.model.state_dict().values()), n_passes
 
     monkeypatch.setattr(gathering, "runner", counted)
@@ -138,7 +143,8 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     def chosen(net: nn.Module, points: Any) -> tuple[float, int]:
         masks = sipp.prune(net, None, keep=0.5, method="wt", floor=0.0).masks
         found = joint.joint(net, masks, split_batches(data_of(points).batches()), chunk_bytes=1 << 20)
-        return found.a, sum(trial.budgets == "magnitude" or trial.a != 0.25 for trial in found.trials)
+        tried = [one.budgets == "magnitude" or one.error_feedback != 0.25 for one in found.trials]
+        return found.record.error_feedback or 0.0, sum(tried)
 
     torch.manual_seed(0)
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)

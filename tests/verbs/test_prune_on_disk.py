@@ -99,7 +99,7 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
     parts = split_batches(data_of(points()).batches())
-    whole = joint(net, masks, parts, a=0.25, budgets=("given",), fits_all=False, chunk_bytes=32 << 20)
+    whole = joint(net, masks, parts, error_feedback=0.25, budgets=("given",), fits_all=False, chunk_bytes=32 << 20)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 
 

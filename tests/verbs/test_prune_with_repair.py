@@ -113,7 +113,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     fitted, repaired, choose = joint._fitted, walking.repaired_cut, cutting.choose
 
     def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
-        fits.append(sum(batch.n_points for batch in parts.fitted))
+        fits.append(sum(batch.n_points for batch in parts.fit))
         return fitted(task, start, parts, *more, **options)
 
     def counted_level(ranking: Any, found: Any, *more: Any, **options: Any) -> Any:

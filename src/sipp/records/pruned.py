@@ -175,3 +175,21 @@ def without_statements(pruned: Pruned, reason: str) -> Pruned:
         replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers
     )
     return replace(pruned, layers=layers, guarantee=None, bound=bound, measured=None)
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """A repaired copy of a network, what was done, and the points it was done with."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    record: Repair
+    keys: frozenset[bytes]
+
+    @property
+    def moved(self) -> OutputChange | None:
+        """How far its output is from the dense one: on points that only judge, or else on those that chose."""
+        done = self.record
+        if done.output_after is not None:
+            return OutputChange(done.output_after, done.n_judged, aside=True)
+        return None if done.output_chosen is None else OutputChange(done.output_chosen, done.n_aside, aside=False)

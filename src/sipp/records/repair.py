@@ -57,7 +57,9 @@ class Repair:
     polish: Polish | None
     undone: str  # why all weights are as they were; empty where they are not
     way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
-    a: float | None = None  # of a joint search: how much of what earlier layers lost each layer makes up for
+    error_feedback: float | None = (
+        None  # of a joint search: how much of what earlier layers lost each layer makes up for
+    )
     budgets: str = ""  # of a joint search: whose share of weights the layers keep
     n_judged_fit: int | None = (
         None  # of a joint search: points fitted by the network that was judged; the last fit has all

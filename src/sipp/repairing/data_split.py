@@ -28,7 +28,7 @@ FEWEST_POINTS = 10
 class DenseOutputs:
     """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
 
-    censuses: dict[tuple[tuple[str, ...], int], LayerUsage] = field(
+    usages: dict[tuple[tuple[str, ...], int], LayerUsage] = field(
         default_factory=dict
     )  # by weights, and patches wanted
     targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
@@ -40,18 +40,18 @@ class DataSplit:
     """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
 
     batches: Sequence[Batch]
-    is_aside: tuple[bool, ...]
-    judging: tuple[Batch, ...]
+    is_validation: tuple[bool, ...]
+    test: tuple[Batch, ...]
     keys: frozenset[bytes]  # of all points
-    known: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
+    dense_outputs: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
 
     @property
-    def fitted(self) -> list[Batch]:
-        return [batch for batch, is_one in zip(self.batches, self.is_aside) if not is_one]
+    def fit(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_validation) if not is_one]
 
     @property
-    def aside(self) -> list[Batch]:
-        return [batch for batch, is_one in zip(self.batches, self.is_aside) if is_one]
+    def validation(self) -> list[Batch]:
+        return [batch for batch, is_one in zip(self.batches, self.is_validation) if is_one]
 
 
 def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
@@ -69,7 +69,7 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
         most = max(most, batch.n_points)
         where = integers(n_seen, n_seen + batch.n_points) % HELD_BACK_ONE_IN == HELD_BACK_ONE_IN - 1
         n_seen += batch.n_points
-        fitted_keys |= {key for key, is_aside in zip(keys, where.tolist()) if not is_aside}
+        fitted_keys |= {key for key, is_validation in zip(keys, where.tolist()) if not is_validation}
         for flag, found in parts.items():
             at = (where == flag).nonzero().flatten()
             if len(at):
@@ -81,8 +81,8 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
         )
     choosing, judging = _halved(parts[True], fitted_keys)
     fitted, aside = parts[False], merged_batches(choosing, most)
-    is_aside = (False,) * len(fitted) + (True,) * len(aside)
-    return DataSplit((*fitted, *aside), is_aside, tuple(merged_batches(judging, most)), frozenset(different))
+    is_validation = (False,) * len(fitted) + (True,) * len(aside)
+    return DataSplit((*fitted, *aside), is_validation, tuple(merged_batches(judging, most)), frozenset(different))
 
 
 def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
@@ -118,11 +118,11 @@ def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
     return found
 
 
-def in_large_batches(parts: DataSplit) -> DataSplit:
+def in_large_batches(split: DataSplit) -> DataSplit:
     """The same points, on a GPU in as large batches as are made of a tensor: with small ones it waits for Python."""
-    fitted = merged_batches(parts.fitted, max(map(_room, parts.fitted)))
-    is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
-    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside)
+    fitted = merged_batches(split.fit, max(map(_room, split.fit)))
+    is_validation = (False,) * len(fitted) + (True,) * len(split.validation)
+    return replace(split, batches=(*fitted, *split.validation), is_validation=is_validation)
 
 
 def _room(batch: Batch) -> int:
@@ -131,6 +131,6 @@ def _room(batch: Batch) -> int:
     return min((points_per_batch(one, one.device) for one in inputs), default=0)
 
 
-def test_error(dense: nn.Module, other: nn.Module, parts: DataSplit) -> float | None:
+def test_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
     """The output's error on the points that chose nothing; None where there are none."""
-    return output_error(dense, other, parts.judging) if parts.judging else None
+    return output_error(dense, other, split.test) if split.test else None

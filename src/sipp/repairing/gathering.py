@@ -60,7 +60,7 @@ class WeightMoments:
     """The moments of one weight, on points to fit and on points kept aside, block of rows by block of rows."""
 
     fit: dict[RowBlock, Moments] = field(default_factory=dict)
-    aside: dict[RowBlock, Moments] = field(default_factory=dict)
+    validation: dict[RowBlock, Moments] = field(default_factory=dict)
     obstacle: str = ""  # why the sums mean nothing
 
 
@@ -71,11 +71,11 @@ def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock
     """
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or (judged and sums.fit.keys() != sums.aside.keys()):
+    if not sums.fit or (judged and sums.fit.keys() != sums.validation.keys()):
         return [], "it meets no patches, to fit or to judge"
     stop = 0
     for key in sorted(sums.fit):
-        looked_at = (sums.fit[key], sums.aside[key]) if judged else (sums.fit[key],)
+        looked_at = (sums.fit[key], sums.validation[key]) if judged else (sums.fit[key],)
         start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
@@ -184,7 +184,7 @@ def target_bytes(device: torch.device) -> int:
     return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
 
 
-def stretches(census: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
+def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
     """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
 
     A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
@@ -192,8 +192,8 @@ def stretches(census: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[
     most = target_bytes(device)
     waiting: list[tuple[str, ...]] = []
     n_bytes = 0
-    for group in census.order:
-        size = sum(census.target_bytes[name] for name in group)
+    for group in usage.order:
+        size = sum(usage.target_bytes[name] for name in group)
         if waiting and n_bytes + size > most:
             yield tuple(waiting), n_bytes <= most
             waiting, n_bytes = [], 0
@@ -219,8 +219,8 @@ class Gatherer:
 
     dense: Side
     pruned: Side  # its weights change between calls
-    is_aside: tuple[bool, ...]  # by batch: only for choosing and judging
-    census: LayerUsage
+    is_validation: tuple[bool, ...]  # by batch: only for choosing and judging
+    usage: LayerUsage
     chunk_bytes: int
     dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     finished: set[str] = field(default_factory=set)  # weights that change no more
@@ -245,7 +245,7 @@ class Gatherer:
                     found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
         batch = self.dense.batches[i]
-        to_end = not self.dense_replay.is_off and self.census.order[-1][-1] in names  # what is kept inside is let go
+        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # what is kept inside is let go
         with self.dense_replay.of(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
@@ -256,7 +256,7 @@ class Gatherer:
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
-        for i, is_aside in enumerate(self.is_aside):
+        for i, is_validation in enumerate(self.is_validation):
             targets = self.targets(names, i)[0] if known is None else known[i]
             left = {name: list(reversed(targets[name])) for name in names}
             shared = _Shared() if len(names) > 1 else None
@@ -266,11 +266,11 @@ class Gatherer:
                 use: WeightUse,
                 batch: Batch,
                 left: Targets = left,
-                is_aside: bool = is_aside,
+                is_validation: bool = is_validation,
                 shared: _Shared | None = shared,
             ) -> None:
                 one = sums[weight.name]
-                self._add(one, one.aside if is_aside else one.fit, weight, use, left[weight.name], shared)
+                self._add(one, one.validation if is_validation else one.fit, weight, use, left[weight.name], shared)
 
             self._replayed(names, i, on_use)
             for name in names:
@@ -366,7 +366,7 @@ class Gatherer:
 
         A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
         """
-        n_left, streams = sum(self.census.n_uses[i][name] for name in names), ResidualInputs()
+        n_left, streams = sum(self.usage.n_uses[i][name] for name in names), ResidualInputs()
         if n_left == 0:
             return streams
 
@@ -377,14 +377,14 @@ class Gatherer:
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
             if weight.name in names:
-                on_use(weight, thinned(use, self.census.strides[weight.name], i), batch)
+                on_use(weight, thinned(use, self.usage.strides[weight.name], i), batch)
                 n_left -= 1
                 stop_at_last()
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
         with suppress(_EnoughError), exact_matmul(), watched:
-            runner(side.run, wanted, orders=self.census.orders[i])(batch, counted)
+            runner(side.run, wanted, orders=self.usage.orders[i])(batch, counted)
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:

@@ -1,9 +1,10 @@
 """Mask and weights found together, layer by layer in the order of execution (T21). No labels, no training.
 
-Each layer meets the inputs x of the network pruned so far, and aims at  W x + a (dense output - W x):  a = 0 repeats
-the dense layer W on what it meets now, a = 1 makes up for what the layers before it have lost. At the end of a residual
-block what the stream has lost is made up for as well. Points kept aside choose a, the budgets of the layers, the ridges
-and, layer by layer, between the first mask and the one that a search finds; then all points fit the network once more.
+Each layer gets the inputs x of the network pruned so far. Its target is  W x + a (dense output - W x), where a is the
+error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1 makes up for all that earlier layers have lost.
+At the end of a residual block the loss of the residual connection is made up for as well. Validation points choose the
+error feedback, the budgets of the layers, the ridges and, for each layer, between the first mask and the one that the
+search finds; then all points fit the network once more.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rich import box
-from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
@@ -27,10 +26,10 @@ from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
-from sipp.records.display import number, text_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
+from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, in_large_batches, merged_batches, test_error
 from sipp.repairing.gathering import layer_usage, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
@@ -62,67 +61,25 @@ Masks = Mapping[str, Tensor]
 class Trial:
     """One choice, fitted to fewer points."""
 
-    a: float
+    error_feedback: float
     budgets: Budgets
+    n_layers: int  # that were fitted: the first ones
     error: float | None  # of the output on the points kept aside; None where it holds no real numbers
 
 
 @dataclass(frozen=True)
-class Joint:
-    """The network with the masks and weights that were found, and what was done. `model` is a copy.
+class JointSearch:
+    """A copy of the network with the masks and weights that were found, and what was done.
 
-    Where all points were fitted in the end (`n_points` is more than `n_judged_fit`) none are left to judge it: the
-    errors of layers and outputs are those of a network fitted in the same way to the `n_judged_fit` others alone.
-    Output errors are shares of the output's length; None where there are no such points, or no real numbers.
+    Where all points were fitted in the end (`record.n_points` is more than `record.n_judged_fit`) none are left to
+    judge it: the errors are those of a network fitted in the same way to the `n_judged_fit` others alone.
     """
 
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[JointLayer, ...]  # in the order of execution
-    way: Way
-    a: float
-    budgets: Budgets
+    record: Repair
     trials: tuple[Trial, ...]  # empty where nothing was to be chosen
-    n_tried_layers: int  # those that trials fitted, the first ones; 0 where there were none
-    n_points: int  # that the network was fitted to
-    n_judged_fit: int  # that the network which was judged was fitted to
-    n_aside: int  # that chose
-    n_judged: int  # that did nothing but judge; 0: too few points
-    output_before: float | None  # first masks and dense weights, on the points that only judge
-    output_after: float | None  # there
-    output_chosen: float | None  # on the points that chose: no estimate for others
-    undone: str  # why the network is the dense one under the first masks; empty where it is not
-
-    def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("weight", overflow="fold")
-        for column in ("kept", "moved", "error before", "refit", "after", "ridge"):
-            table.add_column(column, justify="right")
-        table.add_column("mask")
-        for one in self.layers:
-            errors = number(one.error_before), number(one.error_given), number(one.error)
-            mask = one.why or ("first" if one.support == "given" else "new") + ", with the stream" * one.corrects
-            table.add_row(one.name, f"{one.kept:,}", f"{one.moved:,}", *errors, number(one.ridge), mask)
-        return "\n".join([self.sentence, text_of(table)])
-
-    def __repr__(self) -> str:
-        return f"<Joint: {self.sentence}; print() shows the layers>"
-
-    @property
-    def sentence(self) -> str:
-        """The outcome in one sentence."""
-        n_new = sum(layer.support == "joint" for layer in self.layers)
-        text = f"masks and weights of {n_new} of {len(self.layers)} layers found together on {self.n_points} inputs"
-        if self.way == "joint":
-            text += f", a = {self.a:g}, budgets {self.budgets}"
-        if self.output_after is not None:
-            text += f"; output error on {self.n_judged} held-back inputs: {number(self.output_before)} before, "
-            text += f"{number(self.output_after)} after"
-            if self.n_points > self.n_judged_fit:
-                text += f" (fitted to {self.n_judged_fit} other inputs)"
-        elif self.n_judged == 0:
-            text += "; too few distinct inputs to hold any back, so the error on new ones is unknown"
-        return f"{text}; undone: {self.undone}" if self.undone else text
 
 
 @dataclass(frozen=True)
@@ -141,10 +98,10 @@ class _Task:
 def joint(
     model: nn.Module,
     masks: Masks,
-    parts: DataSplit,
+    split: DataSplit,
     *,
     way: Way = "joint",
-    a: float | Sequence[float] = ERROR_FEEDBACKS,
+    error_feedback: float | Sequence[float] = ERROR_FEEDBACKS,
     ridges: Sequence[float] = RIDGES,
     budgets: Sequence[Budgets] = BUDGETS,
     floor: float | None = None,
@@ -154,7 +111,7 @@ def joint(
     blocks: str | None = None,
     chunk_bytes: int,
     advance: Advance = lambda n: None,
-) -> Joint:
+) -> JointSearch:
     """The dense network pruned to as many weights as the given masks keep, or to the pattern that they obey.
 
     `budgets` are the candidates for the numbers of weights of layers: ("given",) keeps those of the given masks. With a
@@ -164,7 +121,7 @@ def joint(
     refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
     called with the cost of each weight, and once more with `fits_all`.
     """
-    candidates = (0.0,) if way in PEERS else _candidates(a)
+    candidates = (0.0,) if way in PEERS else _candidates(error_feedback)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
     if is_like_a_language_model(list(weights.values()), masks) and tuple(candidates) == ERROR_FEEDBACKS:
@@ -172,64 +129,75 @@ def joint(
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
-    parts = in_large_batches(parts)
+    split = in_large_batches(split)
     give_back_freed()
-    found = find_blocks(model, parts.batches[0], blocks)
+    found = find_blocks(model, split.batches[0], blocks)
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
-    task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
+    task, chosen, trials = _chosen(task, masks, split, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
-    at_first, before = _errors(task, _bare(task, masks)[0], parts)  # gone before there is another copy
-    judged = _fitted(task, start, parts, {}, advance)
+    at_first, before = _errors(task, _bare(task, masks)[0], split)  # gone before there is another copy
+    judged = _fitted(task, start, split, {}, advance)
     give_back_freed()
-    at_last, after = _errors(task, judged.model, parts)
+    at_last, after = _errors(task, judged.model, split)
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
     made = _undone(task, masks, judged) if is_worse else judged
-    n_fitted = sum(batch.n_points for batch in parts.fitted)
+    n_fitted = sum(batch.n_points for batch in split.fit)
     if fits_all and not is_worse:
-        made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
-    n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
-    return Joint(
-        model=made.model,
-        masks=made.masks,
-        layers=made.layers,
-        way=way,
-        a=task.layer.a,
-        budgets=chosen,
-        trials=trials,
-        n_tried_layers=n_tried,
+        made = _fitted(task, start, _whole(split), {one.name: one for one in judged.layers}, advance)
+    n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (split.validation, split.test))
+    layers = (
+        LayerRepair(one.name, one.error_before, one.error, one.ridge, one.intercept, one.why, n_moved=one.moved)
+        for one in made.layers
+    )
+    record = Repair(
+        layers=tuple(layers),
         n_points=n_fitted if made is judged or is_worse else n_fitted + n_aside + n_judged,
-        n_judged_fit=n_fitted,
         n_aside=n_aside,
         n_judged=n_judged,
         output_before=before,
+        output_refit=before if is_worse else after,
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
+        polish=None,
         undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+        way="refit" if way == "given" else way,
+        error_feedback=task.layer.error_feedback,
+        budgets=chosen,
+        n_judged_fit=n_fitted,
     )
+    return JointSearch(made.model, made.masks, made.layers, record, trials)
 
 
-def _candidates(a: float | Sequence[float]) -> tuple[float, ...]:
-    found = (float(a),) if isinstance(a, int | float) else tuple(a)
+def _candidates(error_feedback: float | Sequence[float]) -> tuple[float, ...]:
+    found = (float(error_feedback),) if isinstance(error_feedback, int | float) else tuple(error_feedback)
     if not found or not all(0 <= one <= 1 for one in found):
-        raise OptionError(f"a={a!r} is not in [0, 1]", fix="give one number, or several to choose from", option="a")
+        raise OptionError(
+            f"error_feedback={error_feedback!r} is not in [0, 1]",
+            fix="give one number, or several to choose from",
+            option="error_feedback",
+        )
     return found
+
+
+def _with_feedback(task: _Task, error_feedback: float) -> _Task:
+    return replace(task, layer=replace(task.layer, error_feedback=error_feedback))
 
 
 def _chosen(
     task: _Task,
     masks: Masks,
-    parts: DataSplit,
+    split: DataSplit,
     candidates: Sequence[float],
     budgets: Sequence[Budgets],
     floor: float | None,
-) -> tuple[_Task, Budgets, tuple[Trial, ...], int]:
-    """The task with the a that was chosen, the budgets that were, the trials, and how many layers these fitted."""
+) -> tuple[_Task, Budgets, tuple[Trial, ...]]:
+    """The task with the error feedback that was chosen, the budgets that were, and the trials."""
     if len(candidates) == 1 and (len(budgets) == 1 or len(_starts(task, masks, budgets, floor)) == 1):
-        return task, budgets[0], (), 0
-    first = _first(task, masks, parts)
-    trials = _tried(task, first, _few(parts), candidates, budgets, floor)
+        return task, budgets[0], ()
+    first = _first(task, masks, split)
+    trials = _tried(task, first, _few(split), candidates, budgets, floor)
     best = _best(trials)
-    return replace(task, layer=replace(task.layer, a=best.a)), best.budgets, tuple(trials), len(first)
+    return _with_feedback(task, best.error_feedback), best.budgets, tuple(trials)
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
@@ -251,9 +219,9 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
-def _errors(task: _Task, model: nn.Module, parts: DataSplit) -> tuple[float | None, float | None]:
+def _errors(task: _Task, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
     """How far its output is from the dense one, on the points that choose and on those that only judge."""
-    return output_error(task.dense, model, parts.aside), test_error(task.dense, model, parts)
+    return output_error(task.dense, model, split.validation), test_error(task.dense, model, split)
 
 
 def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
@@ -269,14 +237,14 @@ def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
     return _Fitted(model, dict(masks), tuple(layers))
 
 
-def _first(task: _Task, masks: Masks, parts: DataSplit) -> dict[str, Tensor]:
+def _first(task: _Task, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
     """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
     n_wanted = max(SMALL, sum(mask.numel() for mask in masks.values()) // FIRST_OF)
     if sum(mask.numel() for mask in masks.values()) <= n_wanted:
         return dict(masks)
-    census = layer_usage(task.dense, masked_layers(task.dense, masks), parts.batches[:1], task.forms)
+    usage = layer_usage(task.dense, masked_layers(task.dense, masks), split.batches[:1], task.forms)
     found, n_weights = dict[str, Tensor](), 0
-    for group in census.order:
+    for group in usage.order:
         found |= {name: masks[name] for name in group}
         n_weights += sum(masks[name].numel() for name in group)
         if n_weights >= n_wanted:
@@ -284,52 +252,55 @@ def _first(task: _Task, masks: Masks, parts: DataSplit) -> dict[str, Tensor]:
     return found
 
 
-def _few(parts: DataSplit) -> DataSplit:
+def _few(split: DataSplit) -> DataSplit:
     """Some of the points that are fitted, a quarter of them at least, and all points kept aside, for several fits."""
-    n_points = sum(batch.n_points for batch in parts.fitted)
+    n_points = sum(batch.n_points for batch in split.fit)
     step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
     if step < 2:
-        return replace(parts, known=DenseOutputs())
-    most = max(batch.n_points for batch in parts.fitted)
-    fitted = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in parts.fitted], most)
-    is_aside = (False,) * len(fitted) + (True,) * len(parts.aside)
-    return replace(parts, batches=(*fitted, *parts.aside), is_aside=is_aside, known=DenseOutputs())
+        return replace(split, dense_outputs=DenseOutputs())
+    most = max(batch.n_points for batch in split.fit)
+    fitted = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in split.fit], most)
+    is_validation = (False,) * len(fitted) + (True,) * len(split.validation)
+    return replace(
+        split, batches=(*fitted, *split.validation), is_validation=is_validation, dense_outputs=DenseOutputs()
+    )
 
 
-def _whole(parts: DataSplit) -> DataSplit:
+def _whole(split: DataSplit) -> DataSplit:
     """All points to be fitted."""
-    batches = (*parts.batches, *parts.judging)
-    return replace(parts, batches=batches, is_aside=(False,) * len(batches), judging=(), known=None)
+    batches = (*split.batches, *split.test)
+    return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
 
 
 def _tried(
     task: _Task,
     masks: Masks,
-    parts: DataSplit,
+    split: DataSplit,
     candidates: Sequence[float],
     budgets: Sequence[Budgets],
     floor: float | None,
 ) -> list[Trial]:
-    """How far the output moves with each a on the first budgets, as long as that falls; then with the other budgets."""
+    """How far the output moves with each feedback on the first budgets, while that falls; then with other budgets."""
     starts = _starts(task, masks, budgets, floor)
     trials = list[Trial]()
 
-    def add(a: float, name: Budgets) -> bool:
+    def add(feedback: float, name: Budgets) -> bool:
         """Whether it is the best so far."""
-        one = replace(task, layer=replace(task.layer, a=a))
+        one = _with_feedback(task, feedback)
         if task.residuals is not None:
             one = replace(one, residuals=[name for name in task.residuals if name in masks])
-        made = _fitted(one, starts[name], parts, {}, lambda n: None)
-        trials.append(Trial(a, name, output_error(task.dense, made.model, parts.aside)))
+        made = _fitted(one, starts[name], split, {}, lambda n: None)
+        error = output_error(task.dense, made.model, split.validation)
+        trials.append(Trial(feedback, name, len(masks), error))
         return _or_infinite(trials[-1]) < min(map(_or_infinite, trials[:-1]), default=math.inf)
 
     first, *others = sorted(starts, key=lambda name: name != "between")  # where errors are the same, it is taken
-    for a in candidates:
-        if not add(a, first):
+    for feedback in candidates:
+        if not add(feedback, first):
             break
     best = _best(trials)
     for name in others:
-        add(best.a, name)
+        add(best.error_feedback, name)
     return trials
 
 
@@ -398,28 +369,30 @@ def _named(weights: Sequence[Weight], cut: Sequence[Tensor], like: Masks) -> dic
 def search_block(
     dense: nn.Module,
     masks: Masks,
-    parts: DataSplit,
+    split: DataSplit,
     inputs: Sequence[Batch],
     *,
-    a: float = LARGE_ERROR_FEEDBACKS[0],
+    error_feedback: float = LARGE_ERROR_FEEDBACKS[0],
     ridges: Sequence[float] = LARGE_RIDGES,
     pattern: Pattern | None = None,
     follows: bool = True,
     chunk_bytes: int,
 ) -> tuple[nn.Module, dict[str, Tensor], tuple[JointLayer, ...]]:
-    """One block of a network, mask and weights found together: `parts` are its batches as the dense network gives them,
+    """One block of a network, mask and weights found together: `split` are its batches as the dense network gives them,
     `inputs` as the one that is pruned so far does. The pruned copy, its masks, and what became of the weights.
     """
     weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}
-    task = _Task(dense, weights, LayerTask("joint", a, tuple(ridges), pattern, False), None, None, chunk_bytes)
-    made = _fitted(task, masks, parts, {}, lambda n: None, inputs=inputs, follows=follows)
+    task = _Task(
+        dense, weights, LayerTask("joint", error_feedback, tuple(ridges), pattern, False), None, None, chunk_bytes
+    )
+    made = _fitted(task, masks, split, {}, lambda n: None, inputs=inputs, follows=follows)
     return made.model, made.masks, made.layers
 
 
 def _fitted(
     task: _Task,
     start: Masks,
-    parts: DataSplit,
+    split: DataSplit,
     decided: Mapping[str, JointLayer],
     advance: Advance,
     *,
@@ -435,7 +408,7 @@ def _fitted(
         dense,
         pruned,
         start,
-        parts,
+        split,
         blocks=task.blocks,
         forms=task.forms,
         chunk_bytes=task.chunk_bytes,
@@ -443,12 +416,14 @@ def _fitted(
         patches_per_feature=PATCHES_PER_FEATURE,
         pruned_batches=inputs,
     )
-    places = find_places(dense, pair.dense_layers, parts.batches[0])
-    _check_residuals(task.residuals, pair.census.order)
+    places = find_places(dense, pair.dense_layers, split.batches[0])
+    _check_residuals(task.residuals, pair.usage.order)
     masks, layers = dict(start), list[JointLayer]()
     for stage in pair.stages():
         is_behind = follows or stage.follows
-        for mask, layer in _fitted_stage(task, stage, pruned, start, places, decided, parts.known, follows=is_behind):
+        for mask, layer in _fitted_stage(
+            task, stage, pruned, start, places, decided, split.dense_outputs, follows=is_behind
+        ):
             masks[layer.name] = mask
             layers.append(layer)
             advance(fit_cost(mask.shape))
@@ -472,7 +447,7 @@ def _fitted_stage(
     gatherer, bases = stage.gatherer, Bases()
     residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
     corrected = find_residual_layers(gatherer, residuals, follows=follows)
-    for stretch, fits in stretches(gatherer.census, device_of(task.dense)):
+    for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
         aims = LayerTargets(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
             give_back_freed()

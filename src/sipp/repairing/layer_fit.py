@@ -1,4 +1,4 @@
-"""The sums of one layer and a first mask in, the mask and weights that repeat its target best out (T21).
+"""Finds the mask and weights of one layer that best reproduce its target (T21).
 
 Three ways to find them: `joint` searches the mask by alternating directions, takes exact least squares on it, and keeps
 whichever of the first mask and the new one is better on points kept aside; `given` refits the first mask; `alps` and
@@ -61,7 +61,7 @@ class LayerTask:
     """How the layers are fitted, the same for all."""
 
     way: Way
-    a: float  # how much of what earlier layers lost is made up for
+    error_feedback: float  # how much of what earlier layers lost is made up for: a of T21
     ridges: tuple[float, ...]  # shares of the mean diagonal, towards the dense weights; a later one has to be better
     pattern: Pattern | None
     keeps_rows: bool  # no row dies that has a weight in the first mask
@@ -73,7 +73,7 @@ class _Block:
 
     rows: slice
     fit: Moments
-    aside: Moments | None  # None: nothing is kept aside
+    validation: Moments | None  # None: nothing is kept aside
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def fit_layer(
     `decided` is what points kept aside have chosen before: its support and ridge are taken then. `bases` are those of
     the layers before, which may meet the same inputs.
     """
-    blocks, obstacle = _blocks(sums, task.a, judged=decided is None)
+    blocks, obstacle = _blocks(sums, task.error_feedback, judged=decided is None)
     if decided is not None and decided.support == "none":
         obstacle = obstacle or decided.why
     if obstacle:
@@ -186,7 +186,7 @@ def _blocks(sums: WeightMoments, a: float, *, judged: bool) -> tuple[list[_Block
     keys, why = solvable(sums, judged=judged)
     found = []
     for key in keys:
-        aside = _towards(sums.aside[key], a) if judged else None
+        aside = _towards(sums.validation[key], a) if judged else None
         found.append(_Block(slice_of(key), _towards(sums.fit[key], a), aside))
     return found, why
 
@@ -251,7 +251,7 @@ def _trial_error(
     """The squared error on the points kept aside of at most so many rows, spread over the weight."""
     total = 0.0
     for block, one in zip(blocks, rows):
-        assert block.aside is not None
+        assert block.validation is not None
         n_groups, n_rows, _ = one.dense_GRK.shape
         n_taken = min(n_rows, max(1, most // n_groups))
         at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=mask_FK.device).round().long()
@@ -260,7 +260,7 @@ def _trial_error(
         change_GRK = _refitted(few, mask_GRK, ridge) - few.dense_GRK
         fit = block.fit.rows(at)
         shift_GR = fit.intercept(change_GRK) if one.is_centred else torch.zeros_like(fit.d_GR)
-        total += float(block.aside.rows(at).error(change_GRK, shift_GR).sum())
+        total += float(block.validation.rows(at).error(change_GRK, shift_GR).sum())
     return total if math.isfinite(total) else math.inf
 
 
@@ -315,11 +315,11 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
     """The gap to the target on the points kept aside, by the dense output's norm, of the dense weights so changed."""
     far = size = 0.0
     for block in blocks:
-        if block.aside is None:
+        if block.validation is None:
             return None
-        shape = block.aside.d_GR.shape
+        shape = block.validation.d_GR.shape
         change_GRK = change_FK[block.rows].unflatten(0, shape)
-        far += float(block.aside.error(change_GRK, shift_F[block.rows].view(shape)).sum())
-        size += float(block.aside.yy_GR.sum())
+        far += float(block.validation.error(change_GRK, shift_F[block.rows].view(shape)).sum())
+        size += float(block.validation.yy_GR.sum())
     error = math.sqrt(far / size) if size > 0 else math.sqrt(far)
     return error if math.isfinite(error) else math.inf

@@ -43,7 +43,7 @@ def find_residual_layers(
 
     With `follows` what is run follows earlier pruned layers: its inputs are off already.
     """
-    order = [name for group in gatherer.census.order for name in group]
+    order = [name for group in gatherer.usage.order for name in group]
     found = {}
     if residuals is None or residuals:
         dense = gatherer.dense
@@ -87,7 +87,7 @@ def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tenso
     use = output_as_use(module, tensor, gatherer.pruned.batches[i])  # the same points in both
     if use is None:
         return None
-    use = thinned(use, gatherer.census.strides[weight.name], i)
+    use = thinned(use, gatherer.usage.strides[weight.name], i)
     return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
@@ -111,8 +111,8 @@ class LayerTargets(Sequence[Targets]):
         which = tuple(names), tuple(self.corrected)
         self.kept = None if known is None else known.targets.get(which)
         if fits and self.kept is None:
-            self.kept = [self._dense(names, i) for i in range(len(gatherer.is_aside))]
-            n_bytes = sum(gatherer.census.target_bytes[name] for name in names)
+            self.kept = [self._dense(names, i) for i in range(len(gatherer.is_validation))]
+            n_bytes = sum(gatherer.usage.target_bytes[name] for name in names)
             if known is not None and known.n_bytes + n_bytes <= target_bytes(device_of(gatherer.dense.model)):
                 known.targets[which] = self.kept
                 known.n_bytes += n_bytes
@@ -127,7 +127,7 @@ class LayerTargets(Sequence[Targets]):
         return few
 
     def __len__(self) -> int:
-        return len(self.gatherer.is_aside)
+        return len(self.gatherer.is_validation)
 
     def __getitem__(self, i: Any) -> Any:
         targets = self._dense(self.names, i) if self.kept is None else self.kept[i]

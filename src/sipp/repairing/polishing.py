@@ -14,12 +14,13 @@ from sipp.errors import DataError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.distance import error_of, outputs_of, squares
-from sipp.progress import Advance
+from sipp.progress import progress_bar
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
 from sipp.records.repair import Polish
-from sipp.repairing.data_split import merged_batches
+from sipp.repairing.data_split import DataSplit, merged_batches
 
+LEARNING_RATE = 2e-3
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
@@ -34,13 +35,12 @@ def polish(
     dense: nn.Module,
     repaired: nn.Module,
     masks: Mapping[str, Tensor],
-    fitted: Sequence[Batch],
-    aside: Sequence[Batch],
+    split: DataSplit,
     *,
     steps: int,
     learning_rate: float,
     seed: int,
-    advance: Advance,
+    progress: bool,
 ) -> tuple[Polish, float | None]:
     """What the steps did to `repaired`, in place, and its output error on the points kept aside.
 
@@ -49,37 +49,39 @@ def polish(
     along a cosine. A network whose output is near to the dense one already has a smaller rate; so has one that the
     first steps only took away from it: then they begin anew.
     """
+    fitted, validation = split.fit, split.validation
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
-    judged = outputs_of(dense, aside)
+    judged = outputs_of(dense, validation)
     if not outputs_of(dense, fitted[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks, optimizer=optimizer)
-    best, best_step, since = error_of(repaired, aside, judged), 0, 0
+    best, best_step, since = error_of(repaired, validation, judged), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = [parameter.detach().clone() for parameter in trained]
     mixed, taken, is_lowered = _mixed(fitted, seed), 0, False
     try:
-        while taken < steps and since < PATIENCE:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
-            batch = next(mixed)
-            _step(repaired, optimizer, batch, outputs_of(dense, [batch])(0))
-            taken += 1
-            advance(1)
-            if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
-                found = error_of(repaired, aside, judged)
-                since += 1
-                if found is not None and best is not None and found < best:
-                    best, best_step, since = found, taken, 0
-                    kept = [parameter.detach().clone() for parameter in trained]
-                elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
-                    rate, since, is_lowered = LOWER * rate, 0, True
-                    optimizer.state.clear()
-                    _put_back(trained, kept)
+        with progress_bar("polishing", steps, shown=progress) as advance:
+            while taken < steps and since < PATIENCE:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
+                batch = next(mixed)
+                _step(repaired, optimizer, batch, outputs_of(dense, [batch])(0))
+                taken += 1
+                advance(1)
+                if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
+                    found = error_of(repaired, validation, judged)
+                    since += 1
+                    if found is not None and best is not None and found < best:
+                        best, best_step, since = found, taken, 0
+                        kept = [parameter.detach().clone() for parameter in trained]
+                    elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
+                        rate, since, is_lowered = LOWER * rate, 0, True
+                        optimizer.state.clear()
+                        _put_back(trained, kept)
     finally:
         release(repaired)
         _put_back(trained, kept)

@@ -1,8 +1,9 @@
-"""A network and its first masks in, one with masks and weights found together out (T21), polished where asked."""
+"""Finds masks and weights together, from first masks (T21), and polishes the network where asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,23 +11,22 @@ from torch import Tensor, nn
 from sipp.progress import fit_cost, progress_bar
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Pattern, Scoring
-from sipp.records.repair import LayerRepair, Polish, Repair
+from sipp.records.pruned import Repaired
 from sipp.repairing.data_split import DataSplit, test_error
-from sipp.repairing.joint import BUDGETS, ERROR_FEEDBACKS, SMALL, Budgets, Joint, joint
-from sipp.repairing.polishing import polish
-from sipp.repairing.refit_network import LEARNING_RATE, Repaired
+from sipp.repairing.joint import BUDGETS, ERROR_FEEDBACKS, SMALL, Budgets, joint
+from sipp.repairing.polishing import LEARNING_RATE, polish
 from sipp.scoring.sensitivities import chunk_of
 
 
 def search_masks_and_weights(
     dense: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: DataSplit,
+    split: DataSplit,
     *,
     way: Literal["joint"] | Fitting = "joint",
     floor: float | None = None,
     pattern: Pattern | None = None,
-    a: Sequence[float] = ERROR_FEEDBACKS,
+    error_feedback: Sequence[float] = ERROR_FEEDBACKS,
     budgets: Sequence[Budgets] = BUDGETS,
     fits_all: bool = True,
     steps: int = 0,
@@ -51,9 +51,9 @@ def search_masks_and_weights(
         found = joint(
             dense,
             masks,
-            parts,
+            split,
             way=way,
-            a=a,
+            error_feedback=error_feedback,
             budgets=budgets,
             floor=floor,
             pattern=pattern,
@@ -62,44 +62,18 @@ def search_masks_and_weights(
             chunk_bytes=n_bytes,
             advance=advance,
         )
-    polished, after, chosen = None, found.output_after, found.output_chosen
-    if steps and not found.undone:
-        with progress_bar("polishing", steps, shown=progress) as advance:
-            polished, chosen = polish(
-                dense,
-                found.model,
-                found.masks,
-                parts.fitted,
-                parts.aside,
-                steps=steps,
-                learning_rate=learning_rate,
-                seed=seed,
-                advance=advance,
-            )
-        after = test_error(dense, found.model, parts)
-    return Repaired(found.model, dict(found.masks), _record(found, way, polished, after, chosen), parts.keys)
-
-
-def _record(
-    found: Joint, way: Literal["joint"] | Fitting, polished: Polish | None, after: float | None, chosen: float | None
-) -> Repair:
-    layers = tuple(
-        LayerRepair(one.name, one.error_before, one.error, one.ridge, one.intercept, one.why, n_moved=one.moved)
-        for one in found.layers
-    )
-    return Repair(
-        layers=layers,
-        n_points=found.n_points,
-        n_aside=found.n_aside,
-        n_judged=found.n_judged,
-        output_before=found.output_before,
-        output_refit=found.output_after,
-        output_after=after,
-        output_chosen=chosen,
-        polish=polished,
-        undone=found.undone,
-        way=way,
-        a=found.a,
-        budgets=found.budgets,
-        n_judged_fit=found.n_judged_fit,
-    )
+    record = found.record
+    if steps and not record.undone:
+        polished, chosen = polish(
+            dense,
+            found.model,
+            found.masks,
+            split,
+            steps=steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            progress=progress,
+        )
+        after = test_error(dense, found.model, split)
+        record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
+    return Repaired(found.model, found.masks, record, split.keys)

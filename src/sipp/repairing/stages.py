@@ -29,14 +29,14 @@ STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at mo
 
 @dataclass(frozen=True)
 class NetworkStage:
-    """A part of both networks: its weights are to be finished, in the order of its census, before the next is taken."""
+    """A part of both networks: its weights are to be finished, in the order of its usage, before the next is taken."""
 
     gatherer: Gatherer
     follows: bool  # earlier weights have changed, and with them its inputs
 
     @property
     def names(self) -> list[str]:
-        return [name for group in self.gatherer.census.order for name in group]
+        return [name for group in self.gatherer.usage.order for name in group]
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class DenseAndPruned:
     dense_layers: tuple[PrunableLayer, ...]
     pruned_layers: tuple[PrunableLayer, ...]
     batches: Sequence[Batch]
-    is_aside: tuple[bool, ...]
-    census: LayerUsage
+    is_validation: tuple[bool, ...]
+    usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
     dtype: torch.dtype
-    pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
+    pruned_batches: Sequence[Batch]  # the same ones, unless both are split of networks
 
     def stages(self) -> Iterator[NetworkStage]:
-        """The parts of the networks that hold weights of the census, each made when the one before it is finished."""
+        """The split of the networks that hold weights of the usage, each made when the one before it is finished."""
         before, within, after = self._places()
         entered = self._entered() if any(within) else None
         if self.blocks is None or entered is None:
-            yield self._whole(self.census.order, follows=False)
+            yield self._whole(self.usage.order, follows=False)
             return
         if before:
             yield self._whole(before, follows=False)
@@ -111,8 +111,8 @@ class DenseAndPruned:
         return Gatherer(
             Side(self.dense, run[0], wanted[0], batches[0]),
             Side(self.pruned, run[1], wanted[1], batches[1]),
-            self.is_aside,
-            replace(self.census, order=order),
+            self.is_validation,
+            replace(self.usage, order=order),
             self.chunk_bytes,
             dtype=self.dtype,
             replay=replays[1],
@@ -129,15 +129,15 @@ class DenseAndPruned:
             for i, name in enumerate(names)
             if layer.module_name == name or layer.module_name.startswith(f"{name}.")
         }
-        places = [next((homes[name] for name in group if name in homes), None) for group in self.census.order]
+        places = [next((homes[name] for name in group if name in homes), None) for group in self.usage.order]
         known = [at for at in places if at is not None]
         first = next((i for i, at in enumerate(places) if at is not None), 0)
         is_in_order = known == sorted(known)
         before, within, after = list[Any](), [list[Any]() for _ in names], list[Any]()
-        for i, (group, at) in enumerate(zip(self.census.order, places)):
+        for i, (group, at) in enumerate(zip(self.usage.order, places)):
             (within[at] if at is not None else before if i < first else after).append(group)
         if not is_in_order:
-            return tuple(self.census.order), [], ()
+            return tuple(self.usage.order), [], ()
         return tuple(before), [tuple(groups) for groups in within], tuple(after)
 
     def _entered(self) -> list[Entered] | None:
@@ -157,7 +157,7 @@ def dense_and_pruned(
     dense: nn.Module,
     pruned: nn.Module,
     masks: Mapping[str, Tensor],
-    parts: DataSplit,
+    split: DataSplit,
     *,
     blocks: Blocks | None,
     forms: Forms,
@@ -171,19 +171,19 @@ def dense_and_pruned(
     `forms` are those of batches that were checked before; what is known of the points is not looked at again.
     """
     layers = masked_layers(dense, masks)
-    batches = parts.batches
-    censuses = {} if parts.known is None else parts.known.censuses
+    batches = split.batches
+    usages = {} if split.dense_outputs is None else split.dense_outputs.usages
     looked_at = tuple(masks), patches_per_feature
-    if looked_at not in censuses:
-        censuses[looked_at] = layer_usage(dense, layers, batches, forms, patches_per_feature)
+    if looked_at not in usages:
+        usages[looked_at] = layer_usage(dense, layers, batches, forms, patches_per_feature)
     return DenseAndPruned(
         dense=dense,
         pruned=pruned,
         dense_layers=layers,
         pruned_layers=masked_layers(pruned, masks),
         batches=batches,
-        is_aside=parts.is_aside,
-        census=censuses[looked_at],
+        is_validation=split.is_validation,
+        usage=usages[looked_at],
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,

@@ -102,7 +102,7 @@ def compare(
     if baseline.why_no_accuracy and baseline.same is not None:
         warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
     fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
-    parts = split_data(task.model, points.chosen, seed=seed) if fits else None
+    split = split_data(task.model, points.chosen, seed=seed) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
@@ -111,11 +111,11 @@ def compare(
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
                 for way in own_way:
-                    assert parts is not None
-                    found, _ = repaired_cut(ranking, found, parts, way, chunk_bytes=scoring.chunk_bytes)
+                    assert split is not None
+                    found, _ = repaired_cut(ranking, found, split, way, chunk_bytes=scoring.chunk_bytes)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
-                if repair and parts is not None:
-                    fixed, _ = repaired_cut(ranking, found, parts, repair, chunk_bytes=scoring.chunk_bytes)
+                if repair and split is not None:
+                    fixed, _ = repaired_cut(ranking, found, split, repair, chunk_bytes=scoring.chunk_bytes)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

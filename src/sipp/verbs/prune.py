@@ -36,11 +36,11 @@ from sipp.records.options import (
     Selector,
 )
 from sipp.records.other_names import in_our_words
-from sipp.records.pruned import Pruned
+from sipp.records.pruned import Pruned, Repaired
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.refit_network import Repaired, refit_network
+from sipp.repairing.refit_network import refit_network
 from sipp.repairing.search_masks_and_weights import search_masks_and_weights
 from sipp.scoring.methods import MethodInfo
 from sipp.verbs.recording import pruned_of, warn_of_dead
@@ -155,7 +155,7 @@ def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
 def repaired_cut(
     ranking: Ranking,
     found: Cut,
-    parts: DataSplit,
+    split: DataSplit,
     way: Repairing | Fitting,
     *,
     blocks: str | None = None,
@@ -172,14 +172,14 @@ def repaired_cut(
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
     if way == "refit":
-        fixed = refit_network(dense, found.model, found.masks, parts, **run)
+        fixed = refit_network(dense, found.model, found.masks, split, **run)
     else:
         known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
-        known |= {} if like is None else {"a": (like.a,), "budgets": (like.budgets,)}
+        known |= {} if like is None else {"error_feedback": (like.error_feedback,), "budgets": (like.budgets,)}
         known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_masks_and_weights(dense, masks, parts, **known, **run)
+        fixed = search_masks_and_weights(dense, masks, split, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed

@@ -109,24 +109,24 @@ def prune_on_disk(
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())
-    parts = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
+    split = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
     network = _Network(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
-    chain = network.find_blocks(parts.batches[0])
-    work = _Work(target, _task_hash(options, repair, source, chain, parts.batches))
+    chain = network.find_blocks(split.batches[0])
+    work = _Work(target, _task_hash(options, repair, source, chain, split.batches))
     finished = work.begin()
-    calls = _common_call(network, chain, parts.batches, work if finished == 0 else None)
+    calls = _common_call(network, chain, split.batches, work if finished == 0 else None)
     n_blocks, began = len(chain.names), monotonic()
     with progress_bar("blocks", n_blocks - finished, shown=progress) as advance:
         for i in range(finished, n_blocks):
-            done = _prune_block(network, chain, calls, i, parts, work, options, repair)
+            done = _prune_block(network, chain, calls, i, split, work, options, repair)
             line = f"{chain.names[i]} ({i + 1} of {n_blocks}): {_told(done)}"
             progress_line(line, shown=progress, seconds=monotonic() - began)
             advance(1)
     journal = work.journal()
     network.write_rest(target, chain, journal["file_of"])
     found = tuple(BlockWeight(**one) for one in journal["weights"])
-    n_points = sum(batch.n_points for batch in parts.batches)
+    n_points = sum(batch.n_points for batch in split.batches)
     work.end(source.folder)
     return PrunedOnDisk(target, n_blocks, finished, n_points, found)
 
@@ -303,22 +303,22 @@ def _prune_block(
     blocks: Blocks,
     calls: Sequence[Call],
     i: int,
-    parts: DataSplit,
+    split: DataSplit,
     work: _Work,
     options: PruneOptions,
     repair: bool,
 ) -> list[BlockWeight]:
     """Prunes block i, writes its file and the states behind it, and notes that it is finished."""
     dense = _Block(blocks.names[i], network.load_block(i), blocks, calls[i])
-    states = work.states(i, "dense", parts.batches, network.device)
+    states = work.states(i, "dense", split.batches, network.device)
     made, masks, spared = _cut(dense, states, options)
     errors: dict[str, tuple[float | None, float | None]] = {}
     if repair:
         made, masks, layers = search_block(
             dense,
             {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
-            replace(parts, batches=states),
-            work.states(i, "pruned", parts.batches, network.device),
+            replace(split, batches=states),
+            work.states(i, "pruned", split.batches, network.device),
             pattern=None if options.pattern is None else pattern_of(options.pattern),
             follows=i > 0,
             chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
@@ -329,7 +329,7 @@ def _prune_block(
     write_shard(work.folder, _file(i), tensors)
     sides = (("dense", dense), ("pruned", made)) if repair else (("dense", dense),)
     for side, block in sides if i + 1 < len(blocks.names) else ():
-        for j, batch in enumerate(work.states(i, side, parts.batches, network.device)):
+        for j, batch in enumerate(work.states(i, side, split.batches, network.device)):
             with scoring_mode(block, "running"), exact_matmul():
                 work.write(i + 1, side, j, run_batch(block, batch))
     done = [

@@ -66,12 +66,11 @@ from sipp.records.options import (
     unused_in_prune_to,
 )
 from sipp.records.other_names import in_our_words
-from sipp.records.pruned import Pruned
+from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
-from sipp.repairing.refit_network import Repaired
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune import repaired_cut
@@ -165,7 +164,7 @@ def prune_to_with(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, len(grid), claim, options, _parts(ranking, options, calibration))
+    walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
     if claim.n_needed > points.n:
         return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
@@ -203,13 +202,13 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
     return seen, survey(holdout, "holdout", frozenset(seen.draws))
 
 
-def _parts(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
+def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
     """The points that levels are repaired on; None where they are not repaired."""
     if not options.repair:
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration, seed=options.seed), known=DenseOutputs())
+    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
 
 
 def _walk(
@@ -299,10 +298,10 @@ class _Walker:
         n_levels: int,
         claim: _Claim,
         options: PruneOptions,
-        parts: DataSplit | None,
+        split: DataSplit | None,
     ) -> None:
         self.ranking, self.output, self.claim, self.options = ranking, output, claim, options
-        self.parts = parts  # None: levels are not repaired
+        self.split = split  # None: levels are not repaired
         self.like: Repair | None = None  # what the first level chose of a joint search
         self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
@@ -320,13 +319,13 @@ class _Walker:
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` gives it."""
-        if self.parts is None:
+        if self.split is None:
             found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
         else:
-            found, fixed = self._repaired(self.parts, budget)
+            found, fixed = self._repaired(self.split, budget)
         return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
 
-    def _repaired(self, parts: DataSplit, budget: int) -> tuple[Cut, Repaired]:
+    def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one chooses for all."""
         if budget not in self.repaired:
             found = cut(self.ranking, budget, seed=self.options.seed)
@@ -334,7 +333,7 @@ class _Walker:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
             chunk_bytes = self.options.scoring.chunk_bytes
             found, fixed = repaired_cut(
-                self.ranking, found, parts, self.options.repair, chunk_bytes=chunk_bytes, like=self.like, fits_all=False
+                self.ranking, found, split, self.options.repair, chunk_bytes=chunk_bytes, like=self.like, fits_all=False
             )
             self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
             self.repaired[budget] = found, fixed
@@ -346,12 +345,12 @@ class _Walker:
 
     def _set(self, budget: int) -> None:
         """Makes `sparse` the network of a level."""
-        if self.parts is None:
+        if self.split is None:
             write_rows(
                 self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)[0]
             )
         else:
-            self.sparse = self._repaired(self.parts, budget)[1].model
+            self.sparse = self._repaired(self.split, budget)[1].model
 
     def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass."""

@@ -11,9 +11,8 @@ from sipp.pruning.ranking import ranking_seen_keys
 from sipp.records.assumption import Assumption
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
-from sipp.records.pruned import OutputChange, Pruned
+from sipp.records.pruned import OutputChange, Pruned, Repaired
 from sipp.records.ranking import Ranking
-from sipp.repairing.refit_network import Repaired
 
 
 def pruned_of(

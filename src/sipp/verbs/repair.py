@@ -18,7 +18,8 @@ from sipp.records.pruned import Pruned, PrunedLayer, without_statements
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
-from sipp.repairing.refit_network import LEARNING_RATE, check_same_tensors, refit_network
+from sipp.repairing.polishing import LEARNING_RATE
+from sipp.repairing.refit_network import check_same_tensors, refit_network
 from sipp.repairing.search_masks_and_weights import search_masks_and_weights
 
 MOST_STEPS = 10_000_000
@@ -72,15 +73,15 @@ def repair(
     check_same_tensors(dense, given, pruned.masks)
     chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "seed": seed}
     chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
-    parts = split_data(dense, data, n_points=n_points, seed=seed)
+    split = split_data(dense, data, n_points=n_points, seed=seed)
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
         found = search_masks_and_weights(
-            dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen
+            dense, pruned.masks, split, floor=0.0 if alive else None, pattern=pattern, **chosen
         )
     else:
-        found = refit_network(dense, given, pruned.masks, parts, **chosen)
+        found = refit_network(dense, given, pruned.masks, split, **chosen)
     about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     return replace(
         about,
