@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sipp.records.display import percent_up, sure
+from sipp.records.display import number_up, percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.options import Mode
 from sipp.records.scores import DrawUnit
@@ -109,8 +109,8 @@ class Measured:
         )
         if self.epsilon is None:
             return f"{text}. There is no bound for the network: {self.network_reason}."
-        share = percent_up(self.network_share)
-        return f"{text}; for all but {share}, the output moves by at most {self.epsilon:.4g} times its size, {two}."
+        share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
+        return f"{text}; for all but {share}, the output moves by at most {most} times its size, {two}."
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -140,9 +140,10 @@ class NetworkBound:
             return f"no bound: {self.reason}"
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
+        found = f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage}"
         if self.guarantee is None:
-            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes only independent inputs"
-        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on an assumption: {self.guarantee}"
+            return f"{found}; met, assumes only independent inputs"
+        return f"{found}; rests on an assumption: {self.guarantee}"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

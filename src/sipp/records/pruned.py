@@ -107,6 +107,7 @@ class Pruned:
     pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
     moved: OutputChange | None = None  # the output on a few calibration points; None where there were none to run
     seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
+    seen_all: bool = False  # whether these are all that chose the weights of `described_hash`
 
     @property
     def n_weights(self) -> int:

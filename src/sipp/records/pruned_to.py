@@ -13,7 +13,7 @@ from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
-from sipp.records.network_hash import model_hash
+from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
 from sipp.records.shrunk import Shrunk
@@ -89,10 +89,15 @@ def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
-def points_seen(given: NetworkLike) -> frozenset[bytes]:
-    """Keys of points that chose the network, as far as its record knows them."""
+def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
+    """Keys of points that chose the network, as far as its record knows them, and whether these are all.
+
+    They are not where the weights changed since: what was done then is not known.
+    """
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
-    return record.seen if isinstance(record, Pruned | Shrunk) else frozenset()
+    if not isinstance(record, Pruned | Shrunk):
+        return frozenset(), False
+    return record.seen, record.seen_all and tensors_hash(network_of(given)) == record.described_hash
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:

@@ -14,6 +14,7 @@ from sipp.records.display import (
     labelled,
     listed,
     number,
+    number_up,
     percent_up,
     short_names,
     sure,
@@ -93,7 +94,7 @@ def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: i
             f"{layer.keep:.2%}",
             *(str(layer.strategies.get(name, 0)) for name in strategies),
             str(len(layer.dead_rows) or ""),
-            *(number(value) for value in (bounds_of(layer) if bounds else ())),
+            *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
         )
         for label, layer in zip(labels, pruned.layers)
     ]

@@ -89,10 +89,10 @@ class Joint:
     n_judged_fit: int  # that the network which was judged was fitted to
     n_aside: int  # that chose
     n_judged: int  # that did nothing but judge; 0: too few points
-    output_before: float | None  # first masks and dense weights, on the points that only judge
+    output_before: float | None  # first masks with the weights they came with, on the points that only judge
     output_after: float | None  # there
     output_chosen: float | None  # on the points that chose: no estimate for others
-    undone: str  # why the network is the dense one under the first masks; empty where it is not
+    undone: str  # why the network is the one before, under the first masks; empty where it is not
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -151,6 +151,7 @@ def joint(
     floor: float | None = None,
     pattern: Pattern | None = None,
     residuals: Collection[str] | None = None,
+    given: nn.Module | None = None,
     fits_all: bool = True,
     blocks: str | None = None,
     chunk_bytes: int,
@@ -162,8 +163,9 @@ def joint(
     `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least that
     share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
     are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
-    refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
-    called with the cost of each weight, and once more with `fits_all`.
+    refitted to the same targets), or a peer. `given` has weights of its own under the masks: what is found is compared
+    with it, and given up where it is worse; None: with the dense weights under them. Unless `fits_all`, the result is
+    the network that was judged. `advance` is called with the cost of each weight, and once more with `fits_all`.
     """
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
@@ -178,11 +180,11 @@ def joint(
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
     judged = _fitted(task, start, parts, {}, advance)
-    given = _undone(task, masks, judged)
-    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (given, judged))
-    before, after = (judged_error(model, one.model, parts) for one in (given, judged))
+    first = _undone(task, masks, judged, given)
+    at_first, at_last = (output_error(model, one.model, parts.aside) for one in (first, judged))
+    before, after = (judged_error(model, one.model, parts) for one in (first, judged))
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    made, n_fitted = given if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
+    made, n_fitted = first if is_worse else judged, sum(batch.n_points for batch in parts.fitted)
     if fits_all and not is_worse:
         made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
     n_aside, n_judged = (sum(batch.n_points for batch in some) for some in (parts.aside, parts.judging))
@@ -249,12 +251,12 @@ class _Fitted:
     layers: tuple[JointLayer, ...]
 
 
-def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
-    """The dense network under the given masks."""
-    model, layers = copy_of(task.dense), list[JointLayer]()
+def _undone(task: _Task, masks: Masks, fitted: _Fitted, given: nn.Module | None) -> _Fitted:
+    """The network before: the given one, whose layers were compared with nothing, or the dense one under the masks."""
+    model, layers = copy_of(task.dense if given is None else given), list[JointLayer]()
     for one in fitted.layers:
         left = left_as_given(model, task.weights[one.name], masks[one.name], "undone")
-        layers.append(replace(_with_errors(left, one), error=one.error_before))
+        layers.append(replace(_with_errors(left, one), error=one.error_before) if given is None else left)
     return _Fitted(model, dict(masks), tuple(layers))
 
 

@@ -31,7 +31,7 @@ from sipp.report.summary import (
 )
 
 # Of its record, elsewhere on the page
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen"}
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
