@@ -74,6 +74,7 @@ def pruned_details(pruned: Pruned) -> str:
 def headline(pruned: Pruned) -> str:
     """How many weights are left, and by which method, in one line."""
     pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
+    pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
     return (
         f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
     )
@@ -150,6 +151,8 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
+        if pruned.kept > pruned.budget:  # what is spared comes beside the budget
+            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that met too few tokens are left as they are"
         if pruned.draws == "fixed":
             why = "but with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))

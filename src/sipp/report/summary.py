@@ -33,7 +33,7 @@ def lead(pruned: PrunedModel) -> Finding:
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
-    rows = "every row keeps at least one weight" if not dead else f"{counted(dead, 'row')} lost all weights"
+    rows = "no row lost all its weights" if not dead else f"{counted(dead, 'row')} lost all weights"
     repaired = " and repaired" if record.repair else ""
     return Finding(
         heading,
