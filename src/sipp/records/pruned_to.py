@@ -18,7 +18,6 @@ from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
 from sipp.records.shrunk import Shrunk
 
-
 CHANGED_SINCE = (
     "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
     "sipp.certify with new inputs says what holds"
