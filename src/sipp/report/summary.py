@@ -113,7 +113,8 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        return f"On new inputs, the accuracy falls by at most {points_up(found.drop_upper)} {sure}"
+        what = "accuracy of the next token" if found.measure == "next-token" else "accuracy"
+        return f"On new inputs, the {what} falls by at most {points_up(found.drop_upper)} {sure}"
     if certificate.verdict != "certified" or certificate.limit is None:
         return ""
     if found.measure != "output":
