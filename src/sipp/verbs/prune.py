@@ -184,8 +184,8 @@ def repaired_cut(
         known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        given = None if found.model is dense else found.model
-        fixed = search_network(dense, masks, parts, given=given, **known, **run)
+        before = None if found.model is dense else found.model
+        fixed = search_network(dense, masks, parts, given=before, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed
