@@ -90,10 +90,10 @@ class Joint:
     n_judged_fit: int  # that the network which was judged was fitted to
     n_aside: int  # that chose
     n_judged: int  # that did nothing but judge; 0: too few points
-    output_before: float | None  # first masks and dense weights, on the points that only judge
+    output_before: float | None  # first masks with the weights they came with, on the points that only judge
     output_after: float | None  # there
     output_chosen: float | None  # on the points that chose: no estimate for others
-    undone: str  # why the network is the dense one under the first masks; empty where it is not
+    undone: str  # why the network is the one before, under the first masks; empty where it is not
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -152,6 +152,7 @@ def joint(
     floor: float | None = None,
     pattern: Pattern | None = None,
     residuals: Collection[str] | None = None,
+    given: nn.Module | None = None,
     fits_all: bool = True,
     blocks: str | None = None,
     chunk_bytes: int,
@@ -163,8 +164,9 @@ def joint(
     `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least that
     share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
     are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
-    refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
-    called with the cost of each weight, and once more with `fits_all`.
+    refitted to the same targets), or a peer. `given` has weights of its own under the masks: what is found is compared
+    with it, and given up where it is worse; None: with the dense weights under them. Unless `fits_all`, the result is
+    the network that was judged. `advance` is called with the cost of each weight, and once more with `fits_all`.
     """
     candidates = (0.0,) if way in PEERS else _candidates(a)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
@@ -180,12 +182,12 @@ def joint(
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials, n_tried = _chosen(task, masks, parts, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
-    at_first, before = _errors(task, _bare(task, masks)[0], parts)  # gone before there is another copy
+    at_first, before = _errors(task, _before(task, masks, given)[0], parts)  # gone before there is another copy
     judged = _fitted(task, start, parts, {}, advance)
     give_back_freed()
     at_last, after = _errors(task, judged.model, parts)
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    made = _undone(task, masks, judged) if is_worse else judged
+    made = _undone(task, masks, judged, given) if is_worse else judged
     n_fitted = sum(batch.n_points for batch in parts.fitted)
     if fits_all and not is_worse:
         made = _fitted(task, start, _whole(parts), {one.name: one for one in judged.layers}, advance)
@@ -258,16 +260,18 @@ def _errors(task: _Task, model: nn.Module, parts: Parts) -> tuple[float | None, 
     return output_error(task.dense, model, parts.aside), judged_error(task.dense, model, parts)
 
 
-def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
-    """The dense network under the given masks, and the records of its weights."""
-    model = copy_of(task.dense)
+def _before(task: _Task, masks: Masks, given: nn.Module | None) -> tuple[nn.Module, dict[str, JointLayer]]:
+    """The network before: the given one, or the dense one under the given masks, and the records of its weights."""
+    model = copy_of(task.dense if given is None else given)
     return model, {name: left_as_given(model, task.weights[name], masks[name], "undone") for name in masks}
 
 
-def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
-    """That network in place of one that was fitted, with the errors of its layers."""
-    model, left = _bare(task, masks)
-    layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
+def _undone(task: _Task, masks: Masks, fitted: _Fitted, given: nn.Module | None) -> _Fitted:
+    """That network in place of one that was fitted, with the errors of its layers; of a given one they are unknown."""
+    model, left = _before(task, masks, given)
+    layers = [left[one.name] for one in fitted.layers]
+    if given is None:
+        layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
     return _Fitted(model, dict(masks), tuple(layers))
 
 

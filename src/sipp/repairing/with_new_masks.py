@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from sipp.progress import fit_cost, progress_bar
+from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Fitting, Scoring
 from sipp.records.pattern import Pattern
@@ -29,6 +32,7 @@ def search_network(
     pattern: Pattern | None = None,
     a: Sequence[float] = AIMS,
     budgets: Sequence[Budgets] = BUDGETS,
+    given: nn.Module | None = None,
     fits_all: bool = True,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
@@ -39,10 +43,12 @@ def search_network(
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep: which, and their values, found together.
 
-    `way` is our search, or one of others by its definition.
-    Unless `fits_all`, the points that choose and judge are not fitted. `steps` polish it against the dense outputs;
-    those points are not fitted then either, so that they can stop the polish. Where steps lose on them, none is taken.
+    `way` is our search, or one of others by its definition. Ours is compared with the `given` network, where that has
+    other weights under the masks than the dense one. Unless `fits_all`, the points that choose and judge are not
+    fitted. `steps` polish it against the dense outputs; those points are not fitted then either, so that they can stop
+    the polish. Where steps lose on them, none is taken.
     """
+    given = given if given is not None and _has_own_values(dense, given, masks) else None
     n_bytes = chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
     fits_all = fits_all and not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
@@ -58,6 +64,7 @@ def search_network(
             budgets=budgets,
             floor=floor,
             pattern=pattern,
+            given=given,
             fits_all=fits_all,
             blocks=blocks,
             chunk_bytes=n_bytes,
@@ -78,7 +85,18 @@ def search_network(
                 advance=advance,
             )
         after = judged_error(dense, found.model, parts)
+    if given is not None:  # errors of layers before are those of dense weights, which the network did not have
+        found = replace(found, layers=tuple(replace(one, error_before=None) for one in found.layers))
     return Repaired(found.model, dict(found.masks), _record(found, way, polished, after, chosen), parts.keys)
+
+
+def _has_own_values(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> bool:
+    """Whether a network is another one than the dense under these masks: sampled, fitted or trained."""
+    theirs = tensors_of(given)
+    return not all(
+        torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)
+        for name, value in tensors_of(dense).items()
+    )
 
 
 def _record(

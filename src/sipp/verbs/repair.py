@@ -16,6 +16,7 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes
 from sipp.records.pattern import pattern_of
 from sipp.records.pruned import Pruned, PrunedLayer, without_statements
+from sipp.records.pruned_to import points_seen
 from sipp.records.weights import to_rows
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.layer_by_layer import LEARNING_RATE, check_same_tensors, repair_network
@@ -77,10 +78,12 @@ def repair(
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        found = search_network(dense, pruned.masks, parts, floor=0.0 if alive else None, pattern=pattern, **chosen)
+        chosen |= {"floor": 0.0 if alive else None, "pattern": pattern}
+        found = search_network(dense, pruned.masks, parts, given=given, **chosen)
     else:
         found = repair_network(dense, given, pruned.masks, parts, **chosen)
     about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
+    seen, is_all = points_seen(pruned)
     return replace(
         about,
         model=found.model,
@@ -89,7 +92,8 @@ def repair(
         described_hash=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
-        seen=pruned.seen | found.keys,
+        seen=seen | found.keys,
+        seen_all=is_all,
     )
 
 
