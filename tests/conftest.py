@@ -11,6 +11,13 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # The tests that ask for several threads share their cores with others: a thread that waits sleeps, and does not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Dozens of tests start Python anew: what is compiled is kept, or each of them would compile the package again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Nobody cuts the power here, and disks are slow: tests of the order of writes count the calls, and processes that tests
+# start wait for the disk as users do. As the real one it refuses what is no open file.
+os.fsync = lambda descriptor: os.fstat(descriptor) and None
 
 gc.disable()  # while modules are loaded and tests collected, which keep nearly all they make
 

@@ -72,6 +72,18 @@ def test_rows_go_before_the_share_of_a_layer() -> None:
     assert mask.tolist() == [[True, True, False], [True, False, False], [True, False, False]]
 
 
+def test_both_floors_hold_wherever_the_budget_reaches_for_both() -> None:
+    """The best of rows count for the floor of their layer, whose largest scores may all lie in one row."""
+    scores = [torch.tensor([[9.0, 8, 7, 6], [1, 0.5, 0.4, 0.3]]), torch.rand(2, 4) + 10]
+    masks = largest_above_floor(scores, scores, 6, share=0.99)  # 2 for each layer, or 3 with the best of both rows
+    assert [int(mask.sum()) for mask in masks] == [3, 3]
+    masks = largest_above_floor(scores, scores, 4, share=0.99)  # 1 of each; here too few for 3
+    assert [mask.sum(1).tolist() for mask in masks] == [[1, 1], [1, 1]]
+    scores = [torch.cat([torch.full((1, 9), 5.0), torch.full((3, 9), 0.1)]), torch.full((1, 9), 10.0)]
+    masks = largest_above_floor(scores, scores, 10, share=0.9)  # 7 and 1; the 7 largest and 3 more rows would be 11
+    assert [int(mask.sum()) for mask in masks] == [7, 3] and masks[0].any(1).all()
+
+
 def test_a_row_without_scores_keeps_its_largest_weight() -> None:
     scores, weight = (
         torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]),

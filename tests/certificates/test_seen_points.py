@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import sipp
 from sipp.errors import DataError
@@ -97,6 +98,52 @@ def test_only_points_that_are_known_count_as_checked() -> None:
         cert = sipp.certify(net(), record, holdout)
         assert not cert.calibration_checked and WORD in cert.sentence
         assert sipp.certify(net(), record, holdout, calibration=data).calibration_checked
+
+
+def test_what_is_made_of_an_unknown_network_is_not_known_either() -> None:
+    """A repair or `shrink` knows its own points; those that chose what it was given stay unknown, and can be any."""
+    masks = sipp.prune(net(), points(9), keep=0.8, method="sipp-det").masks  # chosen on the holdout itself
+    trained = sipp.prune(net(), points(1), keep=0.8, method="sipp-det")
+    with torch.no_grad():
+        trained.model.get_parameter("0.weight").mul_(1.01)
+    given = sipp.assess(net(), masks, points(1))
+    for record in (sipp.repair(net(), given, points(2)), sipp.repair(net(), trained, points(2))):
+        assert shares(record, points(2)[:1])
+        assert not sipp.certify(net(), record, points(9)).calibration_checked
+    for small in (sipp.shrink(trained, points(3)[:2]), sipp.shrink(given, points(3)[:2])):
+        assert not sipp.certify(net(), small, points(9)).calibration_checked
+    known = sipp.repair(net(), sipp.prune(net(), points(1), keep=0.8), points(2))
+    for one in (known, sipp.shrink(known, points(3)[:2])):
+        assert sipp.certify(net(), one, points(9)).calibration_checked
+
+
+class _Logged(Dataset[tuple[Tensor, int]]):
+    def __init__(self) -> None:
+        self.inputs, self.read = points(1, 1000), set[int]()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        self.read.add(i)
+        return self.inputs[i], i % 4
+
+
+@pytest.mark.parametrize("method", ["wanda", "snip", "obs", "sipp-det", "sipp-blend"])
+@pytest.mark.parametrize("statements", [True, False])
+def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statements: bool) -> None:
+    """Each pass over it begins with other points: those that chose are not those that were scored for statements."""
+    logged = _Logged()
+    pruned = sipp.prune(
+        net(), DataLoader(logged, batch_size=20, shuffle=True), keep=0.8, method=method, statements=statements,
+        scoring=sipp.Scoring(n_points=40),
+    )  # fmt: skip
+    at = sorted(logged.read)
+    known = {key for batch in data_of(logged.inputs[at]).batches() for key in draw_keys_of(batch)}
+    n_passes = 2 if statements and method in ("wanda", "snip", "obs") else 1
+    assert 40 * n_passes >= len(pruned.seen) >= 40 * n_passes - 15  # the first points of a pass may come again
+    assert pruned.seen <= known and (pruned.seen == known or not statements)  # without, some measured the output alone
+    assert sipp.certify(net(), pruned, points(9)).calibration_checked
 
 
 @pytest.mark.parametrize("dtype", [torch.float64])

@@ -170,6 +170,12 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     assert json.loads(done.stdout)["calibration_checked"] and "could not check" not in done.stdout
     seen = json.loads((pruned / "report.json").read_text())["seen"]
     assert len(seen) == 40 * 16 and seen not in render(read_results([pruned]), version="")  # on the page it is noise
+    np.save(files / "unrelated.npy", np.random.default_rng(6).random((9, 1, 8, 8), dtype=np.float32))
+    other = ["--calibration", files / "unrelated.npy"]  # adds to what the folder knows
+    done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1, *other)
+    assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
+    done = run(*folder_words(files, pruned, "unrelated.npy"), *other)
+    assert done.returncode == 2 and "9 of 9 holdout inputs are also" in done.stderr
     weights = load_file(pruned / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, pruned / "model.safetensors")
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")

@@ -11,6 +11,7 @@ from commandline import Done, files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 import sipp
+from sipp.cli.bench_network import certified_words
 from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
@@ -18,6 +19,7 @@ from sipp.records.schemas import BenchRecord, checked
 from sipp.report import read_results, render
 from sipp.runtime import steps
 from sipp.storage.files import read_sealed, seal
+from sipp.verbs.certify import certify_accuracy
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +267,23 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
     found_json = json.loads(run(*words, "--batch", 1, "--repeats", 5, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
+
+
+def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))
+    windows = torch.randint(0, 9, (200, 6))
+    pruned = sipp.prune(net, None, keep=0.5, method="wt")
+    words = []
+    for measure in ("output", "kl", "next-token"):
+        certificate = sipp.certify(net, pruned, windows, measure=measure, progress=False)
+        words.append(certified_words(sipp.save(pruned, tmp_path / measure, certificate=certificate)))
+    assert words[0] is not None and words[0].startswith("outputs within ") and "of inputs" in words[0]
+    assert words[1] is not None and "nats of the dense network's (KL" in words[1] and "of sequences" in words[1]
+    assert words[2] is not None and words[2].startswith("the pruned network predicts a different next token at no more")
+    accuracy = certify_accuracy(net, pruned, windows, progress=False)
+    said = certified_words(sipp.save(pruned, tmp_path / "accuracy", certificate=accuracy))
+    assert said is not None and said.startswith("accuracy of the next token falls by at most ")
 
 
 def test_where_torch_runs_all_of_it_nothing_is_faster(

@@ -13,8 +13,9 @@ from oracles import binomial as oracle
 from scipy import stats
 
 from sipp.errors import DataError, OptionError
-from sipp.records import binomial
+from sipp.records import binomial, display
 from sipp.records import certificate as records
+from sipp.report.numbers import up
 
 shares = st.floats(0.001, 0.999)
 HASH = "0" * 64
@@ -244,6 +245,16 @@ def test_every_field_of_a_certificate_is_explained():
 def test_measured_numbers_are_rounded_up_by_little(share):
     shown = float(records.percent_up(share).removesuffix(" %")) / 100
     assert share * (1 - 1e-12) <= shown <= share * 1.0101 + 1e-300
+
+
+def test_a_confidence_is_rounded_down_and_a_limit_up():
+    shown = {0.95: "95", 0.9: "90", 0.99996: "99.99", 1 - 1e-9: "99.99", 2 * 0.95 - 1: "90", 0.875: "87.5"}
+    assert {value: display.sure(value) for value in shown} == {value: f"{text} % sure" for value, text in shown.items()}
+    limits = {0.12341: "0.124", 1.0: "1", 0.0: "0", 1234.1: "1,235", 2e7 + 1: "2.01e+07", 1.2301e-5: "1.24e-05"}
+    assert {value: display.number_up(value) for value in limits} == limits
+    assert display.number_up(None) == "" and display.number_up(math.inf) == "inf"
+    assert [display.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
+    assert up(1.2301e-4) == "1.24e-04" and up(0.12341) == "0.1235"
 
 
 def test_percent_shows_what_was_asked_for():

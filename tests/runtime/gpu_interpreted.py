@@ -189,9 +189,9 @@ def test_a_network_gives_what_torch_gives() -> None:
 @pytest.mark.usefixtures("on_cpu")
 def test_lstms_go_step_by_step() -> None:
     torch.manual_seed(0)
-    x, state = torch.randn(1, 2, 12), (torch.randn(4, 1, 6), torch.randn(4, 1, 6))
-    both_ways = nn.LSTM(12, 6, num_layers=2, bidirectional=True, batch_first=True)
-    for model, inputs in ((both_ways, (x, state)), (nn.LSTMCell(12, 6, bias=False), (x[0],))):
+    x, state = torch.randn(1, 2, 6), (torch.randn(4, 1, 3), torch.randn(4, 1, 3))
+    both_ways = nn.LSTM(6, 3, num_layers=2, bidirectional=True, batch_first=True)
+    for model, inputs in ((both_ways, (x, state)), (nn.LSTMCell(6, 3, bias=False), (x[0],))):
         for weight in model.parameters():
             weight.data[torch.rand_like(weight) < 0.7] = 0
         fast = network.SparseOnGpu(model.eval(), inputs, {})

@@ -42,8 +42,7 @@ def modes(path: Path) -> int:
 # --- one file -------------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def test_threads_that_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "net"
     contents = [bytes([i]) * 300_000 for i in range(N_THREADS)]
     write_atomic(path, contents[0])

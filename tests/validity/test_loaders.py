@@ -32,11 +32,6 @@ N_WALKS, N_USERS, N_BROKEN = 80, 30, 40  # simulated walks, users of one ledger,
 WALK = vars(tolerance)
 
 
-@pytest.fixture(autouse=True)
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def holds(false_claims: list[bool]) -> bool:
     """Whether a rate of false claims is compatible with BETA: at most three standard errors above it."""
     return np.mean(false_claims) <= BETA + 3 * (BETA * (1 - BETA) / len(false_claims)) ** 0.5

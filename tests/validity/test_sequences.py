@@ -6,11 +6,16 @@ points would have eight times the points, and would be false far too often.
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.certificates.measures import outcome_counts
+from sipp.certificates.tokens import mean_at
+from sipp.errors import DataError
 from sipp.records.binomial import certified_epsilon, share_limit
 from sipp.records.certificate import from_json, to_json
 
@@ -51,6 +56,24 @@ def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
         false += cert.drop_upper < 1 / 8
         false_by_tokens += by_tokens.drop_upper < 1 / 8
     assert false / N_TRIALS <= BETA < at_most(BETA) < false_by_tokens / N_TRIALS
+
+
+def test_shares_of_positions_are_added_without_rounding() -> None:
+    """Thirds and sevenths are not in float64: what is lost and gained came out as more than what differs."""
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(300):
+        n, length = 2 + trial % 50, (3, 6, 7, 11)[trial % 4]
+        kinds = torch.randint(0, 3, (n, length), generator=generator)  # the same, lost, gained
+        shares = [mean_at(one, torch.ones_like(one)) for one in (kinds == 1, kinds == 2, kinds > 0)]
+        found = outcome_counts(torch.stack([*shares, torch.ones(n)], dim=1), [bytes([i]) for i in range(n)])
+        lost, gained, differ = (Fraction(int(one.sum()), length) for one in (kinds == 1, kinds == 2, kinds > 0))
+        assert found == (math.ceil(lost), math.floor(gained), math.ceil(differ), n)
+
+
+def test_a_sequence_without_a_next_token_is_refused() -> None:
+    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
+    with pytest.raises(DataError, match="point 0 has no two tokens in a row"):
+        sipp.certify_accuracy(dense, dense, torch.arange(N_TOKENS)[:, None], labels="use", progress=False)
 
 
 def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:

@@ -12,7 +12,8 @@ import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.inputs.data import data_of
-from sipp.repairing.data_split import split_batches
+from sipp.records.options import Repairing
+from sipp.repairing.data_split import held_out_error, split_batches
 from sipp.repairing.joint import joint
 from sipp.scoring.methods import METHODS
 from tests.oracles.sparsegpt import sparsegpt
@@ -67,6 +68,21 @@ def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
     assert repaired.repair is not None and repaired.repair.way == "joint"
     halves = sipp.prune(net, points(), pattern="2:4", method=method, progress=False)
     assert halves.kept == 216 and bool((halves.masks["0.weight"].view(-1, 4).sum(1) == 2).all())
+
+
+@pytest.mark.parametrize("method", FITTED)
+@pytest.mark.parametrize("repair", [True, "refit"])
+def test_before_repair_is_what_the_method_found_without_the_points_that_judge(method: str, repair: Repairing) -> None:
+    net = network()
+    masks = {}
+    for name, n_kept in (("0.weight", 115), ("2.weight", 58)):
+        size_FK = net.get_parameter(name).detach().abs()
+        masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
+    parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
+    first = joint(net, masks, parts, way=method, fits_all=False, chunk_bytes=1 << 20)  # type: ignore[arg-type]
+    done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
+    assert done is not None and done.output_before == pytest.approx(held_out_error(net, first.model, parts), rel=1e-9)
+    assert first.n_points == 180 and done.n_judged == 10
 
 
 def test_compare_shows_them_with_and_without_repair() -> None:

@@ -54,6 +54,27 @@ def test_the_last_passing_level_is_returned_and_the_walk_stops_at_the_first_fail
     assert [level.keep for level in best.path] == list(best.levels[best.start : best.start + len(best.path)])
 
 
+def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
+    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3, method="wt")
+    assert (
+        "certified at keep" in str(best) and "95 % confidence" in str(best) and "95 % confidence" in best._repr_html_()
+    )
+    with torch.no_grad():
+        next(best.model.parameters()).mul_(1.5)
+    for text in (str(best), best._repr_html_()):
+        assert "changed after it was certified" in text and "certified at" not in text and "confidence" not in text
+
+
+def test_the_verdict_claims_no_more_than_was_asked_for() -> None:
+    """Rounded to two digits it would say "all but 4.00%" and "confidence 100.00%"."""
+    asked = {"confidence": 0.99996, "method": "wt", "levels": (1.0,)}
+    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3000004, delta=0.04004, **asked)
+    words = "relative output error <= 0.3000004 for all but 4.004 % of inputs, confidence 99.996 %"
+    assert best.certificate is not None and best.verdict.endswith(words)
+    best = prune_to(net(), points(100, 1), points(300, 2), max_accuracy_drop=0.20004, **asked)
+    assert best.certificate is not None and best.verdict.endswith("drop <= 20.004 %, confidence 99.996 %")
+
+
 def test_the_result_is_what_prune_gives_at_that_level() -> None:
     model, data = net(), points(100, 1)
     for method in ("wt", "sipp-det", "sipp-rand", "sipp-hybrid"):

@@ -15,6 +15,7 @@ from sipp.pruning import cutting, ranking
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import joint, stages
+from sipp.repairing.data_split import held_out_error, split_data
 from sipp.verbs import prune as prune_verb
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
@@ -36,6 +37,29 @@ def moved_by(model: nn.Module, other: nn.Module) -> float:
     x = points(500, 9)
     with torch.no_grad():
         return float((other(x) - model(x)).norm() / model(x).norm())
+
+
+def test_a_search_is_compared_with_the_network_it_was_given() -> None:
+    """Not with dense weights under its masks, which a network that was sampled, repaired or trained does not have."""
+    model, data = net(), points()
+    parts = split_data(model, data)
+    sampled, fixed = (
+        sipp.prune(model, data, keep=0.4, method="sipp-rand", repair=repair, progress=False) for repair in (False, True)
+    )
+    assert fixed.repair is not None
+    assert fixed.repair.output_before == pytest.approx(held_out_error(model, sampled.model, parts), rel=1e-6)
+    polished = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="wt"), points(2000, 3), steps=200)
+    again = sipp.repair(model, polished, data, moves_mask=True)
+    assert again.repair is not None and all(layer.error_before is None for layer in again.repair.layers)
+    assert again.repair.output_before == pytest.approx(held_out_error(model, polished.model, parts), rel=1e-6)
+    worse = sipp.repair(model, polished, points(60, 5), moves_mask=True)  # far fewer than it was fitted to
+    assert worse.repair is not None and worse.repair.undone and "undone" in worse.repair.sentence
+    assert all(
+        torch.equal(value, polished.model.state_dict()[name]) for name, value in worse.model.state_dict().items()
+    )
+    assert all(torch.equal(mask, polished.masks[name]) for name, mask in worse.masks.items())
+    plain = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="wt"), data, moves_mask=True)
+    assert plain.repair is not None and all(layer.error_before is not None for layer in plain.repair.layers)
 
 
 @pytest.mark.parametrize("method", ["sipp-blend", "wt", "wanda", "sipp-hybrid"])

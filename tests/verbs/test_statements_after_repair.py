@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,22 @@ def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_o
     assert fixed.guarantee is not None and fixed.measured is not None
     assert [layer.eps for layer in fixed.layers] != [layer.eps for layer in raw.layers]
     assert "repair" in str(fixed)
+
+
+def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
+    """Their bounds are of weights alone: here they are 0, and the layer moves by the bias."""
+    model, data = trained(), points(400, 1)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("2.bias").add_(5.0)
+    told = sipp.assess(model, other, data)
+    assert told.measured is not None and [layer.bound_measured for layer in told.layers] == [0.0, 0.0, 0.0]
+    assert "without 2.bias, which changed too" in str(told.measured) and "without 2.bias" in told.details
+    assert told.guarantee is not None and "without 2.bias" in str(replace(told.guarantee, reason=""))  # where it is met
+    same = sipp.assess(model, model, data)
+    assert "changed too" not in str(same.measured) and "changed too" not in str(same.guarantee)
+    fixed = sipp.prune(model, data, keep=0.4, repair="refit")
+    assert fixed.measured is not None and fixed.measured.left_out and "changed too" in str(fixed.measured)
 
 
 def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:

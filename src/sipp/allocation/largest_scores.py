@@ -123,6 +123,11 @@ def largest_above_floor(
     best = [best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
     limits = least_of_layers(scores, budget, share)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
+    if _count(forced) > budget:  # the best of rows may do for the floor of their layer
+        forced = [
+            largest([torch.where(b, torch.inf, s.to(BOUND_DTYPE))], max(limit, int(b.sum())))[0]
+            for s, b, limit in zip(scores, best, limits)
+        ]
     if _count(forced) > budget:
         forced = best
     if _count(forced) > budget:

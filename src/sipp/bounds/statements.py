@@ -16,6 +16,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
+from sipp.records.display import listed
 from sipp.records.options import Mode
 from sipp.records.pruned import PrunedLayer, layer_bound
 from sipp.records.ranking import Ranking, Scores
@@ -52,6 +53,9 @@ def statements_of(
     obstacle = "" if scores is None else _obstacle(ranking, cut)
     measured, eps_measured = _measured(ranking, cut, obstacle, norms)
     guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)
+    left_out = listed(cut.others)
+    measured = None if measured is None else replace(measured, left_out=left_out)
+    guarantee = None if guarantee is None else replace(guarantee, left_out=left_out)
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
     if scores is not None and mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.confidence)

@@ -22,10 +22,8 @@ from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.hashing import SeenPoints
-from sipp.records.network_hash import model_hash, tensors_hash
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import NetworkLike, network_of, points_seen, pruned_or_module
-from sipp.records.shrunk import Shrunk
+from sipp.records.network_hash import model_hash
+from sipp.records.pruned_to import NetworkLike, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
@@ -99,21 +97,20 @@ def measure_outputs(
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
-    checked unless its weights changed since: what was done then is not known. `title` is that of the bar.
+    checked where these are all. `title` is that of the bar.
     """
-    chose, record = points_seen(pruned), pruned_or_module(pruned)
-    stated = next((one.described_hash for one in (pruned, record) if isinstance(one, Pruned | Shrunk)), None)
-    is_known = bool(chose) and tensors_hash(network_of(pruned)) == stated
+    chose, is_all = points_seen(pruned)
     pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
     known: frozenset[bytes] | SeenPoints = chose
+    is_checked = bool(chose) and is_all
     if isinstance(calibration, SeenPoints):  # of a record on the disk
-        known = calibration
+        known, is_checked = calibration, calibration.is_all
     elif calibration is not None:
-        known = chose | held_out(calibration, "calibration").keys()
+        known, is_checked = chose | held_out(calibration, "calibration").keys(), True
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     seen = Survey(known)
     measured: list[Tensor] = []
@@ -140,7 +137,7 @@ def measure_outputs(
         "n_duplicates": len(seen.keys) - facts["n"],
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
-        "calibration_checked": calibration is not None or is_known,
+        "calibration_checked": is_checked,
         **record_use(ledger, facts, claim, sketch_of(seen.plain)),
     }
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)

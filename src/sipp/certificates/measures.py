@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +19,8 @@ from sipp.inputs.labels import Truth, truth_of
 from sipp.records.batches import Batch
 from sipp.records.certificate import Measure
 from sipp.records.numerics import BOUND_DTYPE
+
+MOST_POSITIONS = 1_000_000  # of a sequence: two shares of so many are told apart in float64
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
@@ -144,6 +148,13 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     if tokens_nT.shape != f.shape[:2]:
         raise DataError(f"{tuple(tokens_nT.shape)} tokens for logits {tuple(f.shape)}", where=batch.where)
     truth, counted = tokens_nT[:, 1:], real_nT[:, 1:] & real_nT[:, :-1]
+    if not bool(counted.any(1).all()):
+        at = int((~counted.any(1)).nonzero()[0])
+        raise DataError(
+            f"point {at} has no two tokens in a row, so none is predicted",
+            where=batch.where,
+            fix="drop such points, or labels='ignore' for the bound that needs none",
+        )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
     found = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
     return torch.stack([*(mean_at(one, counted) for one in found), none + 1], dim=1)
@@ -154,11 +165,18 @@ def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, 
 
     Of copies the least gain counts, once.
     """
-    lost, _, differ, labelled = (math.ceil(float(count)) for count in outcomes.sum(dim=0))
+    lost, differ, labelled = (math.ceil(_exact_sum(outcomes[:, i].tolist())) for i in (0, 2, 3))
     gains: dict[bytes, float] = {}
     for key, gained in zip(draws, outcomes[:, 1].tolist(), strict=True):
         gains[key] = min(gained, gains.get(key, gained))
-    return lost, math.floor(math.fsum(gains.values())), differ, labelled
+    return lost, math.floor(_exact_sum(gains.values())), differ, labelled
+
+
+def _exact_sum(shares: Iterable[float]) -> Fraction:
+    """The sum of numbers and of shares of positions, without rounding: where it is whole it must not look like more, or
+    what is lost and gained would be more than what differs."""
+    counts = Counter(shares)
+    return sum((n * Fraction(one).limit_denominator(MOST_POSITIONS) for one, n in counts.items()), Fraction(0))
 
 
 def _norms(rows: Tensor) -> Tensor:

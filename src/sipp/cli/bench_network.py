@@ -24,7 +24,7 @@ from sipp.cli.data_option import images_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
-from sipp.records.certificate import Certificate
+from sipp.records.certificate import Certificate, claim_about_tokens
 from sipp.records.display import percent, percent_up, points_up, sure
 from sipp.records.network_hash import model_hash
 from sipp.records.saved_file import SavedFile
@@ -163,11 +163,14 @@ def certified_words(contents: SavedFile) -> str | None:
     if certificate is None or contents.certificate_about != "stored values":
         return None
     if not isinstance(certificate, Certificate):
-        return f"accuracy falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
+        what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
+        return f"{what} falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return None
-    outputs = f"outputs within {percent_up(certificate.epsilon)} of those before pruning"
-    return f"{outputs} for all but {percent(certificate.delta)} of inputs, {sure(certificate.confidence)}"
+    claim, points = f"outputs within {percent_up(certificate.epsilon)} of those before pruning", "inputs"
+    if certificate.measure != "output":
+        claim, points = claim_about_tokens(certificate), "sequences"
+    return f"{claim} for all but {percent(certificate.delta)} of {points}, {sure(certificate.confidence)}"
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sipp
+from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
 from sipp.cli.errors import CommandError, naming_option
@@ -19,7 +20,7 @@ from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
-from sipp.records.hashing import SeenPoints, seen_points
+from sipp.records.hashing import SeenPoints, seen_points, told_of
 from sipp.records.schemas import PrunedRecord
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, check_file, check_ledger, write_file
@@ -49,11 +50,14 @@ def answer(request: CertifyRequest) -> Answer:
     reader = Reader(dense, request.model, *asked)
     fresh, seen = draw_holdout(reader, request.holdout, request.points), None
     folder = _folder_of(request.pruned)
-    known: Known = None if folder is None else _seen(folder.record)
+    recorded = None if folder is None else _seen(folder.record)
+    known: Known = recorded
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")
         seen = reader.draw(source, None, "--calibration")
         known = seen.batches
+        if recorded is not None:  # what the folder knows stays known, whatever is said beside
+            known = told_of(recorded, held_out(seen.batches, "calibration").keys())
     if request.verify is not None:
         found = _verified(request, (dense, pruned), fresh, known)
     else:
@@ -72,7 +76,7 @@ def _folder_of(pruned: Path) -> PrunedModel | None:
 def _seen(record: PrunedRecord) -> SeenPoints | None:
     """The points that chose the network, where its record knows them, in keys of these versions."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
-    return seen_points(record.seen) if record.seen and is_same else None
+    return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
 
 
 def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:

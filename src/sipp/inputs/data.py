@@ -12,7 +12,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ class Data:
     seed: int = 0  # draws them, of a tensor or a Dataset
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
+    noted: set[bytes] | None = field(default=None, compare=False, repr=False)  # takes the key of every point read
 
     @property
     def can_be_read_again(self) -> bool:
@@ -69,6 +70,11 @@ class Data:
     def is_empty(self) -> bool:
         """Whether it is known to hold nothing."""
         return isinstance(self.given, list) and not self.given
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether every pass gives the same points, whatever its number of points: a loader may shuffle."""
+        return isinstance(self.given, Tensor | TensorDataset | list)
 
     @property
     def has_cheap_points(self) -> bool:
@@ -115,6 +121,8 @@ class Data:
             batch = batch if self.device is None else on_device(batch, self.device)
             if self.refuses_non_finite:
                 refuse_non_finite(batch)
+            if self.noted is not None:
+                self.noted.update(draw_keys_of(batch))
             yield batch
             n_seen += batch.n_points
             if left is not None:
@@ -136,7 +144,7 @@ class Data:
 
     def in_memory(self) -> Data:
         """The points that are taken, read once and kept as a list of batches."""
-        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None)
+        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, noted=None)
 
     def set_aside(self) -> tuple[Data, Data]:
         """The points in two lists of batches, kept in memory: those to score, and the last `ASIDE_SHARE` of all."""
@@ -152,7 +160,8 @@ class Data:
             else:
                 (scored if inside else aside).append(as_given(batch))
             n_left -= batch.n_points
-        return replace(self, given=scored, n_points=None), replace(self, given=aside, n_points=None)
+        read_again = replace(self, n_points=None, noted=None)
+        return replace(read_again, given=scored), replace(read_again, given=aside)
 
     def keys(self) -> frozenset[bytes]:
         """The keys of all points, equal ones once (T18)."""

@@ -59,6 +59,10 @@ class ScoringTask:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
         return self.points.batches(batch_size)
 
+    def noting(self, keys: set[bytes]) -> ScoringTask:
+        """The same, with the key of every point that is read added to these."""
+        return self if self.data is None else replace(self, data=replace(self.data, noted=keys))
+
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(

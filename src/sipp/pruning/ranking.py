@@ -50,22 +50,25 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         )
     data, aside = task.data, None
     starts_search = _starts_search(task, info, options)
+    unscored = _why_unscored(info, task.data, options.statements if starts_search else statements, starts_search)
+    # Points that are scored are known by that, but another pass over a loader that shuffles may give others.
+    noted, is_noted = set[bytes](), bool(unscored) or data is None or not data.is_repeated
     if info.is_blend:
-        task, aside = set_points_aside(task, options)
+        task, aside = set_points_aside(task.noting(noted) if starts_search else task, options)
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    spared = rows_of_few_tokens(task) if info.needs_data and task.data is not None else ()
+    read = task.noting(noted) if is_noted and not info.is_blend else task
+    spared = rows_of_few_tokens(read) if info.needs_data and task.data is not None else ()
     by_name = None
     if not info.is_scored:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            by_name = own_scores(task, info) if info.is_own else score_of(info)(task)
-    unscored = _why_unscored(info, task.data, options.statements if starts_search else statements, starts_search)
+            by_name = own_scores(read, info) if info.is_own else score_of(info)(read)
     scores, first = None, None
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
             means = info.is_blend and not starts_search
             scores, first = _scored(task, options.reduce or info.reduce, statements, means, advance)
-            scores = _chosen_on(scores, aside, data if options.repair or info.fitting else None)
+            scores = _chosen_on(scores, frozenset(noted), aside, data if options.repair or info.fitting else None)
     blend = None
     if info.is_blend and (scores is not None or starts_search):
         blend = _blend(task, None if starts_search else scores, aside)
@@ -93,6 +96,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
+        noted=frozenset(noted) if info.needs_data else frozenset(),
     )
 
 
@@ -115,17 +119,23 @@ def least_share(options: PruneOptions) -> float | None:
     return None if isinstance(options.floor, str) else float(options.floor)
 
 
-def ranking_seen_keys(ranking: Ranking) -> frozenset[bytes]:
-    """Keys of the points that the ranks come from, as far as they are known; by whole batches they are not."""
+def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
+    """Keys of the points that the ranks come from, as far as they are known, and whether these are all.
+
+    By whole batches they are not known, and of weights that the caller chose nobody knows who chose them.
+    """
     if ranking.method == "given" or not method_of(ranking.method).needs_data:  # points served statements only
-        return frozenset()
-    return frozenset() if ranking.scores is None or ranking.scores.batch_dependent else ranking.scores.all_seen_keys
+        return frozenset(), ranking.method != "given"
+    scored = frozenset[bytes]()
+    if ranking.scores is not None and not ranking.scores.batch_dependent:
+        scored = ranking.scores.all_seen_keys
+    return scored | ranking.noted, bool(scored or ranking.noted)
 
 
-def _chosen_on(scores: Scores, *parts: Data | None) -> Scores:
+def _chosen_on(scores: Scores, noted: frozenset[bytes], *parts: Data | None) -> Scores:
     """The scores, with these points as ones that chose the pruning too."""
     used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
-    return replace(scores, selection_keys=scores.selection_keys.union(*(data.keys() for data in used)))
+    return replace(scores, selection_keys=scores.selection_keys.union(noted, *(data.keys() for data in used)))
 
 
 def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> BlendInputs:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sipp.records.display import percent_up, sure
+from sipp.records.display import number_up, percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.options import Mode
 from sipp.records.ranking import DrawUnit
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
+WEIGHTS_ALONE = "rows and layers are sums of weights times inputs here, without {}, which changed too"
 LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
 ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
 
@@ -45,6 +46,7 @@ class Guarantee:
     n_weights: int  # that are not zero
     n_never_above: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
     layers: Coverage  # of Delta_l, for each layer by itself (T18)
+    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
 
     @property
     def met(self) -> bool:
@@ -67,7 +69,8 @@ class Guarantee:
         constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
         if not self.contradicted:  # then more points would not help
             constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
-        return f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
+        found = f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
+        return found + (f"; {WEIGHTS_ALONE.format(self.left_out)}" if self.met and self.left_out else "")
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -90,6 +93,7 @@ class Measured:
     epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
     network_share: float = 1.0
     network_reason: str = ""
+    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
 
     @property
     def joint_confidence(self) -> float:
@@ -107,10 +111,12 @@ class Measured:
             f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
             f"bound, {two}"
         )
+        if self.left_out:
+            text += f"; {WEIGHTS_ALONE.format(self.left_out)}"
         if self.epsilon is None:
             return f"{text}. There is no bound for the network: {self.network_reason}."
-        share = percent_up(self.network_share)
-        return f"{text}; for all but {share}, the output moves by at most {self.epsilon:.4g} times its size, {two}."
+        share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
+        return f"{text}; for all but {share}, the output moves by at most {most} times its size, {two}."
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -140,9 +146,10 @@ class NetworkBound:
             return f"no bound: {self.reason}"
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
+        found = f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage}"
         if self.guarantee is None:
-            return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; met, assumes only independent inputs"
-        return f"epsilon = {self.epsilon:.4g} ({self.mode}) {self.coverage}; rests on an assumption: {self.guarantee}"
+            return f"{found}; met, assumes only independent inputs"
+        return f"{found}; rests on an assumption: {self.guarantee}"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

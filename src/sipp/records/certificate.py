@@ -20,7 +20,7 @@ from rich.table import Table
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
-from sipp.records.display import WIDTH, percent, percent_up, points_up
+from sipp.records.display import WIDTH, exactly, percent, percent_up, points_up
 from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/4"
@@ -251,7 +251,7 @@ def _claim_in_words(cert: Certificate) -> str:
 def _limit(cert: Certificate) -> str:
     """The epsilon that was asked for."""
     if cert.measure == "kl":
-        return f"{cert.epsilon:g} nats per token"
+        return f"{exactly(cert.epsilon)} nats per token"
     return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
@@ -260,7 +260,7 @@ def claim_about_tokens(cert: Certificate) -> str:
     if cert.measure == "next-token":
         limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         return f"the pruned network predicts a different next token at no more than {limit} of positions"
-    nats = f"{cert.epsilon:g}" if cert.fixed == "epsilon" else _shown("epsilon", cert.epsilon)
+    nats = exactly(cert.epsilon) if cert.fixed == "epsilon" else _shown("epsilon", cert.epsilon)
     return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over positions)"
 
 

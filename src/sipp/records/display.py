@@ -6,7 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from io import StringIO
 
 from rich import box
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 WIDTH = 118
+CONFIDENCE_DIGITS = 4  # rounded down
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 N_LISTED = 5  # names in an error
@@ -115,6 +116,20 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
+def number_up(value: float | None, digits: int = 3) -> str:
+    """A proved limit of few digits, rounded up; nothing for none."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if 1e3 <= abs(value) < 1e6:
+        return f"{math.ceil(value):,}"
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def exactly(value: float) -> str:
+    """A number the caller chose, with all its digits."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def percent(share: float) -> str:
     """A number the caller chose, as a percentage with all its digits: 0.05 -> '5 %'."""
     if not math.isfinite(share):
@@ -145,5 +160,6 @@ def bytes_in_words(n_bytes: int) -> str:
 
 
 def sure(confidence: float) -> str:
-    """The confidence of a statement, in words."""
-    return f"{100 * confidence:.4g} % sure"
+    """The confidence of a statement, in words, rounded down: nothing here is 100 % sure."""
+    most = Decimal(repr(round(100 * confidence, 10)))  # without what subtracting chances of error leaves behind
+    return f"{Context(prec=CONFIDENCE_DIGITS, rounding=ROUND_FLOOR).create_decimal(most).normalize():f} % sure"

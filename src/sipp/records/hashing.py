@@ -46,6 +46,7 @@ class SeenPoints:
     """Points of an earlier pruning, of which only hashes are left."""
 
     hashes: frozenset[str]
+    is_all: bool  # whether no others chose the network
 
     def __contains__(self, key: bytes) -> bool:
         return _short_hash(key) in self.hashes
@@ -56,9 +57,14 @@ def seen_words(keys: Iterable[bytes]) -> str:
     return "".join(sorted({_short_hash(key) for key in keys}))
 
 
-def seen_points(words: str) -> SeenPoints:
+def seen_points(words: str, *, is_all: bool) -> SeenPoints:
     """The points that a record speaks of."""
-    return SeenPoints(frozenset(words[i : i + SHORT] for i in range(0, len(words), SHORT)))
+    return SeenPoints(frozenset(words[i : i + SHORT] for i in range(0, len(words), SHORT)), is_all)
+
+
+def told_of(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
+    """The points of a record and others that someone says to be all that chose the network."""
+    return SeenPoints(known.hashes | {_short_hash(key) for key in keys}, is_all=True)
 
 
 def _short_hash(key: bytes) -> str:

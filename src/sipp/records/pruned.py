@@ -104,9 +104,10 @@ class Pruned:
     assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     described_hash: str = ""  # the hash of the weights that all of this is about; empty: they changed since
-    pattern: str | None = None  # n:m, which every row obeys; None: weights were chosen one by one
+    pattern: str | None = None  # n:m, which every row obeys that was not spared; None: weights were chosen one by one
     moved: OutputChange | None = None  # the output on a few calibration points; None where there were none to run
     seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
+    seen_all: bool = False  # whether these are all that chose the weights of `described_hash`
 
     @property
     def n_weights(self) -> int:

@@ -13,10 +13,15 @@ from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
-from sipp.records.network_hash import model_hash
+from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
 from sipp.records.shrunk import Shrunk
+
+CHANGED_SINCE = (
+    "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
+    "sipp.certify with new inputs says what holds"
+)
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,28 @@ class PrunedTo:
             table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
         return table
 
+    @property
+    def _said(self) -> tuple[str, str]:
+        """The verdict and the certificate's sentence, as long as they are about the network as it is now."""
+        if self.certificate is None:
+            return self.verdict, ""
+        if certificate_of(self, None) is None:
+            return CHANGED_SINCE, ""
+        return self.verdict, self.certificate.sentence
+
     def __str__(self) -> str:
-        said = [] if self.certificate is None else [textwrap.fill(self.certificate.sentence, WIDTH)]
-        return "\n".join([self.verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
+        verdict, sentence = self._said
+        said = [textwrap.fill(sentence, WIDTH)] if sentence else []
+        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
 
     def __repr__(self) -> str:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
     def _repr_html_(self) -> str:
-        said = "" if self.certificate is None else self.certificate.sentence
+        verdict, said = self._said
         path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
         network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
-        return view(self.verdict, text_html(said), *path, *network)
+        return view(verdict, text_html(said), *path, *network)
 
     def plot(self, ax: Any = None) -> Any:
         """Draws what was proved at each level that was tested, on `ax` or on new axes, and gives them."""
@@ -89,10 +104,15 @@ def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
-def points_seen(given: NetworkLike) -> frozenset[bytes]:
-    """Keys of points that chose the network, as far as its record knows them."""
+def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
+    """Keys of points that chose the network, as far as its record knows them, and whether these are all.
+
+    They are not where the weights changed since: what was done then is not known.
+    """
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
-    return record.seen if isinstance(record, Pruned | Shrunk) else frozenset()
+    if not isinstance(record, Pruned | Shrunk):
+        return frozenset(), False
+    return record.seen, record.seen_all and tensors_hash(network_of(given)) == record.described_hash
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:

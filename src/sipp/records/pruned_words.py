@@ -14,6 +14,7 @@ from sipp.records.display import (
     labelled,
     listed,
     number,
+    number_up,
     percent_up,
     short_names,
     sure,
@@ -73,6 +74,7 @@ def pruned_details(pruned: Pruned) -> str:
 def headline(pruned: Pruned) -> str:
     """How many weights are left, and by which method, in one line."""
     pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
+    pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
     return (
         f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
     )
@@ -93,7 +95,7 @@ def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: i
             f"{layer.keep:.2%}",
             *(str(layer.strategies.get(name, 0)) for name in strategies),
             str(len(layer.dead_rows) or ""),
-            *(number(value) for value in (bounds_of(layer) if bounds else ())),
+            *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
         )
         for label, layer in zip(labels, pruned.layers)
     ]
@@ -149,6 +151,8 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
+        if pruned.kept > pruned.budget:  # what is spared comes beside the budget
+            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that met too few tokens are left as they are"
         if pruned.draws == "fixed":
             why = "but with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))

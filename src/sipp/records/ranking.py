@@ -193,6 +193,7 @@ class Ranking:
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
+    noted: frozenset[bytes] = frozenset()  # keys of points that a method read beside those that were scored
 
     @property
     def method_name(self) -> str:

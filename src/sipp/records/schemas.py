@@ -249,6 +249,7 @@ class PrunedRecord(Record):
     repair: OnlyTrue = False  # whether it was asked for
     repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
     seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
+    seen_all: bool = False  # whether no others chose it
     sipp: str = ""  # whose keys are those of these versions
     torch: str = ""
     certificate: CertificateRecord | None = None

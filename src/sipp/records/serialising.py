@@ -60,7 +60,8 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
         **pruning_values(now),
-        "seen": seen_words(pruned.seen) if now.described_hash else "",  # who chose changed weights is not known
+        "seen": seen_words(pruned.seen),
+        "seen_all": pruned.seen_all and bool(now.described_hash),  # who chose changed weights is not known
     }
 
 

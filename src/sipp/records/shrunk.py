@@ -55,6 +55,7 @@ class Shrunk:
     described_hash: str  # the hash of `model` as it was made: of other weights nothing here is said
     certificate: AnyCertificate | None = None  # about the network before, which computes the same
     seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
+    seen_all: bool = False  # whether these are all that chose the weights of `described_hash`
 
     @property
     def is_as_made(self) -> bool:

@@ -131,6 +131,6 @@ def _room(batch: Batch) -> int:
     return min((points_per_batch(one, one.device) for one in inputs), default=0)
 
 
-def test_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
+def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
     """The output's error on the points that chose nothing; None where there are none."""
     return output_error(dense, other, split.test) if split.test else None

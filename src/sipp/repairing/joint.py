@@ -30,7 +30,7 @@ from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import LARGE, Weight, from_rows, is_like_a_language_model, to_rows
 from sipp.records.repair import LayerRepair, Repair
-from sipp.repairing.data_split import DataSplit, DenseOutputs, in_large_batches, merged_batches, test_error
+from sipp.repairing.data_split import DataSplit, DenseOutputs, held_out_error, in_large_batches, merged_batches
 from sipp.repairing.gathering import layer_usage, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
@@ -107,6 +107,7 @@ def joint(
     floor: float | None = None,
     pattern: Pattern | None = None,
     residuals: Collection[str] | None = None,
+    given: nn.Module | None = None,
     fits_all: bool = True,
     blocks: str | None = None,
     chunk_bytes: int,
@@ -118,8 +119,9 @@ def joint(
     `floor` no row dies that has a weight in the first masks, and budgets by magnitude leave each layer at least that
     share of an even cut. `residuals` are the weights at the ends of residual blocks; None: they are found. Weights that
     are 0 in the dense network and not in the given mask stay 0. `way` is "joint", "given" (masks stay, weights are
-    refitted to the same targets), or a peer. Unless `fits_all`, the result is the network that was judged. `advance` is
-    called with the cost of each weight, and once more with `fits_all`.
+    refitted to the same targets), or a peer. `given` has weights of its own under the masks: what is found is compared
+    with it, and given up where it is worse; None: with the dense weights under them. Unless `fits_all`, the result is
+    the network that was judged. `advance` is called with the cost of each weight, and once more with `fits_all`.
     """
     candidates = (0.0,) if way in PEERS else _candidates(error_feedback)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
@@ -135,12 +137,12 @@ def joint(
     task = _Task(model, weights, layer, () if way in PEERS else residuals, found, chunk_bytes)
     task, chosen, trials = _chosen(task, masks, split, candidates, budgets, floor)
     start = _starts(task, masks, (chosen,), floor)[chosen]
-    at_first, before = _errors(task, _bare(task, masks)[0], split)  # gone before there is another copy
+    at_first, before = _errors(task, _before(task, masks, given)[0], split)  # gone before there is another copy
     judged = _fitted(task, start, split, {}, advance)
     give_back_freed()
     at_last, after = _errors(task, judged.model, split)
     is_worse = way not in PEERS and at_first is not None and at_last is not None and not at_last <= at_first
-    made = _undone(task, masks, judged) if is_worse else judged
+    made = _undone(task, masks, judged, given) if is_worse else judged
     n_fitted = sum(batch.n_points for batch in split.fit)
     if fits_all and not is_worse:
         made = _fitted(task, start, _whole(split), {one.name: one for one in judged.layers}, advance)
@@ -221,19 +223,21 @@ class _Fitted:
 
 def _errors(task: _Task, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
     """How far its output is from the dense one, on the points that choose and on those that only judge."""
-    return output_error(task.dense, model, split.validation), test_error(task.dense, model, split)
+    return output_error(task.dense, model, split.validation), held_out_error(task.dense, model, split)
 
 
-def _bare(task: _Task, masks: Masks) -> tuple[nn.Module, dict[str, JointLayer]]:
-    """The dense network under the given masks, and the records of its weights."""
-    model = copy_of(task.dense)
+def _before(task: _Task, masks: Masks, given: nn.Module | None) -> tuple[nn.Module, dict[str, JointLayer]]:
+    """The network before: the given one, or the dense one under the given masks, and the records of its weights."""
+    model = copy_of(task.dense if given is None else given)
     return model, {name: left_as_given(model, task.weights[name], masks[name], "undone") for name in masks}
 
 
-def _undone(task: _Task, masks: Masks, fitted: _Fitted) -> _Fitted:
-    """That network in place of one that was fitted, with the errors of its layers."""
-    model, left = _bare(task, masks)
-    layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
+def _undone(task: _Task, masks: Masks, fitted: _Fitted, given: nn.Module | None) -> _Fitted:
+    """That network in place of one that was fitted, with the errors of its layers; of a given one they are unknown."""
+    model, left = _before(task, masks, given)
+    layers = [left[one.name] for one in fitted.layers]
+    if given is None:
+        layers = [replace(_with_errors(left[one.name], one), error=one.error_before) for one in fitted.layers]
     return _Fitted(model, dict(masks), tuple(layers))
 
 

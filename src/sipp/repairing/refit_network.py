@@ -24,7 +24,7 @@ from sipp.records.options import ChunkBytes, Scoring
 from sipp.records.pruned import Repaired, not_zero
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import LayerRepair, Polish, Repair
-from sipp.repairing.data_split import DataSplit, test_error
+from sipp.repairing.data_split import DataSplit, held_out_error
 from sipp.repairing.gathering import RowBlock, WeightMoments, slice_of, solvable, stretches
 from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
 from sipp.repairing.moments import Moments
@@ -55,11 +55,11 @@ def refit_network(
     """A copy of the `given` network whose kept weights are fitted to the dense one, layer by layer, then by `steps`."""
     check_same_tensors(dense, given, masks)
     repaired, n_bytes = copy_of(given), chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
-    at_first, before = output_error(dense, given, split.validation), test_error(dense, given, split)
+    at_first, before = output_error(dense, given, split.validation), held_out_error(dense, given, split)
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     with progress_bar("repairing", cost, shown=progress, in_percent=True) as advance:
         layers = _refit_all(dense, repaired, masks, split, blocks, n_bytes, advance)
-    at_last, refitted = output_error(dense, repaired, split.validation), test_error(dense, repaired, split)
+    at_last, refitted = output_error(dense, repaired, split.validation), held_out_error(dense, repaired, split)
     polished = None
     if steps > 0:
         polished, at_last = polish(
@@ -72,7 +72,7 @@ def refit_network(
             seed=seed,
             progress=progress,
         )
-    judged = (before, refitted, test_error(dense, repaired, split))
+    judged = (before, refitted, held_out_error(dense, repaired, split))
     done = _record(split, layers, polished, (at_first, at_last), judged)
     return Repaired(copy_of(given) if done.undone else repaired, dict(masks), done, split.keys)
 

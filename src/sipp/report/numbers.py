@@ -43,8 +43,9 @@ def number(value: float | None, unit: Unit = "number") -> str:
 
 
 def up(value: float) -> str:
-    """A proved limit in four digits, rounded up."""
-    return number(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))))
+    """A proved limit in four digits, rounded up; in three where `number` writes an exponent."""
+    digits = 4 if 1e-3 <= abs(value) < 1e6 else 3
+    return number(float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))))
 
 
 def seconds(value: float) -> str:

@@ -31,7 +31,7 @@ from sipp.report.summary import (
 )
 
 # Of its record, elsewhere on the page
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen"}
+SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
@@ -88,7 +88,7 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
     lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights and output only a bias."
-    none_lost = "Every row of every layer keeps at least one weight."
+    none_lost = "No row lost all its weights."
     return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
 
 

@@ -33,7 +33,7 @@ def lead(pruned: PrunedModel) -> Finding:
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
-    rows = "every row keeps at least one weight" if not dead else f"{counted(dead, 'row')} lost all weights"
+    rows = "no row lost all its weights" if not dead else f"{counted(dead, 'row')} lost all weights"
     repaired = " and repaired" if record.repair else ""
     return Finding(
         heading,
@@ -113,7 +113,8 @@ def promise(certificate: CertificateRecord) -> str:
     found = from_values(given_values(certificate))
     sure = f"({percent(found.confidence)} confidence)"
     if isinstance(found, AccuracyCertificate):
-        return f"On new inputs, the accuracy falls by at most {points_up(found.drop_upper)} {sure}"
+        what = "accuracy of the next token" if found.measure == "next-token" else "accuracy"
+        return f"On new inputs, the {what} falls by at most {points_up(found.drop_upper)} {sure}"
     if certificate.verdict != "certified" or certificate.limit is None:
         return ""
     if found.measure != "output":

@@ -110,12 +110,15 @@ def compare(
             own_way = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
+                start, size = found, scoring.chunk_bytes
                 for way in own_way:
                     assert split is not None
-                    found, _ = repaired_cut(ranking, found, split, way, chunk_bytes=scoring.chunk_bytes)
+                    found, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair and split is not None:
-                    fixed, _ = repaired_cut(ranking, found, split, repair, chunk_bytes=scoring.chunk_bytes)
+                    for way in own_way:  # as `prune` begins: without the points that judge the repair
+                        start, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size, fits_all=False)
+                    fixed, _ = repaired_cut(ranking, start, split, repair, chunk_bytes=size)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

@@ -124,16 +124,20 @@ def prune_with(
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
         moved = output_change(ranking, found, task)
-    for way in ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
-        if way != "refit":
-            found = replace(found, model=task.model, rows=(), dense=())  # a search starts from the masks alone
+    ways = ways_of(info, options.repair)
+    split = split_data(ranking.model, task.points, seed=options.seed) if ways else None  # the same points judge all
+    for i, way in enumerate(ways):  # never on the new points: what chooses values cannot judge them
+        assert split is not None
+        if way != "refit" and i == 0 and not info.is_sampled:  # a search starts from the masks alone
+            found = replace(found, model=task.model, rows=(), dense=())
         found, repaired = repaired_cut(
             ranking,
             found,
-            split_data(ranking.model, task.points, seed=options.seed),
+            split,
             way,
             blocks=options.blocks,
             chunk_bytes=options.scoring.chunk_bytes,
+            fits_all=i == len(ways) - 1,
             progress=progress,
         )
     said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
@@ -167,7 +171,8 @@ def repaired_cut(
     """The same number of weights with values fitted to the dense network, and what the repair did.
 
     By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
-    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted.
+    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted, and
+    can judge what comes after.
     """
     dense, seed = ranking.model, found.seed
     run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
@@ -179,7 +184,8 @@ def repaired_cut(
         known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        fixed = search_masks_and_weights(dense, masks, split, **known, **run)
+        before = None if found.model is dense else found.model
+        fixed = search_masks_and_weights(dense, masks, split, given=before, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
     return replace(given, budget=found.budget, choice=found.choice), fixed

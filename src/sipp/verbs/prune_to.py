@@ -50,6 +50,7 @@ from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
 from sipp.records.checking import check_drop, check_number, check_share
+from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
 from sipp.records.options import (
@@ -155,7 +156,7 @@ def prune_to_with(
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    claim = _claim(epsilon, max_accuracy_drop, delta, 1.0 - options.confidence)
+    claim = _claim(epsilon, max_accuracy_drop, delta, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
@@ -248,7 +249,8 @@ class _Claim:
     words: str
 
 
-def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: float) -> _Claim:
+def _claim(epsilon: float | None, max_drop: float | None, delta: float, confidence: float) -> _Claim:
+    beta = 1.0 - confidence
     if (epsilon is None) == (max_drop is None):
         raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
     if epsilon is not None:
@@ -259,7 +261,8 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
             count, allowed = int(n_violations(ratios, tolerance)), k_allowed(n, delta, beta)
             return count, share_limit(count, n, beta), allowed is not None and count <= allowed
 
-        words = f"relative output error <= {epsilon:g} for all but {delta:.2%} of inputs, confidence {1 - beta:.2%}"
+        words = f"relative output error <= {exactly(epsilon)} for all but {percent(delta)} of inputs"
+        words += f", confidence {percent(confidence)}"
 
         def holds_error(cert: AnyCertificate) -> bool:
             return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
@@ -280,7 +283,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, beta: fl
         limit = with_labels if labelled else share_limit(differ, n, risk)
         return count, limit, limit <= most
 
-    words = f"accuracy drop <= {max_drop:.2%}, confidence {1 - beta:.2%}"
+    words = f"accuracy drop <= {percent(max_drop)}, confidence {percent(confidence)}"
 
     def holds_drop(cert: AnyCertificate) -> bool:
         return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most

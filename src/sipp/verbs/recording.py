@@ -25,6 +25,7 @@ def pruned_of(
     assumption: Assumption | None = None,
 ) -> Pruned:
     """The record of a cut: its network, what is promised about it, and how it came about."""
+    seen, is_all = ranking_seen_keys(ranking)
     return Pruned(
         model=cut.model,
         masks=cut.masks,
@@ -43,7 +44,8 @@ def pruned_of(
         described_hash=tensors_hash(cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
-        seen=ranking_seen_keys(ranking) | (frozenset() if repaired is None else repaired.keys),
+        seen=seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=is_all,
     )
 
 

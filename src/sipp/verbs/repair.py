@@ -15,6 +15,7 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import ChunkBytes, pattern_of
 from sipp.records.pruned import Pruned, PrunedLayer, without_statements
+from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
@@ -77,12 +78,12 @@ def repair(
     if moves_mask:
         pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
         alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        found = search_masks_and_weights(
-            dense, pruned.masks, split, floor=0.0 if alive else None, pattern=pattern, **chosen
-        )
+        chosen |= {"floor": 0.0 if alive else None, "pattern": pattern}
+        found = search_masks_and_weights(dense, pruned.masks, split, given=given, **chosen)
     else:
         found = refit_network(dense, given, pruned.masks, split, **chosen)
     about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
+    seen, is_all = points_seen(pruned)
     return replace(
         about,
         model=found.model,
@@ -91,7 +92,8 @@ def repair(
         described_hash=tensors_hash(found.model),
         repair=found.record,
         moved=found.moved,
-        seen=pruned.seen | found.keys,
+        seen=seen | found.keys,
+        seen_all=is_all,
     )
 
 

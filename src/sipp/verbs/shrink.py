@@ -69,6 +69,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     for name, module in made.named_modules():
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
+    seen, is_all = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes, smaller_shapes = (
         {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, made)
@@ -92,7 +93,8 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         hash_before=before,
         described_hash=tensors_hash(made),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
-        seen=points_seen(model),
+        seen=seen,
+        seen_all=is_all,
     )
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,8 @@ SETTINGS = (
 )
 
 
-def spawn(count: int, act: Callable[[Processes], object], folder: Path) -> list[dict[str, Any]]:
-    """What `act` gave in each of `count` processes: {"value": ..} or {"error": ..} or {"status": ..} if it died."""
+def spawn(count: int, acts: Sequence[Callable[[Processes], object]], folder: Path) -> list[list[dict[str, Any]]]:
+    """What the acts gave in each of `count` processes: {"value": ..}, {"error": ..}, or {"status": ..} if it died."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -55,17 +55,25 @@ def spawn(count: int, act: Callable[[Processes], object], folder: Path) -> list[
             os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
             torch.set_num_threads(1)
             try:
-                found: dict[str, Any] = {"value": act(join_processes(cpu=True) if count > 1 else ALONE)}
-            except BaseException as error:
-                found = {"error": f"{type(error).__name__}: {error}"}
-            torch.save(found, folder / f"{index}.pt")
-            os._exit(0)
+                torch.save(_done(acts, join_processes(cpu=True) if count > 1 else ALONE), folder / f"{index}.pt")
+            finally:
+                os._exit(0)
         pids.append(pid)
     statuses = [os.waitpid(pid, 0)[1] for pid in pids]
     return [
-        torch.load(folder / f"{i}.pt") if (folder / f"{i}.pt").exists() else {"status": status}
+        torch.load(folder / f"{i}.pt") if (folder / f"{i}.pt").exists() else [{"status": status}]
         for i, status in enumerate(statuses)
     ]
+
+
+def _done(acts: Sequence[Callable[[Processes], object]], processes: Processes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for act in acts:
+        try:
+            found.append({"value": act(processes)})
+        except BaseException as error:
+            found.append({"error": f"{type(error).__name__}: {error}"})
+    return found
 
 
 def failing(processes: Processes) -> int:
@@ -148,29 +156,45 @@ def main(folder: Path) -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
     prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
     found: dict[str, Any] = {}
-    found["nan"] = spawn(2, failing, folder / "nan")
-    (alone,), pair = spawn(1, trained, folder / "t1"), spawn(2, trained, folder / "t2")
-    found["same training"] = all(
-        torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone["value"])
+    (alone,) = spawn(1, [trained, lambda processes: whole_run(processes, folder / "one")], folder / "a")
+    found["nan"], pair, found["made"], found["made again"], found["quarrel"] = zip(
+        *spawn(
+            2,
+            [
+                failing,
+                trained,
+                *(lambda processes: whole_run(processes, folder / "two"),) * 2,
+                lambda processes: trained(processes, quarrels=True),
+            ],
+            folder / "b",
+        )
     )
-    found["quarrel"] = spawn(2, lambda processes: trained(processes, quarrels=True), folder / "quarrel")
-    spawn(1, lambda processes: whole_run(processes, folder / "one"), folder / "a")
-    found["made"] = spawn(2, lambda processes: whole_run(processes, folder / "two"), folder / "b")
-    found["made again"] = spawn(2, lambda processes: whole_run(processes, folder / "two"), folder / "c")
+    found["same training"] = all(
+        torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone[0]["value"])
+    )
     (one, one_records), (two, two_records) = results(folder / "one"), results(folder / "two")
     masks = [(stage, key) for stage in one for key in one[stage] if key.startswith("mask.")]
     found["n_masks"] = len(masks)
     found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
     found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
     found["train_loss"] = [[record["train_loss"] for record in records] for records in (one_records, two_records)]
-    found["stopped"] = spawn(2, lambda processes: whole_run(processes, folder / "parts", stops=True), folder / "e")
-    spawn(2, lambda processes: whole_run(processes, folder / "parts"), folder / "f")
+    gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
+    found["stopped"], _, found["gradual"] = zip(
+        *spawn(
+            2,
+            [
+                lambda processes: whole_run(processes, folder / "parts", stops=True),
+                lambda processes: whole_run(processes, folder / "parts"),
+                lambda processes: whole_run(processes, folder / "cuts", name=gradual),
+            ],
+            folder / "c",
+        )
+    )
     parts = results(folder / "parts")[0]
     found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
-    gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
-    found["gradual"] = spawn(2, lambda processes: whole_run(processes, folder / "cuts", name=gradual), folder / "g")
     found["gradual keeps"] = [record.get("keep", 1.0) for record in results(folder / "cuts")[1]]
-    found["died"] = spawn(2, lambda processes: whole_run(processes, folder / "three", dies=True), folder / "d")
+    died = spawn(2, [lambda processes: whole_run(processes, folder / "three", dies=True)], folder / "d")
+    found["died"] = [last for (last,) in died]
     found["published"] = len(results(folder / "three")[0])
     print(json.dumps(found))
 

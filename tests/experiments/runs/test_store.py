@@ -73,6 +73,16 @@ def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_half_a_checkpoint_that_a_kill_left_goes_with_the_others(tmp_path: Path) -> None:
+    """A kill between the two files of one, when it is saved or removed, leaves tensors that are no checkpoint."""
+    for n in range(2):
+        save_checkpoint(tmp_path, store.step_name(n, 0), TENSORS, {"n": n})
+    (tmp_path / f"{store.step_name(0, 0)}.json").unlink()
+    assert store.checkpoints(tmp_path) == [store.step_name(1, 0)]
+    store.finish_stage(tmp_path, TENSORS, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["final.json", "final.safetensors"]
+
+
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     save_state(tmp_path, "final", TENSORS, {})
     (tmp_path / "final.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.")

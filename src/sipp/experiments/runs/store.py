@@ -227,7 +227,8 @@ def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> 
 
 def drop_checkpoints(stage: Path) -> None:
     """Removes what was saved on the way to the stage's result."""
-    for name in (*checkpoints(stage), START):
+    halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}  # a kill may leave one without values
+    for name in (*checkpoints(stage), *halves, START):
         state_files.remove_state(stage, name)
 
 
