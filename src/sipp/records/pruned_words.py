@@ -227,11 +227,12 @@ def moved_warning(pruned: Pruned) -> str:
     moved = pruned.moved
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
+    inputs = _inputs_of(moved, pruned.repair)
     if not math.isfinite(moved.error):
-        return f"an output is not finite, or the dense one is 0, on {_inputs_of(moved, pruned.repair)}: check what the dense model gives"
+        return f"an output is not finite, or the dense one is 0, on {inputs}: check what the dense model gives"
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_inputs_of(moved, pruned.repair)}: measure what that "
-        "costs before you use it"
+        f"the output moved by {percent_up(moved.error)} of its size (norm) on {inputs}: measure what that costs before "
+        "you use it"
     )
 
 
