@@ -1,5 +1,6 @@
 """`sipp.page`: the page of `sipp report`, of networks that are still in the program."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -84,3 +85,13 @@ def test_networks_of_other_layers_are_not_drawn_as_one(networks: list[sipp.Prune
     apart = sipp.page({"a": networks[0], "b": other}, path=tmp_path / "page.html").read_text()
     said = "Not all networks were pruned from the same dense network"
     assert said not in alike and said in apart
+
+
+def test_rows_that_were_zero_before_are_not_said_to_keep_a_weight(dense: nn.Module, tmp_path: Path) -> None:
+    net = copy.deepcopy(dense)
+    with torch.no_grad():
+        net.get_parameter("0.weight")[3] = 0.0
+    pruned = sipp.prune(net, None, keep=0.9, method="wt")
+    assert not any(layer.dead_rows for layer in pruned.layers)
+    text = sipp.page(pruned, path=tmp_path / "zero.html").read_text()
+    assert "No row lost all its weights." in text and "keeps at least one weight" not in text

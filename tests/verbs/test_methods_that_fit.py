@@ -82,7 +82,7 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(me
     first = joint(net, masks, parts, way=method, fits_all=False, chunk_bytes=1 << 20)  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
     assert done is not None and done.output_before == pytest.approx(held_out_error(net, first.model, parts), rel=1e-9)
-    assert first.n_points == 180 and done.n_judged == 10
+    assert first.record.n_points == 180 and done.n_judged == 10
 
 
 def test_compare_shows_them_with_and_without_repair() -> None:

@@ -53,7 +53,7 @@ def statements_of(
     obstacle = "" if scores is None else _obstacle(ranking, cut)
     measured, eps_measured = _measured(ranking, cut, obstacle, norms)
     guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)
-    left_out = listed(cut.others)
+    left_out = listed(cut.others) if cut.others else ""
     measured = None if measured is None else replace(measured, left_out=left_out)
     guarantee = None if guarantee is None else replace(guarantee, left_out=left_out)
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))

@@ -8,8 +8,8 @@ block, with the states of all points between two blocks and nothing else in memo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import few_of, run_batch, scoring_mode
+from sipp.inputs.restore import replaced_forwards
 from sipp.records.batches import Batch
 
 FEWEST_BLOCKS = 2
@@ -135,25 +136,13 @@ def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
     return Entered(first[0], tuple(calls))
 
 
-@contextmanager
-def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> Iterator[None]:
+def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> AbstractContextManager[None]:
     """A context in which blocks call `note` and hand on the state that it returns."""
-    patched = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return blocks.as_output(note((args, kwargs)))
 
-    try:
-        for name in blocks.names:
-            module = model.get_submodule(name)
-            patched.append((module, vars(module).get("forward")))
-            module.forward = forward
-        yield
-    finally:
-        for module, own in patched:
-            del module.forward
-            if own is not None:
-                module.forward = own
+    return replaced_forwards((model.get_submodule(name), forward) for name in blocks.names)
 
 
 @dataclass(frozen=True)

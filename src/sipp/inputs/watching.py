@@ -87,11 +87,11 @@ class Watch(TorchFunctionMode):
         self.takes_values |= name in _TAKING
         if name not in _BLIND:
             given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
-            for tensor in _tensors(given):
+            for tensor in every_tensor(given):
                 one = self._of(tensor)
                 if one is None or any(self.running[holder] > 0 for holder in one.holders):
                     continue
-                if name in _TAKING or any(self._of(tensor) is not one for tensor in _tensors(result)):
+                if name in _TAKING or any(self._of(tensor) is not one for tensor in every_tensor(result)):
                     self._refuse(one, resolve_name(func) or name)
         return result
 
@@ -132,14 +132,14 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + span * tensor.element_size()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def every_tensor(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from every_tensor(list(value.values()))
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from every_tensor(item)
 
 
 class Operations(TorchDispatchMode):
@@ -170,7 +170,7 @@ class Operations(TorchDispatchMode):
 
     def follow(self, data: Any) -> None:
         """Notes the tensors that the model is given."""
-        for tensor in _tensors(data):
+        for tensor in every_tensor(data):
             self.of_data[tensor] = True
 
     @contextmanager
@@ -195,17 +195,17 @@ class Operations(TorchDispatchMode):
             if met is not None:
                 met.append(operand)
         is_known = self.by_values or not self.follows
-        if is_known or not any(tensor in self.of_data for tensor in _tensors((args, kwargs))):
+        if is_known or not any(tensor in self.of_data for tensor in every_tensor((args, kwargs))):
             return func(*args, **(kwargs or {}))
         if not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
         result = func(*args, **(kwargs or {}))
         self.follow(result)
         if func._schema.is_mutable:
-            written = list(_tensors((args, kwargs)))
+            written = list(every_tensor((args, kwargs)))
             self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
         return result
 
     def _has_mask(self, indices: Any) -> bool:
         """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
-        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in _tensors(indices))
+        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in every_tensor(indices))

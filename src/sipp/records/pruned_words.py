@@ -22,6 +22,7 @@ from sipp.records.display import (
 )
 from sipp.records.html import folded, labels_html, table_html, view
 from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
+from sipp.records.repair import Repair
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
@@ -226,13 +227,12 @@ def moved_warning(pruned: Pruned) -> str:
     moved = pruned.moved
     if moved is None or moved.error <= MUCH:  # NaN is warned of
         return ""
+    inputs = _inputs_of(moved, pruned.repair)
     if not math.isfinite(moved.error):
-        return (
-            f"an output is not finite, or the dense one is 0, on {_inputs_of(moved)}: check what the dense model gives"
-        )
+        return f"an output is not finite, or the dense one is 0, on {inputs}: check what the dense model gives"
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {_inputs_of(moved)}: measure what that "
-        "costs before you use it"
+        f"the output moved by {percent_up(moved.error)} of its size (norm) on {inputs}: measure what that costs before "
+        "you use it"
     )
 
 
@@ -261,9 +261,13 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     return f"{measure} on new inputs; if it costs too much, {costly}"
 
 
-def _inputs_of(moved: OutputChange) -> str:
+def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
     held = "held-back " if moved.aside else ""
-    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
+    text = f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
+    n_fitted = None if repair is None else repair.n_judged_fit
+    if repair is None or n_fitted is None or n_fitted >= repair.n_points or not moved.aside:
+        return text
+    return f"{text}, when fitted to {n_fitted:,} others"  # in the end these were fitted too
 
 
 def cost_of(pruned: Pruned) -> str:
@@ -279,7 +283,7 @@ def cost_of(pruned: Pruned) -> str:
     if not found or not min(found)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
             return "not known for new inputs yet."
-        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_inputs_of(pruned.moved)}"
+        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_inputs_of(pruned.moved, pruned.repair)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(found)
     return (

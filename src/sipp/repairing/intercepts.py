@@ -21,6 +21,7 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.independence import tensors_in
 from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch
 from sipp.records.repair import Intercept
 
@@ -121,7 +122,7 @@ class _Readers(TorchFunctionMode):
             mean = id(given)
             self.norm_calls[mean] += 1
         name = getattr(func, "__name__", "")
-        for tensor in _tensors((args, kwargs)):
+        for tensor in every_tensor((args, kwargs)):
             weight = self._of.get(id(tensor))
             is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
             if weight is not None and not is_blind:
@@ -132,13 +133,6 @@ class _Readers(TorchFunctionMode):
                 self.reads.setdefault(used, [])
                 self._of[id(result)] = used
         return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
 
 
 def shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:

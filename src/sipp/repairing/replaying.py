@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sipp.inputs.restore import replaced_forwards
 from sipp.records.numerics import device_of
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; those beyond are computed anew
@@ -63,19 +64,15 @@ class Replay:
             return
         most = REPLAY_BYTES.get(device_of(model).type, REPLAY_BYTES["cpu"])
         calls = _Calls(self.kept.get(batch, {}), most - self._n_bytes())
-        patched = []
+        forwards = (
+            (module, (calls.stopping if module in unfinished else calls.watching)(name, module.forward))
+            for name, module in model.named_modules()
+            if module is not model and not isinstance(module, torch.jit.ScriptModule)
+        )
         try:
-            for name, module in model.named_modules():
-                if not isinstance(module, torch.jit.ScriptModule):
-                    patched.append((module, vars(module).get("forward")))
-                    watch = calls.stopping if module in unfinished else calls.watching
-                    module.forward = watch(name, module.forward)
-            yield
+            with replaced_forwards(forwards):
+                yield
         finally:
-            for module, own in patched:
-                del module.forward
-                if own is not None:
-                    module.forward = own
             self.kept[batch] = {path: one for path, one in calls.kept.items() if one.is_intact}
 
     def switch_off(self) -> None:

@@ -23,6 +23,7 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import with_padding_zeroed
+from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything
@@ -113,7 +114,7 @@ def find_residual_connections(
     }
     batch = fresh(batch)
     if follows:
-        ranks |= {id(tensor): 0 for tensor in _tensors((batch.args, batch.kwargs)) if tensor.is_floating_point()}
+        ranks |= {id(tensor): 0 for tensor in every_tensor((batch.args, batch.kwargs)) if tensor.is_floating_point()}
 
     def on_addition(mark: OutputMark, other: Tensor) -> None:
         if 0 <= watch.ranks.get(id(other), -1) < place[mark.weight]:
@@ -215,7 +216,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        given = _tensors((args, kwargs))
+        given = list(every_tensor((args, kwargs)))
         read = [self._marks[id(tensor)] for tensor in given if id(tensor) in self._marks]
         is_addition = name in _ADDITIONS and _is_plain_sum(args, kwargs)
         if is_addition and read:
@@ -237,7 +238,7 @@ class _Watch(TorchFunctionMode):
         if name == "__setitem__" and given:
             self._marks.pop(id(given[0]), None)
         rank = max((self.ranks[id(tensor)] for tensor in given if id(tensor) in self.ranks), default=-1)
-        for tensor in _tensors(result):
+        for tensor in every_tensor(result):
             if passed is None and name != "__get__":
                 self._marks.pop(id(tensor), None)
             elif passed is not None:
@@ -276,10 +277,3 @@ def _is_plain_sum(args: Any, kwargs: Any) -> bool:
     """Whether two tensors of one shape are added, times nothing."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return len(given) == 2 == len(args) and not kwargs and given[0].shape == given[1].shape
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
