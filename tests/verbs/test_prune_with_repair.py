@@ -15,8 +15,8 @@ from sipp.pruning import cutting, ranking
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import joint, stages
+from sipp.repairing import repaired_cut as repaired_cut_module
 from sipp.repairing.data_split import held_out_error, split_data
-from sipp.verbs import prune as prune_verb
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
@@ -192,9 +192,9 @@ def test_other_ways_are_refused(repair: object) -> None:
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     name = "search_masks_and_weights" if repair is True else "refit_network"
-    own = getattr(prune_verb, name)
+    own = getattr(repaired_cut_module, name)
     monkeypatch.setattr(
-        prune_verb, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]
+        repaired_cut_module, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]
     )
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
     sipp.prune(net(), points(), keep=0.5, method="wt", **options)

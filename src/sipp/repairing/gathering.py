@@ -249,15 +249,15 @@ class Gatherer:
         with self.dense_replay.of(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
-    def gather(self, names: Sequence[str], known: Sequence[Targets] | None) -> dict[str, WeightMoments]:
-        """The moments of these weights, with the pruned network as it is now; `known`: the targets of each batch.
+    def gather(self, names: Sequence[str], targets_of: Callable[[int], Targets]) -> dict[str, WeightMoments]:
+        """The moments of these weights, with the pruned network as it is now; `targets_of` gives those of a batch.
 
         The weights must come in the order of execution, and must not change after the refit that follows.
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
         for i, is_validation in enumerate(self.is_validation):
-            targets = self.targets(names, i)[0] if known is None else known[i]
+            targets = targets_of(i)
             left = {name: list(reversed(targets[name])) for name in names}
             shared = _Shared() if len(names) > 1 else None
 

@@ -452,17 +452,17 @@ def _fitted_stage(
     residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
     corrected = find_residual_layers(gatherer, residuals, follows=follows)
     for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
-        aims = LayerTargets(gatherer, corrected, [name for group in stretch for name in group], fits, known)
+        targets = LayerTargets(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
             give_back_freed()
-            sums = gatherer.gather(group, aims.taken(group))
+            sums = gatherer.gather(group, targets.taken(group).of_batch)
             for name in group:
                 weight, before = task.weights[name], decided.get(name)
                 mask, layer = fit_layer(
                     task.layer, pruned, weight, start[name], sums.pop(name), places[name], before, bases
                 )
                 yield mask, _with_errors(replace(layer, corrects=name in corrected), before)
-        del aims  # before those of the next stretch are made
+        del targets  # before those of the next stretch are made
 
 
 def _check_residuals(residuals: Collection[str] | None, order: Sequence[Sequence[str]]) -> None:

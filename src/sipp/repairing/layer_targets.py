@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor, nn
 
@@ -91,7 +91,7 @@ def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tenso
     return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
-class LayerTargets(Sequence[Targets]):
+class LayerTargets:
     """The targets of some weights, batch by batch: dense outputs, and what the streams have lost by now (T21)."""
 
     def __init__(
@@ -126,10 +126,8 @@ class LayerTargets(Sequence[Targets]):
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
 
-    def __len__(self) -> int:
-        return len(self.gatherer.is_validation)
-
-    def __getitem__(self, i: Any) -> Any:
+    def of_batch(self, i: int) -> Targets:
+        """Those of batch i, with the pruned network as it is now."""
         targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
         targets = {name: list(targets[name]) for name in self.names}
         if self.corrected:

@@ -6,8 +6,9 @@ The ridge of each weight is chosen, and its refit judged, on validation points. 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from sipp.records.pruned import Repaired, not_zero
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import LayerRepair, Polish, Repair
 from sipp.repairing.data_split import DataSplit, held_out_error
-from sipp.repairing.gathering import RowBlock, WeightMoments, slice_of, solvable, stretches
+from sipp.repairing.gathering import Gatherer, RowBlock, Targets, WeightMoments, slice_of, solvable, stretches
 from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
 from sipp.repairing.moments import Moments
 from sipp.repairing.polishing import LEARNING_RATE, polish
@@ -104,15 +105,20 @@ def _refit_all(
         gatherer = stage.gatherer
         for stretch, fits in stretches(gatherer.usage, device_of(dense)):
             all_names = [name for group in stretch for name in group]
-            known = [gatherer.targets(all_names, i)[0] for i in range(len(split.batches))] if fits else None
+            kept = [gatherer.targets(all_names, i)[0] for i in range(len(split.batches))] if fits else None
             for group in stretch:
-                sums = gatherer.gather(group, known)
+                targets_of = partial(_targets, gatherer, group) if kept is None else kept.__getitem__
+                sums = gatherer.gather(group, targets_of)
                 for name in group:
                     done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
                     advance(fit_cost(masks[name].shape))
     met = {layer.name for layer in done}
     unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
     return (*done, *unmet)
+
+
+def _targets(gatherer: Gatherer, names: Sequence[str], i: int) -> Targets:
+    return gatherer.targets(names, i)[0]
 
 
 def check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:

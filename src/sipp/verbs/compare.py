@@ -42,9 +42,9 @@ from sipp.records.options import (
 )
 from sipp.records.other_names import in_our_words
 from sipp.repairing.data_split import split_data
+from sipp.repairing.repaired_cut import repaired_cut, ways_of
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import resolve_points
-from sipp.verbs.prune import repaired_cut, ways_of
 
 KEEPS = (0.5, 0.3, 0.1)
 COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,14 +14,13 @@ from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_change, put_back, spared_by_name
+from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.numerics import device_of
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
-    ChunkBytes,
     Constants,
     Draws,
     Fitting,
@@ -36,13 +34,9 @@ from sipp.records.options import (
     Selector,
 )
 from sipp.records.other_names import in_our_words
-from sipp.records.pruned import Pruned, Repaired
-from sipp.records.ranking import Ranking
-from sipp.records.repair import Repair
-from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.refit_network import refit_network
-from sipp.repairing.search_masks_and_weights import search_masks_and_weights
-from sipp.scoring.methods import MethodInfo
+from sipp.records.pruned import Pruned
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repaired_cut import repaired_cut, ways_of
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
@@ -148,47 +142,6 @@ def prune_with(
     pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
     warn_of_dead(pruned, stacklevel=5)
     return pruned
-
-
-def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
-    """What finds new values after the cut: the method itself, then the repair."""
-    found: tuple[Repairing | Fitting | None, ...] = (info.fitting, repair)
-    return [way for way in found if way]
-
-
-def repaired_cut(
-    ranking: Ranking,
-    found: Cut,
-    split: DataSplit,
-    way: Repairing | Fitting,
-    *,
-    blocks: str | None = None,
-    chunk_bytes: ChunkBytes = "auto",
-    like: Repair | None = None,
-    fits_all: bool = True,
-    progress: bool = False,
-) -> tuple[Cut, Repaired]:
-    """The same number of weights with values fitted to the dense network, and what the repair did.
-
-    By "refit" under the same masks; otherwise mask and values are found together (T21), with the choices of an earlier
-    repair where one is given in `like`; or as others find them. Without `fits_all` some points are not fitted, and
-    can judge what comes after.
-    """
-    dense, seed = ranking.model, found.seed
-    run: dict[str, Any] = {"seed": seed, "blocks": blocks, "chunk_bytes": chunk_bytes, "progress": progress}
-    if way == "refit":
-        fixed = refit_network(dense, found.model, found.masks, split, **run)
-    else:
-        known: dict[str, Any] = {"way": "joint" if isinstance(way, bool) else way}
-        known |= {} if like is None else {"error_feedback": (like.error_feedback,), "budgets": (like.budgets,)}
-        known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
-        spared = spared_by_name(ranking, found.masks)
-        masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        before = None if found.model is dense else found.model
-        fixed = search_masks_and_weights(dense, masks, split, given=before, **known, **run)
-        fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
-    given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)
-    return replace(given, budget=found.budget, choice=found.choice), fixed
 
 
 def _checked_holdout(

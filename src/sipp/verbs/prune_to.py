@@ -72,9 +72,9 @@ from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
+from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import certify, certify_accuracy
-from sipp.verbs.prune import repaired_cut
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
