@@ -13,13 +13,6 @@ from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.refit_network import refit_network
 from sipp.repairing.search_masks_and_weights import search_masks_and_weights
-from sipp.scoring.methods import MethodInfo
-
-
-def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
-    """What finds new values after the cut: the method itself, then the repair."""
-    found: tuple[Repairing | Fitting | None, ...] = (info.fitting, repair)
-    return [way for way in found if way]
 
 
 def repaired_cut(

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice
-from sipp.records.options import Fitting, Reduce, Score, method_name
+from sipp.records.options import Fitting, Reduce, Repairing, Score, method_name
 from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
@@ -180,3 +180,9 @@ def score_of(row: MethodInfo) -> Score:
     file, _, function = row.score.partition(":")
     found: Score = getattr(import_module(f"sipp.scoring.{file}"), function)
     return found
+
+
+def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
+    """What finds new values after the cut: the method itself, then the repair."""
+    found: tuple[Repairing | Fitting | None, ...] = (info.fitting, repair)
+    return [way for way in found if way]

@@ -42,8 +42,8 @@ from sipp.records.options import (
 )
 from sipp.records.other_names import in_our_words
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut, ways_of
-from sipp.scoring.methods import method_of
+from sipp.repairing.repaired_cut import repaired_cut
+from sipp.scoring.methods import method_of, ways_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)

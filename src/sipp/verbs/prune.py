@@ -36,7 +36,8 @@ from sipp.records.options import (
 from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut, ways_of
+from sipp.repairing.repaired_cut import repaired_cut
+from sipp.scoring.methods import ways_of
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
