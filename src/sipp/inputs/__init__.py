@@ -1,1 +1,1 @@
-"""Any data and any model in, checked batches and the patches that each weight meets out."""
+"""Checks data and models, and captures the patches that each weight meets."""

@@ -1,4 +1,4 @@
-"""Whose patch is whose: found by an experiment on a few points, not from shapes.
+"""Finds out which patches belong to which point, by an experiment on a few points.
 
 A shape cannot tell: frames folded into the batch lie point by point or step by step, and a dimension of time may be as
 long as the batch. So two points are run, one of them at two places: its patches are the same in both. A whole batch is

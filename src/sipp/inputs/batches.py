@@ -1,4 +1,4 @@
-"""One batch as a user gives it in, one that was checked out; and what is made of checked ones: parts, copies, sums."""
+"""Checks a user's batch, and makes parts, copies and joins of checked ones."""
 
 from __future__ import annotations
 

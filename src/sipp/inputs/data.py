@@ -1,4 +1,4 @@
-"""Any data that a user gives, looked at once at the door: a `Data`, which everything behind it reads and asks.
+"""`Data`: any data that a user gives, checked once; everything else reads this.
 
 Some statements must not rest on the points that chose what they speak of. T18: the last points are set aside before
 scoring, `Data.set_aside`. T19: the last points of S are S2, the others S1, `split_last`. Both take points as they come:

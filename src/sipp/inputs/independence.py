@@ -1,4 +1,4 @@
-"""Whether the output at a point is a function of that point alone: what every count of independent points rests on.
+"""Checks that the output at a point depends on that point alone, which every count of independent points needs.
 
 A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. So
 small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.

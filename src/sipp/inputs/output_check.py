@@ -1,4 +1,4 @@
-"""Compares a layer's real output with what was captured of it, and finds a forward that is not the known map.
+"""Compares a layer's real output with what was captured, to find layers that compute something else.
 
 A subclass, a hook or a patched forward may change the input behind our back, or use the weight in another way. Then
 the patches are not what the weight met, and no score would be right.

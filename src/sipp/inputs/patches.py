@@ -1,4 +1,4 @@
-"""Windows of a use: their range of values point by point, their pieces of bounded size, their layout as patches."""
+"""The windows of a weight's use: checked, cut into pieces of bounded size, laid out as patches, and their ranges."""
 
 from __future__ import annotations
 

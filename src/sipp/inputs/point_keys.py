@@ -1,4 +1,4 @@
-"""What makes two points the same: a key of each point's content, whatever batch, layout or padding it comes in.
+"""Keys of points by content, whatever batch, layout or padding they come in.
 
 `keys_of` knows dtype and shape: it names the very points that were looked at. `draw_keys_of` knows only the numbers, as
 float32: it counts different draws (T18), and finds the points of one set in another. By that, points are others in half

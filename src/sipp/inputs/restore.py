@@ -1,4 +1,4 @@
-"""Puts a model back as it was: what its forward changes (observers, counters, caches) does not outlive our passes."""
+"""Copies models, and puts a model back as it was: nothing that its forward changes outlives our passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model and data as scores look at them: the prunable weights found once, the points and how to run them."""
+"""`ScoringTask`: a model, its prunable weights, the points, and how to run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files in, sequences of token numbers out, as a language model is calibrated and measured on.
+"""Reads text files as sequences of token numbers for language models.
 
 A document is a text file, or one line of a file of JSON lines (its entry "text"). Documents are kept apart: each is
 tokenised by itself and cut into consecutive sequences of one length. What is left at its end is dropped, so no sequence

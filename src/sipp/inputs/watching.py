@@ -1,4 +1,4 @@
-"""Sees what no hook on a module can: a weight that is read elsewhere, and a way through the model that hangs on values.
+"""Detects what no module hook can: weights read elsewhere, and control flow that depends on values.
 
 Where the way, or the sizes of what is computed, hang on the values of the data, a few points do not show what other
 points do: which layers run, how often, and whose patches they get.

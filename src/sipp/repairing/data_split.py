@@ -1,4 +1,4 @@
-"""Calibration points in; the ones to fit, the ones to choose on and the ones that only judge out."""
+"""Splits the calibration points into fit, validation and test."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, integers
 from sipp.repairing.gathering import LayerUsage, Targets
 
-# One point in so many is kept aside. Half of these choose the ridges, leave layers alone and stop the polish; the rest
-# choose nothing, and tell how good the result is. Where those would be too few, all of them choose and none tells.
+# One point in so many is not fitted. Half of these are for validation: they choose the ridges, leave layers alone and
+# stop the polish. The rest choose nothing, and test the result. Where those would be too few, all are for validation.
 HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
@@ -37,11 +37,11 @@ class DenseOutputs:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The calibration points, batch by batch, which of them are kept aside to choose, and those that only judge."""
+    """The calibration points: batches to fit and to validate on, which choose, and test batches, which only judge."""
 
     batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]
-    test: tuple[Batch, ...]
+    is_validation: tuple[bool, ...]  # of each batch; the others are fitted
+    test: tuple[Batch, ...]  # none of `batches`
     keys: frozenset[bytes]  # of all points
     dense_outputs: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
 
@@ -60,7 +60,7 @@ def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, 
 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
-    """Each batch cut in two: points to fit, and points kept aside, which make batches of their own."""
+    """The split of these batches; points that are not fitted make batches of their own."""
     parts: dict[bool, list[Batch]] = {False: [], True: []}
     n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
     for batch in batches:

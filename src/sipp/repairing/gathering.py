@@ -1,4 +1,4 @@
-"""Runs both networks over the points and gathers, for a few weights at a time, the moments that a refit needs.
+"""Runs both networks over the points and sums up the moments that a fit of a few weights needs.
 
 The dense network's outputs of a layer are compared with the pruned network's at the same patches of the same points,
 each on its own inputs: what the layers before have lost is made up for as well.

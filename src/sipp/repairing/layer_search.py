@@ -1,4 +1,4 @@
-"""Which weights of a layer to keep, found together with their values by alternating directions (T21).
+"""Searches for the weights of a layer to keep, by alternating directions (T21).
 
 Each row wants the v with few numbers that are not zero that minimises  v A v - 2 v.r,  where A = X'X and r = X't of the
 inputs X that the layer meets and its target t. Scaled to a unit diagonal, with one eigendecomposition of A, a round is

@@ -1,4 +1,4 @@
-"""What each layer of a joint search aims at: the dense outputs, and what the residual stream beside them has lost."""
+"""The targets of layers in a joint search: dense outputs, plus what the residual connection beside them has lost."""
 
 from __future__ import annotations
 

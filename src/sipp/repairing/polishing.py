@@ -1,4 +1,4 @@
-"""Steps of Adam on the distance between the outputs of the dense and the pruned network: no labels, masks held."""
+"""Brings the pruned network's outputs closer to the dense ones by steps of Adam: no labels, masks held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a network again and again while its weights change from first to last: what no longer changes is computed once.
+"""Runs a network many times while its weights change from first to last, and reuses what no longer changes.
 
 Weights are refitted in the order of execution. So all that a pass over a batch computes before it meets a weight that
 is not refitted yet is the same in every later pass: the outputs of modules that are through by then are kept, and

@@ -1,4 +1,4 @@
-"""The residual streams of a network: what the output of a layer is added to, found by a pass under watch (T21).
+"""Finds residual connections: what the output of a layer is added to, seen in one watched pass (T21).
 
 A layer at the end of a residual block can make up for what the stream beside it has lost, where its output reaches the
 addition unbent: directly, or through copies, dropout at rest and norms with running statistics, which scale each row.

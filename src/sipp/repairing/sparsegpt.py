@@ -1,4 +1,4 @@
-"""SparseGPT (Frantar & Alistarh 2023) from its definition: columns from left to right, what one loses the next repair.
+"""SparseGPT (Frantar & Alistarh 2023) by its definition: columns in order, each making up for those before.
 
 H = X'X + 1 % of its mean diagonal. In each block of 128 columns the weights of the least  w^2 / [H_j^-1]_jj  go, H_j
 being H without the columns before j; n:m patterns choose the same way in each group of m as its turn comes. A weight

@@ -1,4 +1,4 @@
-"""Two networks are walked from first to last: block by block where they have blocks, otherwise as a whole.
+"""Goes through the dense and the pruned network together, block by block where they have blocks.
 
 Between two blocks only the states of all points are kept, of the dense network and of the pruned one. So each pass runs
 one block instead of the network, and what is before it is never computed again.
