@@ -39,7 +39,7 @@ from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.parts import DenseSide, Parts, in_large_batches, judged_error, together
 from sipp.repairing.searching import Bases
-from sipp.repairing.stages import Stage, pair_of
+from sipp.repairing.stages import Stage, census_of, pair_of
 
 AIMS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
@@ -436,17 +436,19 @@ def _fitted(
 
     `inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed them.
     """
-    dense, pruned = task.dense, copy_of(task.dense)
+    dense = task.dense
+    census = census_of(dense, start, parts, task.forms, PATCHES_PER_FEATURE)
+    give_back_freed()
+    pruned = copy_of(dense)
     pair = pair_of(
         dense,
         pruned,
         start,
         parts,
+        census,
         blocks=task.blocks,
-        forms=task.forms,
         chunk_bytes=task.chunk_bytes,
         dtype=SCORE_DTYPE,
-        patches_per_feature=PATCHES_PER_FEATURE,
         pruned_batches=inputs,
     )
     places = find_places(dense, pair.dense_layers, parts.batches[0])

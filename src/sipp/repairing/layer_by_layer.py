@@ -23,7 +23,7 @@ from sipp.repairing.intercepts import find_places
 from sipp.repairing.parts import Parts, judged_error
 from sipp.repairing.polishing import polish
 from sipp.repairing.refitting import refit
-from sipp.repairing.stages import pair_of
+from sipp.repairing.stages import census_of, pair_of
 from sipp.scoring.sensitivities import chunk_of
 
 LEARNING_RATE = 2e-3
@@ -102,8 +102,8 @@ def _refit_all(
         repaired,
         masks,
         parts,
+        census_of(dense, masks, parts, Forms()),
         blocks=find_blocks(dense, parts.batches[0], blocks),
-        forms=Forms(),
         chunk_bytes=chunk_bytes,
         dtype=BOUND_DTYPE,
     )

@@ -151,37 +151,47 @@ class Pair:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
+def census_of(
+    dense: nn.Module,
+    masks: Mapping[str, Tensor],
+    parts: Parts,
+    forms: Forms,
+    patches_per_feature: int = PATCHES_PER_FEATURE,
+) -> Census:
+    """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
+
+    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
+    """
+    censuses = {} if parts.known is None else parts.known.censuses
+    looked_at = tuple(masks), patches_per_feature
+    if looked_at not in censuses:
+        layers = masked_layers(dense, masks)
+        censuses[looked_at] = take_census(dense, layers, parts.batches, forms, patches_per_feature)
+    return censuses[looked_at]
+
+
 def pair_of(
     dense: nn.Module,
     pruned: nn.Module,
     masks: Mapping[str, Tensor],
     parts: Parts,
+    census: Census,
     *,
     blocks: Blocks | None,
-    forms: Forms,
     chunk_bytes: int,
     dtype: torch.dtype,
-    patches_per_feature: int = PATCHES_PER_FEATURE,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> Pair:
-    """Both networks with the layers of the masked weights, looked at on all batches once.
-
-    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
-    """
-    layers = masked_layers(dense, masks)
+    """Both networks with the layers of the masked weights."""
     batches = parts.batches
-    censuses = {} if parts.known is None else parts.known.censuses
-    looked_at = tuple(masks), patches_per_feature
-    if looked_at not in censuses:
-        censuses[looked_at] = take_census(dense, layers, batches, forms, patches_per_feature)
     return Pair(
         dense=dense,
         pruned=pruned,
-        dense_layers=layers,
+        dense_layers=masked_layers(dense, masks),
         pruned_layers=masked_layers(pruned, masks),
         batches=batches,
         is_aside=parts.is_aside,
-        census=censuses[looked_at],
+        census=census,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,
