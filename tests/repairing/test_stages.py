@@ -271,7 +271,7 @@ def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.
 def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     order, copy_of, census_of = list[str](), joint.copy_of, joint.census_of
     monkeypatch.setattr(joint, "_errors", lambda *given: (1.0, 1.0))
-    monkeypatch.setattr(joint, "_bare", lambda *given: (None, {}))
+    monkeypatch.setattr(joint, "_before", lambda *given: (None, {}))
     monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
     monkeypatch.setattr(joint, "copy_of", lambda model: (order.append("copy"), copy_of(model))[1])
     monkeypatch.setattr(joint, "census_of", lambda *given: (order.append("census"), census_of(*given))[1])

@@ -480,10 +480,12 @@ def _fitted_stage(
     gatherer, bases = stage.gatherer, Bases()
     residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
     corrected = find_corrected(gatherer, residuals, follows=follows)
+    is_large = sum(mask.numel() for mask in start.values()) > SMALL  # a small one would take its memory again and again
     for stretch, fits in stretches(gatherer.census, device_of(task.dense)):
         aims = Aims(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
-            give_back_freed()
+            if is_large:
+                give_back_freed()
             sums = gatherer.gather(group, aims.taken(group))
             for name in group:
                 weight, before = task.weights[name], decided.get(name)
