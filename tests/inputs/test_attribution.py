@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.inputs import attribution
+from sipp.inputs.attribution import Recorder
 from sipp.inputs.scoring_task import task_of
-from sipp.records.ranking import Scores
+from sipp.records.batches import WeightUse
+from sipp.records.ranking import Scores, Weight
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features
@@ -196,3 +198,11 @@ def test_a_broken_comparison_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(attribution, "_distance", lambda first, moved, placed_B: torch.zeros(()))
     with pytest.raises(DataError, match="do not show them"):  # every order fits
         sipp.sensitivity(model, [x], reduce="mean")
+
+
+def test_a_recorder_keeps_no_inputs_alive() -> None:
+    recorder = Recorder()
+    recorder(Weight("w", (), "Linear", 4, 8, False), WeightUse("w", torch.randn(3, 1, 500, 8)))
+    held = [one.use.windows.untyped_storage().nbytes() for one in recorder.samples.values()]
+    held += [one.untyped_storage().nbytes() for sample in recorder.samples.values() for one in sample.patches.values()]
+    assert len(held) > 1 and sum(held) < 3 * 500 * 8 * 4

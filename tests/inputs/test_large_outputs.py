@@ -1,5 +1,6 @@
 """Logits are the largest tensors of a language model: not made where no one looks, and else compared in parts."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -94,3 +95,15 @@ def test_norms_and_points_alone_are_looked_at_in_parts(chunk: int, monkeypatch: 
         assert not independence._close(whole, other, index, 1e-6)
     part[0, 0, 0] = torch.nan
     assert not independence._close(whole, part, index, 1e-6)
+
+
+def test_two_networks_are_compared_with_one_dense_output_at_a_time() -> None:
+    dense, alive, most = nn.Linear(3, 5), list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def noted(module: nn.Module, args: object, output: torch.Tensor) -> None:
+        alive.append(weakref.ref(output))
+        most.append(sum(one() is not None for one in alive))
+
+    dense.register_forward_hook(noted)
+    output_error(dense, nn.Linear(3, 5), list(data_of([torch.rand(4, 3) for _ in range(5)]).batches()))
+    assert most == [1] * 5

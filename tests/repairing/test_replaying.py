@@ -135,6 +135,9 @@ def test_nothing_is_kept_behind_weights_that_will_change() -> None:
         with replay.of(net, 0, {net[1][0]}):
             net(torch.randn(5, 3))
         assert [path[-1][0] for path in replay.kept[0]] == ["0"]
+        with replay.of(net, 0, {net[2]}):
+            net(torch.randn(5, 3))
+        assert [path[-1][0] for path in replay.kept[0]] == ["0", "1"]  # "1" in place of what it holds
         with replay.of(net, 0, set()):
             net(torch.randn(5, 3))
-    assert [path[-1][0] for path in replay.kept[0]] == ["0", "1", "2"]  # "1" in place of what it holds
+    assert [path[-1][0] for path in replay.kept[0]] == [""]  # all of it in place of its parts

@@ -1,6 +1,7 @@
 """The blocked solves and the sums over patches, against numpy's least squares row by row."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.refit import refit_row
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sipp.repairing import refit_network, solving
+from sipp.repairing import layer_fit, layer_search, refit_network, solving
 from sipp.repairing.moments import Moments
 from sipp.repairing.refit_network import RIDGES, _best_ridge
 from sipp.repairing.solving import solve_rows
@@ -101,6 +103,47 @@ def test_steps_for_a_few_rows_at_a_time_gain_as_much(monkeypatch: pytest.MonkeyP
     found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
     assert taken == [3, 3, 1]
     assert torch.allclose(found, exact, rtol=1e-2, atol=1e-3 * float(exact.abs().max()))
+
+
+class Made(TorchDispatchMode):
+    """The most bytes of a float64 tensor that an operation makes; views are none."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        known = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+            storage = made.untyped_storage()
+            self.most = max(self.most, 0 if storage.data_ptr() in known else storage.nbytes())
+        return made
+
+
+def test_steps_and_the_search_make_no_second_wide_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_GKP, generator = patches(1, 64, 200, 0), torch.Generator().manual_seed(0)
+    sums = moments_of(x_GKP, torch.randn(1, 3, 200, generator=generator, dtype=torch.float64))
+    mask, rows = torch.rand(1, 3, 64, generator=generator) < 0.5, torch.randn(1, 3, 64, dtype=torch.float64)
+    block = layer_search.LeastSquares(sums.xx_GKK, sums.dx_GRK, rows, sums.n)
+    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    found = dict[int, Any]()
+    for n_rows in (64, 5):
+        monkeypatch.setattr(solving, "SCALE_BYTES", n_rows * 64 * 8)
+        with Made() as made:
+            found[n_rows] = [layer_fit._refitted(block, mask, 1e-3), *layer_search._with_unit_diagonal(block)]
+        assert made.most == n_rows * 64 * 8
+    assert all(map(torch.equal, found[64], found[5]))
+
+
+def test_what_is_added_to_the_diagonal_is_a_ridge_for_the_change() -> None:
+    x_GKP, generator = patches(2, 9, 60, 0), torch.Generator().manual_seed(0)
+    sums = moments_of(x_GKP, torch.randn(2, 4, 60, generator=generator, dtype=torch.float64))
+    mask, added_G = torch.rand(2, 4, 9, generator=generator) < 0.6, torch.tensor([0.5, 2.0], dtype=torch.float64)
+    written_GKK = sums.xx_GKK + added_G[:, None, None] * torch.eye(9, dtype=torch.float64)
+    found, expected = (
+        solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 0.0, added_G),
+        solve_rows(written_GKK, sums.dx_GRK, mask, 0.0),
+    )
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_row_that_bends_the_wrong_way_stops_and_others_go_on() -> None:

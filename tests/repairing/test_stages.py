@@ -1,5 +1,6 @@
 """A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.inputs.capture import Forms
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
 from sipp.repairing import gathering, joint, refit_network
 from sipp.repairing.data_split import DenseOutputs, split_batches
-from sipp.repairing.gathering import _Shared
+from sipp.repairing.gathering import Gatherer, _Shared, layer_usage, masked_layers
+from sipp.repairing.layer_targets import LayerTargets
 from sipp.repairing.moments import Moments
 
 
@@ -187,3 +190,96 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
     assert plain.target_bytes["weight"] == 29 * 3 * 4
     forked, n_forked = census[Forked]
     assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4
+
+
+def repaired() -> sipp.Pruned:
+    return sipp.prune(
+        Model(3).eval(), data("sequences"), keep=0.5, method="wt", statements=False, repair=True, progress=False
+    )
+
+
+def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, most, made, taken = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.taken
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+
+    def noted(self: LayerTargets, names: Any, i: int) -> Any:
+        found = made(self, names, i)
+        alive.extend((name, weakref.ref(one)) for name in names for one in found[name])
+        return found
+
+    def looked(self: LayerTargets, names: Any) -> LayerTargets:
+        few = taken(self, names)
+        most.append({name for name, one in alive if one() is not None})
+        assert most[-1] <= {*names, *self.kept[0]}  # type: ignore[index]
+        return few
+
+    monkeypatch.setattr(LayerTargets, "_dense", noted)
+    monkeypatch.setattr(LayerTargets, "taken", looked)
+    repaired()
+    in_block = [{name for name in names if name.startswith("encoder.layers.1.")} for names in most]
+    assert [len(names) for names in in_block if names] == 2 * [4, 3, 2, 1]  # in both fits
+
+
+def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, find = list[int](), joint.find_corrected
+    replays = []
+
+    def looked(gatherer: Gatherer, *more: Any, **options: Any) -> Any:
+        kept.append(sum(len(one.kept) for one in replays))
+        replays.extend((gatherer.replay, gatherer.dense_replay))
+        return find(gatherer, *more, **options)
+
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "_whole", lambda parts: parts)
+    monkeypatch.setattr(joint, "find_corrected", looked)
+    repaired()
+    assert len(kept) >= 5 and kept[2:4] == kept[1:3]  # of what lies before the blocks; nothing of blocks
+
+
+def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, fit = list[list[Any]](), joint._fitted_stage
+
+    def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
+        yield from fit(task, stage, *more, **options)
+        if not stage.gatherer.dense_replay.is_off:
+            paths.extend(list(one) for one in stage.gatherer.dense_replay.kept.values())
+
+    monkeypatch.setattr(joint, "_fitted_stage", looked)
+    repaired()
+    assert paths and all(one == [(("", 0),)] for one in paths)
+
+
+def test_a_census_keeps_no_outputs() -> None:
+    net, forms = Model(2).eval(), Forms()
+    masks = {name: p != 0 for name, p in net.named_parameters() if p.ndim > 1}
+    layer_usage(net, masked_layers(net, masks), split_batches(data_of(data("sequences")).batches()).batches, forms)
+    assert forms and all(one.alone is None for one in forms.values())
+
+
+def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, most, copy_of = list[weakref.ref[nn.Module]](), list[int](), joint.copy_of
+
+    def noted(model: nn.Module) -> nn.Module:
+        made = copy_of(model)
+        alive.append(weakref.ref(made))
+        most.append(sum(one() is not None for one in alive))
+        return made
+
+    monkeypatch.setattr(joint, "copy_of", noted)
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    net = Model(2).eval()
+    masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
+    parts = split_batches(data_of(data("sequences")).batches())
+    joint.joint(net, masks, parts, fits_all=False, chunk_bytes=1 << 20)
+    assert most == [1, 1]
+
+
+def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, copy_of, usage_of = list[str](), joint.copy_of, joint.usage_of
+    monkeypatch.setattr(joint, "_errors", lambda *given: (1.0, 1.0))
+    monkeypatch.setattr(joint, "_before", lambda *given: (None, {}))
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "copy_of", lambda model: (order.append("copy"), copy_of(model))[1])
+    monkeypatch.setattr(joint, "usage_of", lambda *given: (order.append("census"), usage_of(*given))[1])
+    repaired()
+    assert order[:2] == ["census", "copy"]

@@ -82,7 +82,7 @@ class Recorder:
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
         patches = {order: _sampled(use, order) for order in _candidates(use)}
-        bare = replace(use, windows=use.windows[:0])
+        bare = replace(use, windows=use.windows[:0].clone())  # a view would keep the inputs of all layers alive
         sizes, dtype = (_n_steps(use), len(use.windows)), use.windows.dtype
         sample = _Sample(patches, bare, *sizes, tolerance_of(use.windows), min(torch.finfo(dtype).eps, FLOAT32_EPS))
         self.samples[_next_key(self._seen, weight)] = sample

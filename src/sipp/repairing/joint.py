@@ -36,7 +36,7 @@ from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import PEERS, JointLayer, LayerTask, Way, fit_layer, left_as_given
 from sipp.repairing.layer_search import Bases
 from sipp.repairing.layer_targets import LayerTargets, find_residual_layers, refuse_residual
-from sipp.repairing.stages import NetworkStage, dense_and_pruned
+from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
 
 ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
@@ -407,17 +407,19 @@ def _fitted(
 
     `inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed them.
     """
-    dense, pruned = task.dense, copy_of(task.dense)
+    dense = task.dense
+    usage = usage_of(dense, start, split, task.forms, PATCHES_PER_FEATURE)
+    give_back_freed()
+    pruned = copy_of(dense)
     pair = dense_and_pruned(
         dense,
         pruned,
         start,
         split,
+        usage,
         blocks=task.blocks,
-        forms=task.forms,
         chunk_bytes=task.chunk_bytes,
         dtype=SCORE_DTYPE,
-        patches_per_feature=PATCHES_PER_FEATURE,
         pruned_batches=inputs,
     )
     places = find_places(dense, pair.dense_layers, split.batches[0])
@@ -451,10 +453,12 @@ def _fitted_stage(
     gatherer, bases = stage.gatherer, Bases()
     residuals = None if task.residuals is None else [name for name in task.residuals if name in stage.names]
     corrected = find_residual_layers(gatherer, residuals, follows=follows)
+    is_large = sum(mask.numel() for mask in start.values()) > SMALL  # a small one would take its memory again and again
     for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
         targets = LayerTargets(gatherer, corrected, [name for group in stretch for name in group], fits, known)
         for group in stretch:
-            give_back_freed()
+            if is_large:
+                give_back_freed()
             sums = gatherer.gather(group, targets.taken(group).of_batch)
             for name in group:
                 weight, before = task.weights[name], decided.get(name)

@@ -31,7 +31,7 @@ from sipp.repairing.intercepts import Place, apply_shift, find_places, shift
 from sipp.repairing.moments import Moments
 from sipp.repairing.polishing import LEARNING_RATE, polish
 from sipp.repairing.solving import solve_rows
-from sipp.repairing.stages import dense_and_pruned
+from sipp.repairing.stages import dense_and_pruned, usage_of
 from sipp.scoring.sensitivities import chunk_of
 
 # Shares of a feature's own square that a change of its weight costs: the larger, the nearer to the weights as they are.
@@ -93,8 +93,8 @@ def _refit_all(
         repaired,
         masks,
         split,
+        usage_of(dense, masks, split, Forms()),
         blocks=find_blocks(dense, split.batches[0], blocks),
-        forms=Forms(),
         chunk_bytes=chunk_bytes,
         dtype=BOUND_DTYPE,
     )

@@ -153,37 +153,47 @@ class DenseAndPruned:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
+def usage_of(
+    dense: nn.Module,
+    masks: Mapping[str, Tensor],
+    split: DataSplit,
+    forms: Forms,
+    patches_per_feature: int = PATCHES_PER_FEATURE,
+) -> LayerUsage:
+    """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
+
+    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
+    """
+    usages = {} if split.dense_outputs is None else split.dense_outputs.usages
+    looked_at = tuple(masks), patches_per_feature
+    if looked_at not in usages:
+        layers = masked_layers(dense, masks)
+        usages[looked_at] = layer_usage(dense, layers, split.batches, forms, patches_per_feature)
+    return usages[looked_at]
+
+
 def dense_and_pruned(
     dense: nn.Module,
     pruned: nn.Module,
     masks: Mapping[str, Tensor],
     split: DataSplit,
+    usage: LayerUsage,
     *,
     blocks: Blocks | None,
-    forms: Forms,
     chunk_bytes: int,
     dtype: torch.dtype,
-    patches_per_feature: int = PATCHES_PER_FEATURE,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
-    """Both networks with the layers of the masked weights, looked at on all batches once.
-
-    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
-    """
-    layers = masked_layers(dense, masks)
+    """Both networks with the layers of the masked weights."""
     batches = split.batches
-    usages = {} if split.dense_outputs is None else split.dense_outputs.usages
-    looked_at = tuple(masks), patches_per_feature
-    if looked_at not in usages:
-        usages[looked_at] = layer_usage(dense, layers, batches, forms, patches_per_feature)
     return DenseAndPruned(
         dense=dense,
         pruned=pruned,
-        dense_layers=layers,
+        dense_layers=masked_layers(dense, masks),
         pruned_layers=masked_layers(pruned, masks),
         batches=batches,
         is_validation=split.is_validation,
-        usage=usages[looked_at],
+        usage=usage,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,

@@ -13,6 +13,7 @@ from sipp.bounds.statements import statements_of
 from sipp.errors import OptionError
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
+from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
@@ -118,6 +119,7 @@ def prune_with(
     with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
         found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
+        give_back_freed()
         moved = output_change(ranking, found, task)
     ways = ways_of(info, options.repair)
     split = split_data(ranking.model, task.points, seed=options.seed) if ways else None  # the same points judge all
