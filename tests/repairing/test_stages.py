@@ -200,7 +200,7 @@ def repaired() -> sipp.Pruned:
 
 def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, most, made, taken = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.taken
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
 
     def noted(self: LayerTargets, names: Any, i: int) -> Any:
         found = made(self, names, i)
@@ -221,7 +221,7 @@ def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, find = list[int](), joint.find_corrected
+    kept, find = list[int](), joint.find_residual_layers
     replays = []
 
     def looked(gatherer: Gatherer, *more: Any, **options: Any) -> Any:
@@ -229,9 +229,9 @@ def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
         replays.extend((gatherer.replay, gatherer.dense_replay))
         return find(gatherer, *more, **options)
 
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
     monkeypatch.setattr(joint, "_whole", lambda parts: parts)
-    monkeypatch.setattr(joint, "find_corrected", looked)
+    monkeypatch.setattr(joint, "find_residual_layers", looked)
     repaired()
     assert len(kept) >= 5 and kept[2:4] == kept[1:3]  # of what lies before the blocks; nothing of blocks
 
@@ -249,7 +249,7 @@ def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch:
     assert paths and all(one == [(("", 0),)] for one in paths)
 
 
-def test_a_census_keeps_no_outputs() -> None:
+def test_a_look_at_the_layers_keeps_no_outputs() -> None:
     net, forms = Model(2).eval(), Forms()
     masks = {name: p != 0 for name, p in net.named_parameters() if p.ndim > 1}
     layer_usage(net, masked_layers(net, masks), split_batches(data_of(data("sequences")).batches()).batches, forms)
@@ -266,7 +266,7 @@ def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.
         return made
 
     monkeypatch.setattr(joint, "copy_of", noted)
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
     net = Model(2).eval()
     masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
     parts = split_batches(data_of(data("sequences")).batches())
@@ -278,8 +278,8 @@ def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.Monkey
     order, copy_of, usage_of = list[str](), joint.copy_of, joint.usage_of
     monkeypatch.setattr(joint, "_errors", lambda *given: (1.0, 1.0))
     monkeypatch.setattr(joint, "_before", lambda *given: (None, {}))
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", (), 0))
+    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
     monkeypatch.setattr(joint, "copy_of", lambda model: (order.append("copy"), copy_of(model))[1])
-    monkeypatch.setattr(joint, "usage_of", lambda *given: (order.append("census"), usage_of(*given))[1])
+    monkeypatch.setattr(joint, "usage_of", lambda *given: (order.append("look"), usage_of(*given))[1])
     repaired()
-    assert order[:2] == ["census", "copy"]
+    assert order[:2] == ["look", "copy"]

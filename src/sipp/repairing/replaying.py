@@ -67,7 +67,7 @@ class Replay:
         forwards = (
             (module, (calls.stopping if module in unfinished else calls.watching)(name, module.forward))
             for name, module in model.named_modules()
-            if module is not model and not isinstance(module, torch.jit.ScriptModule)
+            if not isinstance(module, torch.jit.ScriptModule)
         )
         try:
             with replaced_forwards(forwards):
