@@ -13,7 +13,7 @@ import sipp
 from sipp.cli.errors import fail_well
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
-from sipp.records.other_names import METHODS, OF_ONE_LAYER
+from sipp.records.checking import METHODS, OF_ONE_LAYER
 from sipp.runtime.exporting import export
 from sipp.scoring.methods import NAMES
 

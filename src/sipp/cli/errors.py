@@ -18,8 +18,8 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
+from sipp.records.checking import SHARES
 from sipp.records.options import PruneOptions
-from sipp.records.other_names import SHARES
 
 UNEXPECTED = 1
 WRONG_INPUT = 2

@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
-from sipp.records.checking import check_choice
+from sipp.records.checking import check_choice, method_here
 from sipp.records.options import Fitting, Reduce, Repairing, Score, method_name
-from sipp.records.other_names import method_here
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]

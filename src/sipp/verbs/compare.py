@@ -26,7 +26,7 @@ from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside
-from sipp.records.checking import check_flag, check_seed
+from sipp.records.checking import check_flag, check_seed, in_our_words
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
 from sipp.records.options import (
@@ -40,7 +40,6 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
-from sipp.records.other_names import in_our_words
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import method_of, ways_of

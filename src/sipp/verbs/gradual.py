@@ -37,11 +37,10 @@ from sipp.pruning.averages import (
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
-from sipp.records.checking import check_flag, check_whole
+from sipp.records.checking import check_flag, check_whole, in_our_words
 from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
-from sipp.records.other_names import in_our_words
 from sipp.records.plots import curves
 from sipp.records.ranking import Ranking
 from sipp.scoring.methods import refuse_fitted

@@ -17,6 +17,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
+from sipp.records.checking import in_our_words
 from sipp.records.numerics import device_of
 from sipp.records.options import (
     CONFIDENCE,
@@ -34,7 +35,6 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
-from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repaired_cut import repaired_cut

@@ -49,7 +49,7 @@ from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_drop, check_number, check_share
+from sipp.records.checking import check_drop, check_number, check_share, in_our_words
 from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of
@@ -66,7 +66,6 @@ from sipp.records.options import (
     Selector,
     unused_in_prune_to,
 )
-from sipp.records.other_names import in_our_words
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import Ranking
