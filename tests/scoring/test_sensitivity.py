@@ -385,3 +385,14 @@ def test_float64_inputs_of_any_scale_have_the_same_scores(factor: float, reduce:
     wanted = sipp.sensitivity(layer, points, reduce=reduce, progress=False)["weight"]
     found = sipp.sensitivity(layer, points * factor, reduce=reduce, progress=False)["weight"]
     assert float(wanted.min()) > 0 and torch.equal(found, wanted)
+
+
+def test_rows_whose_scale_is_no_float32_are_scored_like_others() -> None:
+    """Weights of 2^-147 are brought near 1 by a factor that float32 does not hold."""
+    model, points = nn.Linear(4, 3, bias=False), torch.rand(8, 4)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2, 3, 1], [2, 1, -1, 3], [-3, 1, 2, 2]]))
+    expected = sipp.sensitivity(model, [points])["weight"]
+    with torch.no_grad():
+        model.weight[1:] *= 2.0**-147
+    assert torch.equal(sipp.sensitivity(model, [points])["weight"], expected)
