@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype
+from sipp.inputs.patches import Values, patches_of, split_windows, to_score_dtype, values_later
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
@@ -55,7 +55,7 @@ class RunningSensitivities:
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-        values = values_of(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        values = values_later(self.rows_FK, kernel.extremes)()  # of a row, as of a point
         self.scale_F = values.scale_there_B
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
