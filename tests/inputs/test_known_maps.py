@@ -325,3 +325,13 @@ def test_no_false_alarm_on_transformers(recwarn: pytest.WarningsRecorder) -> Non
         hf.DistilBertModel(hf.DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=32)),
     ):
         assert len(sipp.sensitivity(model, [batch])) >= 4
+
+
+def test_products_that_vanish_in_the_dtype_of_the_layer_are_no_other_map() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4, bias=False).half()
+    with torch.no_grad():
+        layer.weight.mul_(1e-4)
+    points = torch.full((4, 6), 1e-4, dtype=torch.float16)
+    assert not layer(points).any()
+    assert sipp.sensitivity(layer, [points])["weight"].sum(1).gt(0).all()

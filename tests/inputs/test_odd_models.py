@@ -222,3 +222,11 @@ def test_values_that_a_convolution_never_sees_change_nothing(dim: int, outside: 
     points = torch.rand(8, 3, 9, 9, generator=torch.Generator().manual_seed(0))
     found, expected = (sipp.sensitivity(Cropped(dim, outside, is_alone=alone), points) for alone in (False, True))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_weights_that_are_not_finite_are_counted_and_refused() -> None:
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight[0, 1], model.weight[2, 3] = torch.nan, torch.inf
+    with pytest.raises(ModelError, match="2 of 12 weights are NaN or infinite"):
+        sipp.sensitivity(model, [torch.rand(4, 4)])

@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import point_keys
-from sipp.inputs.layers import attention, recurrent
+from sipp.inputs import point_keys, watching
+from sipp.inputs.capture import capture
+from sipp.inputs.layers import attention, find_prunable_layers, recurrent
+from sipp.records.batches import Batch, WeightUse
+from sipp.records.ranking import Weight
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
@@ -140,6 +143,46 @@ def test_no_recurrence_is_run_again(n_layers: int, monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     sipp.sensitivity(nn.LSTM(3, 4, n_layers, batch_first=True), list(torch.rand(N, 5, 3).split(BATCH)))
     assert replayed == [FEW] * n_layers
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_states_that_were_seen_are_those_of_a_replay(
+    bidirectional: bool, batch_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 4, 3, batch_first=batch_first, bidirectional=bidirectional)
+    model = lstm if batch_first else TimeFirst(lstm)
+    points = torch.rand(N, 5, 3)
+    seen = sipp.sensitivity(model, [points])
+    replayed, real = [], recurrent.FUSED["LSTM"]
+    monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
+    monkeypatch.setattr(watching, "_OPERANDS", {})
+    again = sipp.sensitivity(model, [points])
+    assert replayed.count(N) == 2 * (1 + bidirectional)  # of the inner layers
+    assert all(torch.equal(again[name], score) for name, score in seen.items())
+
+
+def test_each_weight_of_a_recurrence_is_met_once_a_pass() -> None:
+    model, met = nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True), list[str]()
+    batch = Batch(0, "batch 0", (torch.rand(4, 5, 3),), {}, None, 4)
+
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+        met.append(weight.name)
+
+    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    assert sorted(met) == sorted(recurrent.recurrent_weights(model))
+
+
+class TimeFirst(nn.Module):
+    """Gives an LSTM its points with their steps first."""
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x.transpose(0, 1))[0].transpose(0, 1)
 
 
 class Attends(nn.Module):

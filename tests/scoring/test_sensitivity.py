@@ -419,3 +419,14 @@ def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPat
     model.second.bias.data.fill_(torch.inf)
     with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
         sipp.sensitivity(model, data, reduce=reduce)
+
+
+def test_rows_whose_scale_is_no_float32_are_scored_like_others() -> None:
+    """Weights of 2^-147 are brought near 1 by a factor that float32 does not hold."""
+    model, points = nn.Linear(4, 3, bias=False), torch.rand(8, 4)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2, 3, 1], [2, 1, -1, 3], [-3, 1, 2, 2]]))
+    expected = sipp.sensitivity(model, [points])["weight"]
+    with torch.no_grad():
+        model.weight[1:] *= 2.0**-147
+    assert torch.equal(sipp.sensitivity(model, [points])["weight"], expected)

@@ -120,7 +120,8 @@ class Watch(TorchFunctionMode):
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses from the first to behind the last byte that the tensor shows; nothing where it has no memory."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    n = tensor.numel()
+    if tensor.layout != torch.strided or not n:
         return (0, 0)
     try:
         start = tensor.data_ptr()
@@ -128,18 +129,20 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
         return (0, 0)
     if start == 0:  # meta tensors
         return (0, 0)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + span * tensor.element_size()
+    if not tensor.is_contiguous():
+        n = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + n * tensor.element_size()
 
 
-def every_tensor(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from every_tensor(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from every_tensor(item)
+def every_tensor(*values: Any) -> Iterator[Tensor]:
+    """All tensors in these values, in order."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from every_tensor(*value.values())
+        elif isinstance(value, tuple | list):
+            yield from every_tensor(*value)
 
 
 class Operations(TorchDispatchMode):

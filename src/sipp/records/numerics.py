@@ -41,14 +41,6 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, denominator.reciprocal(), 0.0)
 
 
-def scale_to_one(peaks: Tensor) -> Tensor:
-    """The powers of two (float64) that bring the peaks into [1, 2): exact to multiply by. 1 for a peak of 0."""
-    peaks = peaks.to(BOUND_DTYPE)
-    _, exponents = torch.frexp(peaks)
-    ones = torch.ones_like(peaks)
-    return torch.where(peaks > 0, torch.ldexp(ones, (1 - exponents).clamp(max=1023)), ones)  # finite in any case
-
-
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
     check_keep(keep)

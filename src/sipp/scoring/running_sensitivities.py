@@ -20,16 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype
+from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype, values_later
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import (
-    BOUND_DTYPE,
-    SCORE_DTYPE,
-    UNDERFLOW_GUARD,
-    exact_matmul,
-    is_out_of_memory,
-    scale_to_one,
-)
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
 from sipp.scoring.kernels import checks, float64_kernel
@@ -60,10 +53,10 @@ class RunningSensitivities:
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-        lowest_F, highest_F, smallest_F = kernel.extremes(self.rows_FK)
-        self.scale_F = scale_to_one(torch.maximum(highest_F, -lowest_F))
-        self.smallest_weight = float((smallest_F.to(BOUND_DTYPE) * self.scale_F).amin())
-        self.scaled_FK = _times_powers_of_two(self.rows_FK, self.scale_F)
+        values = values_later(self.rows_FK, kernel.extremes)()  # of a row, as of a point
+        self.scale_F = values.scale_on_device_B
+        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
         self.maxima = _Maxima(torch.zeros_like(self.scaled_FK), {})  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
@@ -280,7 +273,7 @@ class RunningSensitivities:
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
-        is_extreme_B = _are_extreme(use, values.scale_B)
+        is_extreme_B = _are_extreme(use.windows, values.scale_B)
         if not (is_wide_B | (values.peak_B == 0) | is_extreme_B).any():
             yield slice(0, len(is_wide_B)), False
             return
@@ -363,10 +356,10 @@ class RunningSensitivities:
         return False
 
 
-def _are_extreme(use: WeightUse, scale_B: np.ndarray) -> np.ndarray:
+def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
     """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
-    return np.zeros_like(is_ordinary_B) if use.windows.dtype == BOUND_DTYPE else ~is_ordinary_B
+    return np.zeros_like(is_ordinary_B) if scaled.dtype == BOUND_DTYPE else ~is_ordinary_B
 
 
 def _n_patches(use: WeightUse) -> int:
@@ -394,9 +387,8 @@ def _part(use: WeightUse, points: slice) -> WeightUse:
     return replace(use, windows=use.windows[points], counts_B=counts_B)
 
 
-def _times_powers_of_two(rows_FK: Tensor, scale_F: Tensor) -> Tensor:
+def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
-    narrow_F = scale_F.to(SCORE_DTYPE)
-    if rows_FK.dtype == SCORE_DTYPE and bool((torch.isfinite(narrow_F) & (narrow_F > 0)).all()):
-        return rows_FK * narrow_F[:, None]
-    return (rows_FK.to(BOUND_DTYPE) * scale_F[:, None]).to(SCORE_DTYPE)
+    if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
+        return rows_FK * values.scale_on_device_B.to(SCORE_DTYPE)[:, None]
+    return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)

@@ -71,7 +71,7 @@ def recurrent_uses_after(
     Steps stand in the order of time in both directions, so that a position is the same one for all uses.
     """
     sequence_BTI, lengths_B, hidden, cell = _given(module, args, kwargs)
-    known = {} if module.proj_size else _states_seen(module, args, kwargs, sequence_BTI, output, operands)
+    known = {} if module.proj_size else _states_seen(module, sequence_BTI, output, operands)
     for suffix, x, before, unprojected, _ in _replay(module, sequence_BTI, lengths_B, (hidden, cell), known):
         if x is not sequence_BTI:
             yield _use(f"weight_ih{suffix}", x, lengths_B, n_points)
@@ -81,16 +81,11 @@ def recurrent_uses_after(
 
 
 def _states_seen(
-    module: nn.RNNBase,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    sequence_BTI: Tensor,
-    output: Any,
-    operands: dict[str, list[Tensor]],
+    module: nn.RNNBase, sequence_BTI: Tensor, output: Any, operands: dict[str, list[Tensor]]
 ) -> dict[int, Tensor]:
     """The h_t of the layers that show them (B x T, directions side by side): the last one, and those that were caught.
 
-    Of packed sequences the operands stand in an order of their own, and are not taken.
+    Packed sequences are no single operation, and what their layers meet has another shape.
     """
     states = output[0] if isinstance(output, tuple) and not isinstance(output, PackedSequence) else output
     last_BTK = _padded(module, states)[0] if isinstance(states, PackedSequence | Tensor) else None
@@ -99,8 +94,7 @@ def _states_seen(
     if last_BTK is None or tuple(last_BTK.shape) != shape:
         raise ModelError("does not give the hidden states of its last layer, which is not the known map")
     known = {module.num_layers - 1: last_BTK}
-    is_plain = isinstance(_bind(("input", "hx"), args, kwargs)[0], Tensor)
-    for layer in range(module.num_layers - 1 if is_plain else 0):
+    for layer in range(module.num_layers - 1):
         met = operands.get(f"weight_ih{_suffix(layer + 1, 0)}", [])
         if len(met) == 1 and tuple(met[0].shape) == (n_steps, n_sequences, shape[2]):
             known[layer] = met[0].transpose(0, 1)
