@@ -7,6 +7,8 @@ import sys
 import types
 import typing
 
+import pytest
+
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # The tests that ask for several threads share their cores with others: a thread that waits sleeps, and does not spin.
@@ -20,6 +22,18 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.fsync = lambda descriptor: os.fstat(descriptor) and None
 
 gc.disable()  # while modules are loaded and tests collected, which keep nearly all they make
+
+
+# Files with a test of ten seconds or more, most of them of other processes: begun last, one would keep a core waiting.
+LONG = {
+    "test_same_bits.py", "test_ray.py", "test_gpu_kernels.py", "test_plain.py", "test_hostile_folders.py",
+    "test_processes.py", "test_runs.py", "test_notebook.py", "test_mismatches.py", "test_paths.py", "test_examples.py",
+    "test_population.py", "test_docs.py",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:

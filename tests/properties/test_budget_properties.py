@@ -27,7 +27,7 @@ def layers(draw: st.DrawFn, elements: st.SearchStrategy[float] = SCORES) -> list
     return [draw(arrays(np.float64, shape, elements=elements)) for shape in shapes]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers(st.one_of(SCORES, st.floats(-1.0, 0.0))), st.data())
 def test_largest_is_a_stable_sort_and_masks_are_nested(scores: list[np.ndarray], data: st.DataObject) -> None:
     n_scores = sum(layer.size for layer in scores)
@@ -40,7 +40,7 @@ def test_largest_is_a_stable_sort_and_masks_are_nested(scores: list[np.ndarray],
     assert all(not (less & ~more).any() for less, more in zip(fewer, masks))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(layers(st.floats(0.0, 1.0, width=32)), st.data())
 def test_allocation_is_exact_and_within_caps(scores: list[np.ndarray], data: st.DataObject) -> None:
     tensors = [torch.from_numpy(layer) for layer in scores]
@@ -61,7 +61,7 @@ def test_allocation_is_exact_and_within_caps(scores: list[np.ndarray], data: st.
             assert ((rows.eps_F > 0) | (numbers >= (layer > 0).sum(1))).all()  # nothing but a whole row claims 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(arrays(np.float64, (3, 8), elements=st.floats(1e-6, 1.0)), st.floats(0.05, 0.95))
 def test_draws_and_kept_invert_each_other(row: np.ndarray, share: float) -> None:
     sensitivity = torch.from_numpy(row)
@@ -81,7 +81,7 @@ def with_company(rows: np.ndarray) -> np.ndarray:
     return np.hstack([rows, np.full((len(rows), 2), 0.7)])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 19)).flatmap(lambda shape: arrays(np.float64, shape, elements=WORTH)),
     st.sampled_from([1e-12, 1.0, 1e12]),
@@ -94,7 +94,7 @@ def test_expected_kept_is_the_oracle_s(rows: np.ndarray, scale: float, n_draws: 
         assert kept == pytest.approx(oracle.expected_kept(row, n_draws), rel=2e-14, abs=1e-300)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 19)).flatmap(
         lambda shape: arrays(np.float64, shape, elements=st.one_of(st.sampled_from([0.0, 0.25, 1.0]), SCORES.map(abs)))
@@ -125,7 +125,7 @@ def test_a_row_is_settled_as_the_oracle_says(rows: np.ndarray, data: st.DataObje
             assert set(found.mask_FK[i].nonzero()[:, 0].tolist()) == set(np.argsort(-row, kind="stable")[:m])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(arrays(np.int64, st.integers(1, 40), elements=st.integers(-(2**61), 2**61) | st.integers(-2, 2)), st.data())
 def test_the_smallest_numbers_are_those_of_a_stable_sort(keys: np.ndarray, data: st.DataObject) -> None:
     n_wanted = data.draw(st.integers(1, len(keys)))

@@ -22,8 +22,8 @@ from sipp.cli import run_display
 from sipp.cli.commands import run_command
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
+from sipp.experiments.parallel.messages import Messages
 from sipp.experiments.parallel.on_ray import (
-    Messages,
     RayOptions,
     RunOnRay,
     StageOutcome,
@@ -163,10 +163,11 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
         for pid in found:
             os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
 
-    alone = run(AT_INIT, out=tmp_path / "one", device="cpu")
-    again = partial(run, AT_INIT, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
+    few = load_recipe("digits-at-init", settings=(*SMALL, "prune.methods=[sipp-hybrid]"))
+    alone = run(few, out=tmp_path / "one", device="cpu")
+    again = partial(run, few, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
     done = again(on_progress=kill, checkpoint_seconds=0.0)
-    assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 5
+    assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 3
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
 

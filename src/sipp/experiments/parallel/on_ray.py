@@ -23,12 +23,13 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.own_scores import load_scores
+from sipp.experiments.parallel.messages import Messages
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
@@ -85,28 +86,6 @@ class StageOutcome:
     error: SippError | None = None
     warned: tuple[str, ...] = ()
     parents: tuple[Stage, ...] = ()
-
-
-@dataclass
-class Messages:
-    """What the driver and its tasks tell each other, in a process of its own: new epochs, and the wish to stop."""
-
-    epochs: list[tuple[str, EpochRow]] = field(default_factory=list)
-    number: int | None = None
-
-    def add_epoch(self, stage: str, row: EpochRow) -> None:
-        self.epochs.append((stage, row))
-
-    def take_epochs(self) -> list[tuple[str, EpochRow]]:
-        """The epochs since the last call."""
-        found, self.epochs = self.epochs, []
-        return found
-
-    def stop(self, number: int) -> None:
-        self.number = number
-
-    def stop_signal(self) -> int | None:
-        return self.number
 
 
 def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> StageOutcome:
