@@ -17,6 +17,13 @@ from sipp.records.pruned_words import (
 from sipp.storage.outputs import RECORD_NAME
 
 
+def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
+    """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
+    if compact:
+        return layers_table(pruned, strategies=[], bounds=False)
+    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_telling_layers(pruned))
+
+
 def _strategies(pruned: Pruned) -> list[str]:
     """The strategies that took a row."""
     return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
