@@ -114,7 +114,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 arrays of unequal length", points("p.npz", vectors(lambda a: a, labels=np.zeros(3))), "'labels': 3", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
     ("8 out is a link", lambda folder: ["--out", _link(folder)], "symbolic link", 2),
-    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in point 70", 2),
+    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in input 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("14 NaN weight", weights("w.safetensors", state(lambda s: s["2.weight"].fill_(np.nan))), "2.weight", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
@@ -238,7 +238,7 @@ def test_dead_rows_are_warned_of_by_name_and_the_rest_is_done(tmp_path: Path) ->
 def test_too_few_calibration_points_prune_and_promise_nothing(n: int, tmp_path: Path) -> None:
     done = run(*command(tmp_path, points("p.npz", vectors(lambda a: a[:n]))(tmp_path)))  # faults 18, 19
     assert done.returncode == 0
-    assert f"too few calibration points (n={n}, needs" in done.stdout
+    assert f"too few calibration inputs (n={n}, needs" in done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert not report["conditions"]["met"] and not report["bound"]["met"]
 

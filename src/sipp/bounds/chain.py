@@ -94,8 +94,8 @@ def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
     except (NoBound, ModelError, DataError) as why:
         return f"the graph of the model could not be checked: {why}"
     except Exception as error:  # the model may refuse a single point, or need a second input
-        return f"the model could not be run point by point ({type(error).__name__})"
-    return "" if same_output(alone, together) else "a point's output depends on the other points of its batch"
+        return f"the model could not be run input by input ({type(error).__name__})"
+    return "" if same_output(alone, together) else "the output for one input depends on the others in its batch"
 
 
 def _is_shape(node: fx.Node) -> bool:

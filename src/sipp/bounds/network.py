@@ -53,7 +53,7 @@ def row_guarantee(
 ) -> Guarantee:
     """The conditions of T4 for these scores; `reasons` are further causes for which the statement is not met."""
     needed = calibration_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
-    unit: DrawUnit = "batches" if scores.batch_dependent else "points"
+    unit: DrawUnit = "batches" if scores.batch_dependent else "inputs"
     is_used = [weight_FK != 0 for weight_FK in dense]
     pairs = list(zip(scores.layers, is_used))
     found = Guarantee(
@@ -140,9 +140,9 @@ def paper_bound(
     covered = network_coverage(scores, confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
-        causes.append("the points of a batch cannot be told apart in every layer and in the output")
+        causes.append("the inputs of a batch cannot be told apart in every layer and in the output")
     elif math.isinf(epsilon):
-        causes.append("epsilon is infinite: a row has no statement, or the output is zero at a point")
+        causes.append("epsilon is infinite: a row has no bound, or the output is zero for an input")
     if obstacle:
         causes.append(f"the paper's formula is not a bound here: {obstacle}")
     if covered.share > MOST_SHARE:

@@ -176,7 +176,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     source = reader.open(spec, "calibration", "--data")
     if request.has_tolerance and source.kind == "random":
         raise CommandError(
-            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
+            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real inputs"
         )
 
     def theory(example: Any) -> int:

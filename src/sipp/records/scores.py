@@ -16,7 +16,7 @@ from torch import Tensor
 from sipp.records.options import NormStats, Reduce
 from sipp.records.weights import Weight
 
-DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
+DrawUnit = Literal["inputs", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def joint(
         output_before=before,
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
-        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+        undone="the output was no closer to the dense one on held-back inputs" if is_worse else "",
     )
 
 
@@ -461,7 +461,7 @@ def _fitted(
             layers.append(layer)
             advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
-        layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
+        layers.append(left_as_given(pruned, task.weights[name], start[name], "no inputs reach it"))
     return _Fitted(pruned, masks, tuple(layers))
 
 

@@ -121,7 +121,7 @@ def _refit_all(
                     done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
                     advance(fit_cost(masks[name].shape))
     met = {layer.name for layer in done}
-    unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
+    unmet = [LayerRepair(name, None, None, None, "none", "no inputs reach it") for name in weights if name not in met]
     return (*done, *unmet)
 
 
@@ -170,5 +170,5 @@ def _record(
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
         polish=polished,
-        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+        undone="the output was no closer to the dense one on held-back inputs" if is_worse else "",
     )

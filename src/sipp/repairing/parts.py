@@ -75,7 +75,7 @@ def divided(batches: Iterable[Batch]) -> Parts:
     if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
-            f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
+            f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
         )
     choosing, judging = _halved(parts[True], fitted_keys)
     fitted, aside = parts[False], together(choosing, most)

@@ -53,7 +53,7 @@ def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: Sums, place: Pla
     change_FK = to_rows(weight, new).to(BOUND_DTYPE) - old_FK  # as rounded
     before, after = _errors(blocks, change_FK, shift_F)
     if not after < before or not bool(torch.isfinite(new).all() & torch.isfinite(shift_F).all()):
-        why = "it is exact already" if before == 0 else "no refit is better on the points kept aside"
+        why = "it is exact already" if before == 0 else "no refit was better on held-back inputs"
         return LayerRepair(weight.name, before, before, None, "none", why)
     with torch.no_grad():
         parameter.copy_(new)
