@@ -118,7 +118,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("14 NaN weight", weights("w.safetensors", state(lambda s: s["2.weight"].fill_(np.nan))), "2.weight", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
-    ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no points", 2),
+    ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no inputs", 2),
     ("18 labels alone", points("p.npz", lambda p: np.savez(p, labels=np.zeros(3))), "no inputs", 2),
     ("19 holdout too small", points("h.npz", vectors(lambda a: a[:20] + 1), "--holdout"), "59 holdout inputs", 3),
     ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),

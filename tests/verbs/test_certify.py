@@ -330,8 +330,8 @@ def test_outputs_that_cannot_be_compared_name_the_way_out():
     [
         ((torch.zeros(5, 6), torch.zeros(5)), "wrap it in a list"),
         ({"x": torch.zeros(5, 6)}, "wrap it in a list"),
-        ([], "holds no points"),
-        (torch.zeros(0, 6), "holds no points"),
+        ([], "holds no inputs"),
+        (torch.zeros(0, 6), "holds no inputs"),
         (torch.tensor(1.0), "not a tensor of inputs or an iterable"),
         (7, "not a tensor of inputs or an iterable"),
         ("data", "not a tensor of inputs or an iterable"),
