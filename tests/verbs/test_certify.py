@@ -338,7 +338,7 @@ def test_outputs_that_cannot_be_compared_name_the_way_out():
         ([torch.zeros(5, 6), "x"], "holdout batch 1, input 0 holds a str"),
         ([torch.tensor(1.0)], "holdout batch 0, input 0 holds a single number"),
         ([(torch.zeros(5, 6),) * 3], "has 3 parts"),
-        ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] points"),
+        ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] inputs"),
     ],
 )
 def test_data_that_cannot_be_used_is_refused(data, words):

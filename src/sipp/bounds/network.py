@@ -205,7 +205,7 @@ def measure(scores: Scores, confidence: float) -> Measured:
     if scores.dependence:
         return none(scores.dependence)
     if scores.n_apart is None:
-        return none("no calibration inputs were held back, or a layer does not show which patches belong to which")
+        return none("no calibration inputs were held back, or a layer does not show which values belong to which input")
     share = coverage(n, 1, confidence).share
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
