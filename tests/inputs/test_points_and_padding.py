@@ -258,7 +258,7 @@ def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
         sipp.prune(AlongTime(), torch.rand(60, 5), keep=0.5)
 
 
-@pytest.mark.parametrize(("model", "words"), [(Centred(), "other points of its batch"), (Noisy(), "two runs")])
+@pytest.mark.parametrize(("model", "words"), [(Centred(), "others in its batch"), (Noisy(), "two runs")])
 def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
     torch.manual_seed(0)
     for bound in ("paper", "sound"):
