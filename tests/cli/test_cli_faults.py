@@ -138,7 +138,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("keep not a number", lambda folder: ["--keep", "nan"], "(0, 1]", 2),
     ("keep of none", lambda folder: ["--keep", 1e-9], "keeps none", 2),
     ("delta out of range", lambda folder: ["--delta", 0], "delta", 2),
-    ("points out of range", lambda folder: ["--points", 0], "points", 2),
+    ("points out of range", lambda folder: ["--points", 0], "not a number of inputs", 2),
     ("noise cannot be certified", lambda folder: ["--holdout", "random:99x6"], "noise", 2),
     ("noise of no shape", lambda folder: ["--data", "random:6"], "shape", 2),
     ("noise too large", lambda folder: ["--data", "random:999999x999999"], "numbers", 2),
