@@ -171,7 +171,7 @@ class AccuracyCertificate:
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
             given = _counted(self, "labelled inputs").rstrip(",")
-            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} {_were(self.n_lost)} right "
+            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
@@ -206,10 +206,6 @@ class AccuracyCertificate:
         return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
 
 
-def _were(n: int) -> str:
-    return "was" if n == 1 else "were"
-
-
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
     """How many inputs there are, in words; where some are copies, also how many are distinct, between commas."""
     inputs = f"{cert.n + cert.n_duplicates:,} {what}"
@@ -229,11 +225,10 @@ def _claim_in_words(cert: Certificate) -> str:
             text += f"{_limit(cert)}."
         return text
     given = _counted(cert, "holdout inputs")
-    counts = f"{cert.violations:,} of {given} {_were(cert.violations)} further off"
+    counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
     if cert.fixed == "delta":
-        counts += f"; the limit is the smallest that leaves at most {cert.k_allowed:,}"
-    else:
-        counts += f", {cert.k_allowed:,} {_were(cert.k_allowed)} allowed"
+        counts = f"{cert.violations:,} of {given} were further off; the limit is the smallest that leaves at most "
+        counts += f"{cert.k_allowed:,}"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."

@@ -408,7 +408,7 @@ class _Work:
         found = read_json(self.folder / JOURNAL)
         if found["task"] != self.task:
             raise OptionError(
-                f"{self.folder} was begun with other options, weights or inputs",
+                f"{self.folder} was started with other options, weights or inputs",
                 fix="give the same ones to go on, or another folder",
                 option="out",
             )
