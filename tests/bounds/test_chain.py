@@ -115,7 +115,7 @@ def test_functions_that_are_no_part_of_a_chain() -> None:
     assert "mul" in obstacle(Net(lambda x: 3 * x))
     assert "data type" in obstacle(nn.Sequential(nn.Linear(6, 8), Apply(lambda x: torch.softmax(x, 1, torch.half))))
     assert "slope" in obstacle(Net(lambda x: F.leaky_relu(x, 3.0)))
-    assert "other points" in obstacle(Net(lambda x: torch.softmax(x, 0)))
+    assert "the others in its batch" in obstacle(Net(lambda x: torch.softmax(x, 0)))
     assert obstacle(Net(lambda x: x.t().reshape(x.shape))) != ""
     assert "can be read" in obstacle(Net(lambda x: x if x.sum() > 0 else 3 * x))
 

@@ -164,7 +164,7 @@ def test_batch_statistics_speak_of_batches() -> None:
     pruned = sipp.prune(model, data, keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), method="sipp-det")
     assert (pruned.guarantee.unit, pruned.guarantee.n) == ("batches", 5)
     running = sipp.prune(model, data, keep=0.5, method="sipp-det")
-    assert (running.guarantee.unit, running.guarantee.n) == ("points", 80)
+    assert (running.guarantee.unit, running.guarantee.n) == ("inputs", 80)
 
 
 class Residual(nn.Module):
@@ -205,7 +205,7 @@ def test_the_papers_formula_says_where_it_is_no_bound() -> None:
     assert "twice" in obstacle(nn.Sequential(shared, nn.ReLU(), shared), n_in=3)
     assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), n_in=3)
     assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), n_in=3)
-    assert "other points" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
+    assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
     assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, torch.rand(2, 3))
 
 

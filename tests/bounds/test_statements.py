@@ -165,7 +165,7 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     found = pruned.guarantee
     assert (found.verdict, found.n_never_above, found.n_weights) == ("contradicted by the data", 30, 30)
     assert not found.met and not pruned.bound.met and found.n >= found.n_needed
-    assert "more than 1/C = 0.333 of its row's sum, but 30 of 30 never did in 400 points" in found.reason
+    assert "more than 1/C = 0.333 of its row's sum, but 30 of 30 never did in 400 inputs" in found.reason
     enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=31.0))
     assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_never_above == 0
     few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)

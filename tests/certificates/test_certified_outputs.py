@@ -47,13 +47,13 @@ def mixed(n: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_small_part_of_the_output_that_depends_on_the_batch_is_found(dtype: torch.dtype) -> None:
-    with pytest.raises(ModelError, match="depends on the other points of its batch"):
+    with pytest.raises(ModelError, match="depends on the others in its batch"):
         certify(ByTheBatch(2.0), ByTheBatch(0.0), [mixed(N).to(dtype)], epsilon=1e-3)
 
 
 def test_a_coordinate_is_compared_with_its_own_size_where_rounding_is_coarse() -> None:
     """In float16 the norm of the whole output hides a part of 1/200, the coordinate does not."""
-    with pytest.raises(ModelError, match="depends on the other points of its batch"):
+    with pytest.raises(ModelError, match="depends on the others in its batch"):
         certify(ByTheBatch(5.0), ByTheBatch(5.0), [mixed(N).half()], epsilon=0.5)
 
 
@@ -82,7 +82,7 @@ def test_small_outputs_that_are_differences_of_large_ones_are_fine() -> None:
 def test_the_largest_batch_is_tried(sizes: list[int]) -> None:
     """Batches of one point, at the beginning and the end, show nothing."""
     x = torch.cat([mixed(n, seed=i) if n > 30 else -points(n, 4).abs() for i, n in enumerate(sizes)])
-    with pytest.raises(ModelError, match=r"depends on the other points of its batch"):
+    with pytest.raises(ModelError, match=r"depends on the others in its batch"):
         certify(ByTheBatch(2.0), ByTheBatch(0.0), list(x.split(sizes)), epsilon=1e-3)
 
 

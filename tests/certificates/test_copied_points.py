@@ -53,7 +53,7 @@ def test_few_points_drawn_often_are_refused_and_the_sentence_begins_with_it() ->
     asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
     assert asked.verdict == cert.verdict and asked.delta_hat == pytest.approx(1 - 0.05 ** (1 / 20))
     walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="wt", levels=(1.0, 0.5))
-    assert walk.certificate is None and "needs n >= 59, the holdout has 20 different points" in walk.verdict
+    assert walk.certificate is None and "needs n >= 59, the holdout has 20 different inputs" in walk.verdict
     drop = certify_accuracy(DENSE, PRUNED, x, labels="ignore")
     assert (drop.n, drop.n_duplicates) == (20, 1980) and drop.drop_upper == pytest.approx(1 - 0.05 ** (1 / 20))
 
@@ -132,7 +132,7 @@ def test_certificates_of_earlier_versions_are_read_but_not_one_that_counted_copi
         assert from_json(json.dumps(old | {"schema": OLDER[1], "sentence": "in the words of that version"})) == cert
         with pytest.raises(DataError, match="missing keys \\['measure'\\]"):
             from_json(json.dumps(old))
-        with pytest.raises(DataError, match=r"50 copies among its points.*counted as independent; certify again"):
+        with pytest.raises(DataError, match=r"50 copies among its inputs.*counted as independent; certify again"):
             from_json(json.dumps(old | {"schema": OF_POINTS}))
         assert from_json(json.dumps(values | {"schema": OLDER[2]})) == cert
     alone = sipp.certify(DENSE, PRUNED, points(100), epsilon=0.5)

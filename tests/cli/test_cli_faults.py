@@ -114,11 +114,11 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 arrays of unequal length", points("p.npz", vectors(lambda a: a, labels=np.zeros(3))), "'labels': 3", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
     ("8 out is a link", lambda folder: ["--out", _link(folder)], "symbolic link", 2),
-    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in point 70", 2),
+    ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in input 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("14 NaN weight", weights("w.safetensors", state(lambda s: s["2.weight"].fill_(np.nan))), "2.weight", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
-    ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no points", 2),
+    ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no inputs", 2),
     ("18 labels alone", points("p.npz", lambda p: np.savez(p, labels=np.zeros(3))), "no inputs", 2),
     ("19 holdout too small", points("h.npz", vectors(lambda a: a[:20] + 1), "--holdout"), "59 holdout inputs", 3),
     ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),
@@ -138,7 +138,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("keep not a number", lambda folder: ["--keep", "nan"], "(0, 1]", 2),
     ("keep of none", lambda folder: ["--keep", 1e-9], "keeps none", 2),
     ("delta out of range", lambda folder: ["--delta", 0], "delta", 2),
-    ("points out of range", lambda folder: ["--points", 0], "points", 2),
+    ("points out of range", lambda folder: ["--points", 0], "not a number of inputs", 2),
     ("noise cannot be certified", lambda folder: ["--holdout", "random:99x6"], "noise", 2),
     ("noise of no shape", lambda folder: ["--data", "random:6"], "shape", 2),
     ("noise too large", lambda folder: ["--data", "random:999999x999999"], "numbers", 2),
@@ -238,7 +238,7 @@ def test_dead_rows_are_warned_of_by_name_and_the_rest_is_done(tmp_path: Path) ->
 def test_too_few_calibration_points_prune_and_promise_nothing(n: int, tmp_path: Path) -> None:
     done = run(*command(tmp_path, points("p.npz", vectors(lambda a: a[:n]))(tmp_path)))  # faults 18, 19
     assert done.returncode == 0
-    assert f"too few calibration points (n={n}, needs" in done.stdout
+    assert f"too few calibration inputs (n={n}, needs" in done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert not report["conditions"]["met"] and not report["bound"]["met"]
 

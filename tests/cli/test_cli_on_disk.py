@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
     whole, stopped = (load_file(tmp_path / name / "block-00001.safetensors") for name in ("whole", "stopped"))
     assert whole.keys() == stopped.keys() and all(torch.equal(whole[name], stopped[name]) for name in whole)
     other = prune(llama, tmp_path / "stopped", "--keep", 0.5)
-    assert other.returncode == 2 and "was begun with other options" in three_lines(other.stderr)[0]
+    assert other.returncode == 2 and "was started with other options" in three_lines(other.stderr)[0]
 
 
 def test_a_list_that_is_named_must_be_one(llama: Path, tmp_path: Path) -> None:

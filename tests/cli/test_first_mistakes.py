@@ -57,6 +57,14 @@ def test_calibration_points_as_holdout_are_refused_before_the_work(folder: Path,
     assert not (folder / "net").exists()
 
 
+@pytest.mark.parametrize("out", [(), ("--out", "other.html")])
+def test_a_report_of_a_folder_that_is_not_there_names_it(folder: Path, out: tuple[str, ...]) -> None:
+    done = run("report", "nothing", *out)
+    what, where, fix = three_lines(done.stderr)
+    assert done.returncode == 2 and what == "nothing: there is no such folder", what
+    assert where == "sipp report nothing" and "check the name" in fix
+
+
 def test_prune_to_refuses_shared_points_before_the_work(passes: list[int]) -> None:
     net, data = mlp(), torch.rand(300, 6)
     with pytest.raises(DataError, match="300 of 300"):

@@ -139,7 +139,7 @@ def test_an_order_that_nothing_explains_leaves_the_patches_together(caplog: pyte
     assert not oracle.disagreements({"m.weight": scores.layers[0].sensitivity_FK}, expected)
     assert scores.layers[0].sign_complexity is None
     assert "m.weight" in caplog.text and "padding" not in caplog.text
-    with pytest.raises(DataError, match="batches of one point"):
+    with pytest.raises(DataError, match="batches of one input"):
         sipp.sensitivity(model, [x], reduce="mean")
     singly = sipp.sensitivity(model, [point[None] for point in x], reduce="mean")  # the way out that it names
     expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "mean")}

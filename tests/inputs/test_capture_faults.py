@@ -192,9 +192,9 @@ def test_one_point() -> None:
     "data", [[], IMAGES[:0], DataLoader(Items(0, lambda i: IMAGES[i])), iter(()), Items(0, lambda i: IMAGES[i])]
 )
 def test_no_data(data: object) -> None:
-    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
+    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|input)|0 inputs"):
         sipp.sensitivity(Net(), data)
-    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|point)|0 points"):
+    with pytest.raises(DataError, match=r"(?i)empty|no (batch|data|input)|0 inputs"):
         sipp.sensitivity(Net(), data, reduce="mean")
 
 

@@ -244,7 +244,7 @@ def test_a_taught_layer_is_checked_too(taught: Callable[..., None], caplog: pyte
             taught(**fields)
             caplog.clear()
             assert torch.equal(sipp.sensitivity(model, x)["0.weight"], scores["0.weight"])
-            assert "0 (Doubled): its output cannot be told" in caplog.text  # what is not checked is recorded
+            assert "0 (Doubled): sipp cannot compute its output" in caplog.text  # what is not checked is recorded
 
 
 # --- Uses outside of modules -----------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_without_labels_nothing_is_said(net: nn.Module, x: Tensor, y: Tensor) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sipp.compare(net, [x], keeps=(0.8,), methods=("wt",))
-    assert "only 40 of 80 points have labels" in str(evaluate(net, net, [(x, y), x], None))
+    assert "only 40 of 80 inputs have labels" in str(evaluate(net, net, [(x, y), x], None))
 
 
 def test_an_output_without_classes_is_said(x: Tensor) -> None:

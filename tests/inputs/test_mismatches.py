@@ -73,7 +73,7 @@ MISFITS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
         "takes a state c of 1 x 3 x 4, not 1 x 3 x 2",
     ),
     "no pair": (Calls(nn.LSTM(8, 4, batch_first=True), lambda m, x: m(x, state(1, 3, 4))), (5, 8), r"takes \(h, c\)"),
-    "cell": (nn.GRUCell(8, 4), (7,), "takes 8 features, alone or for each point, not 3 x 7"),
+    "cell": (nn.GRUCell(8, 4), (7,), "takes 8 features, alone or for each input of a batch, not 3 x 7"),
     "state of a cell": (Calls(nn.RNNCell(8, 4), lambda m, x: m(x, state(2, 4))), (8,), "takes a state h of 3 x 4"),
     "attention": (
         Calls(nn.MultiheadAttention(8, 2, batch_first=True), lambda m, x: m(x, x, x)[0]),
@@ -142,7 +142,7 @@ def test_the_numbers_of_one_vector_are_not_taken_for_points() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return self.layer(x)
 
-    with pytest.raises(DataError, match=r"layer \(Linear\) reads the 8 points of the batch as the 8 features of one"):
+    with pytest.raises(DataError, match=r"layer \(Linear\) reads the 8 inputs of the batch as the 8 features of one"):
         sipp.sensitivity(First(), [((torch.rand(8), torch.rand(8, 3)), None)])
 
 

@@ -79,7 +79,7 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize("shape", [(60, 4, 8), (60, 60, 8), (60, 1, 8), (60, 8)])
 def test_time_in_the_place_of_points_is_refused(shape: tuple[int, ...]) -> None:
     model = Sequences(batch_first=False)
-    with pytest.raises(ModelError, match=r"holdout batch 0: .*dimension 0 .*time, not points"):
+    with pytest.raises(ModelError, match=r"holdout batch 0: .*dimension 0 .*time, not the batch"):
         certify(model, model, [points(*shape)])
 
 
@@ -167,7 +167,7 @@ def test_what_depends_on_more_than_its_point_is_found(case: str) -> None:
     model, x, reason = DEPENDENT[case]
     assert reason_of(model, x) == reason
     if len(x) > 1:
-        with pytest.raises(ModelError, match="points would not be independent"):
+        with pytest.raises(ModelError, match="inputs would not be independent"):
             certify(model, model, [x])
         with pytest.raises(ModelError, match=r"pruned, holdout batch 0"):
             certify(Flat() if "time" in case else nn.Identity(), model, [x])
@@ -204,7 +204,7 @@ def test_outputs_may_be_nested_and_a_row_for_each_point_is_needed() -> None:
     assert (
         why_dependent(two, lambda part: nn.LSTM(8, 5, 2, batch_first=True)(*part.args), ALLOWED) == CHANCE
     )  # new weights
-    assert "one row for each of the 9 points" in why_dependent(batch, lambda part: part.args[0].mean(), ALLOWED)
+    assert "one row for each of the 9 inputs" in why_dependent(batch, lambda part: part.args[0].mean(), ALLOWED)
     assert "by themselves (no)" in why_dependent(batch, lambda part: fails_on_part(part, 9), ALLOWED)
 
 
@@ -377,7 +377,7 @@ def test_which_positions_count() -> None:
         {"src": ids, "tgt": ids, "src_key_padding_mask": ~real},  # whose positions?
     )
     assert all(first([batch]).real_BT is None for batch in unclear)
-    with pytest.raises(DataError, match=r"batch 0: all positions of point 1 are padding"):
+    with pytest.raises(DataError, match=r"batch 0: all positions of input 1 are padding"):
         first([padded([2, 0, 1], 5)])
 
 

@@ -159,7 +159,7 @@ TIME_MAJOR: dict[str, Callable[[], nn.Module]] = {
 def test_time_steps_are_no_points(kind: str) -> None:
     torch.manual_seed(0)
     model = TIME_MAJOR[kind]()
-    with pytest.raises(DataError, match=r"reads the 60 points of the batch as the 60 time steps of 4 sequence"):
+    with pytest.raises(DataError, match=r"reads the 60 inputs of the batch as the 60 time steps of 4 sequence"):
         sipp.prune(model, [randn(60, 4, 8)], keep=0.5, method="sipp-hybrid")
     with pytest.raises(DataError, match=r"60 time steps of 1 sequence"):
         sipp.prune(model, [randn(60, 8)], keep=0.5, method="sipp-hybrid")
@@ -226,7 +226,7 @@ def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    with pytest.raises(DataError, match=r"one image without a dimension of points.*torch\.stack"):
+    with pytest.raises(DataError, match=r"one image without a batch dimension.*torch\.stack"):
         sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
     assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5, method="wt").guarantee.n == 5
 
@@ -253,11 +253,11 @@ class Noisy(AlongTime):
 
 
 def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
-    with pytest.raises(DataError, match="time, not points"):
+    with pytest.raises(DataError, match="time, not the batch"):
         sipp.prune(AlongTime(), torch.rand(60, 5), keep=0.5)
 
 
-@pytest.mark.parametrize(("model", "words"), [(Centred(), "other points of its batch"), (Noisy(), "two runs")])
+@pytest.mark.parametrize(("model", "words"), [(Centred(), "others in its batch"), (Noisy(), "two runs")])
 def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
     torch.manual_seed(0)
     for bound in ("paper", "sound"):

@@ -210,7 +210,7 @@ def test_a_layer_that_would_be_worse_is_left_alone() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
     (layer,) = done(fixed).layers
-    assert "no refit is better" in layer.left_alone and layer.error_after == layer.error_before
+    assert "no refit was better" in layer.left_alone and layer.error_after == layer.error_before
     assert torch.equal(fixed.model.weight, pruned.model.weight)
     good = sipp.repair(dense, pruned, torch.cat([one, one], 1))
     assert torch.allclose(good.model.weight[:, 0], torch.tensor([1.5, 1.4, 1.3]), atol=1e-3)
@@ -236,7 +236,7 @@ def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     data = torch.stack([1 + 1e-4 * torch.rand(100, generator=torch.Generator().manual_seed(0)), 30 * seldom], 1)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
-    assert not done(fixed).layers[0].left_alone and "not nearer" in done(fixed).undone
+    assert not done(fixed).layers[0].left_alone and "no closer" in done(fixed).undone
     assert done(fixed).output_after == done(fixed).output_before
     assert torch.equal(fixed.model.layer.bias, pruned.model.layer.bias)
     assert "undone" in str(fixed)
@@ -341,7 +341,7 @@ def test_an_expert_without_tokens_is_left_alone() -> None:
 def test_copies_do_not_count_as_points() -> None:
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
-    with pytest.raises(DataError, match="5 different points"):
+    with pytest.raises(DataError, match="5 different inputs"):
         sipp.repair(dense, pruned, points(5).repeat(40, *[1] * (points(5).ndim - 1)))
 
 

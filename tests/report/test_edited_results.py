@@ -132,7 +132,7 @@ def test_every_field_of_a_record(folder: Path) -> None:
         n_tried += 1
     assert n_tried > 60
     path.write_text(text + text.splitlines()[1] + "\n")
-    refused(folder, "line 3: seed0.sipp-det.01 stands there twice")
+    refused(folder, "line 3: seed0.sipp-det.01 is in the file twice")
     run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
     assert path.read_text() == text and read_run_result(folder).marks == ()
 

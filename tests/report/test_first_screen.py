@@ -67,6 +67,16 @@ def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path)
         assert found.problems() == [] and found.seen["numbers"] == [] and found.seen["lead"], width
 
 
+def test_a_file_that_grew_is_called_larger(tmp_path: Path) -> None:
+    folder = pruned_folder(tmp_path / "tiny")
+    grew = {**BENCH, "bytes": {**BENCH["bytes"], "file": 2940, "dense": 1000}}
+    (folder / "bench.json").write_text(json.dumps(seal(grew)))
+    page = render(read_results([folder]), version="")
+    why = "in a network this small, names and records take more room than zeros save"
+    assert f"2.94 x larger as a small file (sipp export --to small): {why}" in page and "x smaller" not in page
+    assert f"1.0 kB before: {why}" in page
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
     layers = json.loads((pruned_folder(tmp_path / "short") / "report.json").read_text())["layers"]
@@ -83,7 +93,7 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
     assert table is not None and table.head[:2] == ("method / keep", "dense")
     assert all(re.fullmatch(r"\d\d\.\d", cells[0].text) for _, cells in table.rows)
     page = render([run], version="")
-    for name in ("wt", "mine", "dense", "least keep"):
+    for name in ("wt", "mine", "dense", "smallest keep"):
         assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
     assert about_method("wt") in page and "a score from the user's own code" in about_method("mine")
     assert "Words on this page" in page and "keep 10 % means 90 % zeros" in page

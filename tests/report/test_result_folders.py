@@ -125,8 +125,11 @@ def test_a_broken_manifest(folder: Path, text: str) -> None:
 def test_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="neither a run"):
         read_results([tmp_path])
-    with pytest.raises(DataError, match="cannot be read as a folder"):
+    with pytest.raises(DataError, match="nothing: there is no such folder"):
         read_results([tmp_path / "nothing"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be read as a folder"):
+        read_results([tmp_path / "file"])
     with pytest.raises(DataError, match="not a record of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
 

@@ -72,7 +72,7 @@ def test_shares_of_positions_are_added_without_rounding() -> None:
 
 def test_a_sequence_without_a_next_token_is_refused() -> None:
     dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
-    with pytest.raises(DataError, match="point 0 has no two tokens in a row"):
+    with pytest.raises(DataError, match="input 0 has no two tokens in a row"):
         sipp.certify_accuracy(dense, dense, torch.arange(N_TOKENS)[:, None], labels="use", progress=False)
 
 

@@ -330,15 +330,15 @@ def test_outputs_that_cannot_be_compared_name_the_way_out():
     [
         ((torch.zeros(5, 6), torch.zeros(5)), "wrap it in a list"),
         ({"x": torch.zeros(5, 6)}, "wrap it in a list"),
-        ([], "holds no points"),
-        (torch.zeros(0, 6), "holds no points"),
-        (torch.tensor(1.0), "not a tensor of points or an iterable"),
-        (7, "not a tensor of points or an iterable"),
-        ("data", "not a tensor of points or an iterable"),
+        ([], "holds no inputs"),
+        (torch.zeros(0, 6), "holds no inputs"),
+        (torch.tensor(1.0), "not a tensor of inputs or an iterable"),
+        (7, "not a tensor of inputs or an iterable"),
+        ("data", "not a tensor of inputs or an iterable"),
         ([torch.zeros(5, 6), "x"], "holdout batch 1, input 0 holds a str"),
         ([torch.tensor(1.0)], "holdout batch 0, input 0 holds a single number"),
         ([(torch.zeros(5, 6),) * 3], "has 3 parts"),
-        ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] points"),
+        ([{"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}], r"hold \[4, 5\] inputs"),
     ],
 )
 def test_data_that_cannot_be_used_is_refused(data, words):
@@ -377,7 +377,7 @@ def test_overlap_with_the_calibration_points_is_refused():
             DataError, match="2 of 100 holdout inputs are also calibration inputs, the first at index 17"
         ):
             certify(dense, pruned, list(holdout.split(9)), calibration=form)
-    with pytest.raises(DataError, match="calibration holds no points"):
+    with pytest.raises(DataError, match="calibration holds no inputs"):
         certify(dense, pruned, holdout, calibration=iter(()))
     with pytest.raises(DataError, match="are also calibration inputs"):
         certify_accuracy(dense, pruned, holdout, calibration=calibration)
@@ -558,9 +558,9 @@ def test_labels_that_cannot_be_used_are_refused():
     for value in (-1, 4):
         with pytest.raises(DataError, match=r"outside 0 \.\. 3"):
             certify_accuracy(dense, pruned, [(x, y + value)])
-    with pytest.raises(DataError, match="10 of 20 holdout points have labels"):
+    with pytest.raises(DataError, match="10 of 20 holdout inputs have labels"):
         certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
-    with pytest.raises(DataError, match="0 of 10 holdout points have labels"):
+    with pytest.raises(DataError, match="0 of 10 holdout inputs have labels"):
         certify_accuracy(dense, pruned, x, labels="use")
     with pytest.raises(OptionError, match="labels"):
         certify_accuracy(dense, pruned, x, labels="maybe")

@@ -64,5 +64,5 @@ def test_what_is_no_language_model_or_no_text_is_refused() -> None:
     dense, _ = talkers()
     with pytest.raises(DataError, match="not token numbers"):
         sipp.perplexity(nn.Linear(4, 4), torch.rand(3, 4), progress=False)
-    with pytest.raises(ModelError, match="points x tokens x vocabulary"):
+    with pytest.raises(ModelError, match="batch x tokens x vocabulary"):
         sipp.perplexity(nn.Sequential(dense, nn.Flatten(1)), torch.zeros(2, 4, dtype=torch.int64), progress=False)

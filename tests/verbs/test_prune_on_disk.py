@@ -162,12 +162,12 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
-    with pytest.raises(OptionError, match="begun with other options"):
+    with pytest.raises(OptionError, match="started with other options"):
         sipp.prune_on_disk(empty(), source, points(), out, keep=0.4)
     part = next(source.glob("*2-of-00002.safetensors"))
     before = part.read_bytes()
     save_file({name: tensor + 1 for name, tensor in load_file(part).items()}, part)  # as large, and another network
-    with pytest.raises(OptionError, match="other options, weights or points"):
+    with pytest.raises(OptionError, match="other options, weights or inputs"):
         sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
     part.write_bytes(before)
     with pytest.raises(OptionError, match="holds other files"):

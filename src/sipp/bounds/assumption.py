@@ -60,7 +60,7 @@ def check_assumption(
 ) -> Assumption:
     """Shows what the calibration data, and a holdout if there is one, say about the theory's assumption in each layer.
 
-    With C = 3 the literal assumption nearly always fails once rows have more than a few weights (docs/theory.md, T4):
+    With C = 3 the literal assumption nearly always fails once rows have more than a few weights:
     expect a small share, and look at the ES inequality on inputs that are not in `data`. This is a look at the data,
     not a statistical test: it reports the frequencies it sees. Every input is run on its own, so batches do not matter.
 
@@ -88,7 +88,7 @@ def check_assumption_of(
     check_record("constants", constants, Constants)
     task = resolve_points(task, DELTA, constants=constants)
     c_constant = constants.c_constant
-    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "points"
+    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
     data, held = task.points, None
     if holdout is not None:
         held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
@@ -130,7 +130,7 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
             advance(batch.n_points)
             continue
         for i in range(batch.n_points):
-            yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, point {i}", labels=None)
+            yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, input {i}", labels=None)
             advance(1)
 
 
@@ -142,10 +142,10 @@ def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             raise DataError(
-                f"the inputs that reach {weight.name} are NaN or infinite, although the point itself is "
+                f"the values that reach {weight.name} are NaN or infinite, although the input itself is "
                 "finite: the model overflows on it",
                 where=batch.where,
-                fix="use a wider dtype, or drop the point",
+                fix="use a wider dtype, or drop the input",
             )
         reached.add(weight.name)
 

@@ -58,7 +58,7 @@ def row_guarantee(
 ) -> Guarantee:
     """The conditions of T4 for these scores; `reasons` are further causes for which the statement is not met."""
     needed = calibration_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
-    unit: DrawUnit = "batches" if scores.batch_dependent else "points"
+    unit: DrawUnit = "batches" if scores.batch_dependent else "inputs"
     is_used = [weight_FK != 0 for weight_FK in dense]
     pairs = list(zip(scores.layers, is_used))
     found = Guarantee(
@@ -145,9 +145,9 @@ def paper_bound(
     covered = network_coverage(scores, confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
-        causes.append("the points of a batch cannot be told apart in every layer and in the output")
+        causes.append("the inputs of a batch cannot be told apart in every layer and in the output")
     elif math.isinf(epsilon):
-        causes.append("epsilon is infinite: a row has no statement, or the output is zero at a point")
+        causes.append("epsilon is infinite: a row has no bound, or the output is zero for an input")
     if obstacle:
         causes.append(f"the paper's formula is not a bound here: {obstacle}")
     if covered.share > MOST_SHARE:
@@ -210,7 +210,7 @@ def measure(scores: Scores, confidence: float) -> Measured:
     if scores.dependence:
         return none(scores.dependence)
     if scores.n_apart is None:
-        return none("no calibration inputs were held back, or a layer does not show which patches belong to which")
+        return none("no calibration inputs were held back, or a layer does not show which values belong to which input")
     share = coverage(n, 1, confidence).share
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
@@ -332,8 +332,8 @@ def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
     except (NoBound, ModelError, DataError) as why:
         return f"the graph of the model could not be checked: {why}"
     except Exception as error:  # the model may refuse a single point, or need a second input
-        return f"the model could not be run point by point ({type(error).__name__})"
-    return "" if same_output(alone, together) else "a point's output depends on the other points of its batch"
+        return f"the model could not be run input by input ({type(error).__name__})"
+    return "" if same_output(alone, together) else "the output for one input depends on the others in its batch"
 
 
 def _is_shape(node: fx.Node) -> bool:

@@ -60,7 +60,7 @@ class Survey:
     @property
     def words(self) -> str:
         """How many there are."""
-        return f"{self.n} different points" if self.n < len(self.keys) else f"{self.n}"
+        return f"{self.n} different inputs" if self.n < len(self.keys) else f"{self.n}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def refuse_dependent(
     if reason:
         is_fine = finest is not None and finest < allowed_between(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
-        raise ModelError(f"{reason}; the points would not be independent{more}", where=f"{role}, {batch.where}")
+        raise ModelError(f"{reason}; the inputs would not be independent{more}", where=f"{role}, {batch.where}")
 
 
 def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
@@ -281,7 +281,7 @@ def changed(role: str) -> DataError:
     """The error of data that is not the same in two passes."""
     return DataError(
         f"the {role} data changed between two passes: it is read several times, and every time must give "
-        "the same points with the same labels (random augmentation, drop_last with shuffling or an iterator "
+        "the same inputs with the same labels (random augmentation, drop_last with shuffling or an iterator "
         "that ends do not)",
         fix="give fixed data, such as a list of batches or a loader without them; shuffling alone is fine",
     )

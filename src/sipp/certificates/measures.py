@@ -129,7 +129,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     truth = found.classes_n.to(f.device)
     if ((truth < 0) | (truth >= f.shape[1])).any():
         raise DataError(
-            f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such points or map them first"
+            f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such inputs or map them first"
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
     return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
@@ -151,9 +151,9 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     if not bool(counted.any(1).all()):
         at = int((~counted.any(1)).nonzero()[0])
         raise DataError(
-            f"point {at} has no two tokens in a row, so none is predicted",
+            f"input {at} has no two tokens in a row, so none is predicted",
             where=batch.where,
-            fix="drop such points, or labels='ignore' for the bound that needs none",
+            fix="drop such inputs, or labels='ignore' for the bound that needs none",
         )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
     found = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])

@@ -39,7 +39,7 @@ def check_model(role: str, model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
                 f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
-                "and points are not independent",
+                "and inputs are not independent",
                 where=role,
                 fix="give it running statistics (track_running_stats=True)",
             )
@@ -80,7 +80,7 @@ def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     if not result.is_floating_point() or result.dim() == 0 or result.shape[0] != batch.n_points or result.numel() == 0:
         raise ModelError(
             f"the output is {result.dtype} {tuple(result.shape)}, not {batch.n_points} rows of real "
-            "numbers (points along dimension 0)",
+            "numbers (inputs along dimension 0)",
             where=batch.where,
             fix="select or rearrange it with output=",
             option="output",

@@ -16,7 +16,7 @@ def check_token_logits(logits: Tensor, batch: Batch) -> None:
     """Raises a ModelError where an output is not n x tokens x vocabulary."""
     if logits.ndim != 3 or logits.shape[2] < 2:
         raise ModelError(
-            f"outputs are {tuple(logits.shape)}, not points x tokens x vocabulary",
+            f"outputs are {tuple(logits.shape)}, not batch x tokens x vocabulary",
             where=batch.where,
             fix="select the logits of a language model with output=",
             option="output",
@@ -30,7 +30,7 @@ def tokens_of(batch: Batch) -> Tensor:
     if not is_tokens:
         what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise DataError(
-            f"its first input is {what}, not token numbers (points x tokens)",
+            f"its first input is {what}, not token numbers (batch x tokens)",
             where=batch.where,
             fix=f"give what sipp.text gives, or dicts with {TOKENS}",
         )

@@ -25,7 +25,7 @@ from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.records.certificate import Certificate, claim_about_tokens
-from sipp.records.display import percent, percent_up, points_up, sure
+from sipp.records.display import percent, percent_up, points_up, size_words, sure
 from sipp.records.network_hash import model_hash
 from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
@@ -127,11 +127,11 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
         for step in fast.steps if step.keep is not None
     ]  # fmt: skip
     certified = certified_words(contents)
-    smaller, best = contents.dense_bytes / contents.n_bytes, runs[-1]
+    size, best = size_words(contents.n_bytes, contents.dense_bytes), runs[-1]
     n_threads = torch.get_num_threads()
     to_make = "; sipp export --to small makes the file" if contents.path.is_dir() else ""
     line = (
-        f"{smaller:.2f} x smaller ({contents.n_bytes:,} of {contents.dense_bytes:,} bytes{to_make}); "
+        f"{size} ({contents.n_bytes:,} bytes, dense {contents.dense_bytes:,}{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")
         + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
         f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"

@@ -230,7 +230,7 @@ def n_calibration(reader: Reader, source: Source, text: str | None, theory: Call
         return theory((batch.kwargs or batch.args, None))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise CommandError(
-            f"{text!r} is not a number of points",
+            f"{text!r} is not a number of inputs",
             where=f"--points {text}",
             fix="give a number from 1 on, all or theory",
         )
@@ -247,9 +247,9 @@ def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: 
     n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
     if not 1 <= n_theirs < source.n_points:
         raise CommandError(
-            f"{source.n_points} points cannot be split into calibration and {n_theirs} holdout points",
+            f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
             where=f"--data {source.spec}",
-            fix="give more points, a smaller --holdout-points, or a file of its own with --holdout",
+            fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
         )
     order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
     return order[n_theirs:][:n_points], order[:n_theirs]
@@ -295,7 +295,7 @@ def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -
     except Exception as error:  # their network, their data: anything may be raised
         raise CommandError(
             f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
-            where=f"{option} {points.spec}, one point is {shapes}",
+            where=f"{option} {points.spec}, one input is {shapes}",
             fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
             "tensors under other names are passed as keywords",
         ) from error
@@ -376,7 +376,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
     if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
-            f"{path} holds arrays of {lengths} points", fix="give arrays with equally many inputs along dimension 0"
+            f"{path} holds arrays of {lengths} inputs", fix="give arrays with equally many inputs along dimension 0"
         )
     if set(found) == {LABELS}:
         raise DataError(
@@ -384,7 +384,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
         )
     n = next(iter(lengths.values())) or 0
     if n == 0:
-        raise DataError(f"{path} holds no points", fix="give at least one")
+        raise DataError(f"{path} holds no inputs", fix="give at least one")
     if LABELS in found and not found[LABELS].is_floating_point():
         found[LABELS] = found[LABELS].long()
     if chosen is not None:
@@ -412,7 +412,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     raise DataError(
-        "files of points end in .npy, .npz or .safetensors", where=path, fix="convert it, or give a folder of images"
+        "files of inputs end in .npy, .npz or .safetensors", where=path, fix="convert it, or give a folder of images"
     )
 
 
@@ -431,7 +431,7 @@ def _random(spec: str, role: Role, seed: int) -> Source:
         raise OptionError(f"{spec!r} is not a shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
     if role == "holdout":
         raise OptionError(
-            "a certificate on noise says nothing about your inputs", fix="give real points as the holdout"
+            "a certificate on noise says nothing about your inputs", fix="give real inputs as the holdout"
         )
     shape = [int(number) for number in match.group(1).split("x")]
     if not 0 < int(np.prod(shape, dtype=object)) <= MAX_RANDOM:

@@ -35,7 +35,7 @@ from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_drop, check_share, check_size
-from sipp.records.display import bytes_in_words
+from sipp.records.display import bytes_in_words, size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import HOLDOUT_DELTA, PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
@@ -170,7 +170,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     source = reader.open(spec, "calibration", "--data")
     if request.has_tolerance and source.kind == "random":
         raise CommandError(
-            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real points"
+            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real inputs"
         )
 
     def theory(example: Any) -> int:
@@ -446,8 +446,8 @@ def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:
-        ratio = written.contents.dense_bytes / written.contents.n_bytes
-        show(f"                 {ratio:.2f} x smaller than dense; see sipp inspect, sipp bench")
+        size = size_words(written.contents.n_bytes, written.contents.dense_bytes)
+        show(f"                 {size}; see sipp inspect, sipp bench")
         if written.contents.moved:
             show(
                 f"values:          {written.contents.moved}; the statements above are about the values before rounding"

@@ -45,7 +45,7 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
     row = method_of(words[0])
     if len(words) > 2 or words[1] not in get_args(Reduce):
         raise OptionError(
-            f"{label!r:.60} is not an arm", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
+            f"{label!r:.60} is not a method", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
         )
     if not row.is_scored or row.is_blend:
         why = "it tries both" if row.is_blend else "it uses no sensitivities"

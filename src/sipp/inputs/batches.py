@@ -50,13 +50,13 @@ def as_batch(raw: Any, index: int, role: str) -> Batch:
     sizes = [_n_points(value, f"{where}, {name}") for name, value in named]
     if len(set(sizes)) != 1:
         raise DataError(
-            f"its tensors hold {sorted(set(sizes))} points; dimension 0 must be the same for all", where=where
+            f"its tensors hold {sorted(set(sizes))} inputs; dimension 0 must be the same for all", where=where
         )
     tensors = [value for _, value in named if isinstance(value, Tensor)]
     if len(tensors) == len(named) and all(t.ndim == 1 for t in tensors) and any(t.is_floating_point() for t in tensors):
         raise DataError(
-            f"{where} is a single vector of {sizes[0]} numbers, a point without a batch axis",
-            fix="stack the points, torch.stack(list), or give x[:, None] where each number is a point",
+            f"{where} is a single vector of {sizes[0]} numbers, one input without a batch dimension",
+            fix="stack the inputs, torch.stack(list), or give x[:, None] where each number is an input",
         )
     return Batch(
         index=index,
@@ -73,7 +73,7 @@ def _n_points(value: Any, where: str) -> int:
     tensor = value.data if isinstance(value, PackedSequence) else value
     check_dense(tensor, where)
     if tensor.ndim == 0:
-        raise DataError(f"{where} holds a single number", fix="give tensors with the points along dimension 0")
+        raise DataError(f"{where} holds a single number", fix="give tensors with the inputs along dimension 0")
     return int(value.batch_sizes[0]) if isinstance(value, PackedSequence) else len(tensor)
 
 
@@ -82,11 +82,13 @@ def check_dense(value: Any, where: str) -> None:
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         way_out = WAYS_OUT.get(kind, "convert it")
-        raise DataError(f"{where} holds a {kind}; every input is a dense tensor, points along dimension 0: {way_out}")
+        raise DataError(
+            f"{where} holds a {kind}; every argument is a dense tensor with the batch in dimension 0: {way_out}"
+        )
     if value.layout != torch.strided or value.is_nested:
         raise DataError(f"{where} is a sparse or nested tensor ({value.layout})", fix="give a dense one, x.to_dense()")
     if value.device.type == "meta":
-        raise DataError(f"{where} is on the meta device and holds no values", fix="give real points")
+        raise DataError(f"{where} is on the meta device and holds no values", fix="give real inputs")
     if value.is_complex():
         raise DataError(f"{where} holds complex numbers ({value.dtype})", fix="give real ones, torch.view_as_real(x)")
     if value.is_floating_point() and value.element_size() < 2:
@@ -121,9 +123,9 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
     empty = (~found[0].any(dim=1)).nonzero()
     if len(empty):
         raise DataError(
-            f"all positions of point {int(empty[0])} are padding",
+            f"all positions of input {int(empty[0])} are padding",
             where=where,
-            fix="drop such points (an attention_mask is 1 where a position counts, a padding_mask True where it "
+            fix="drop such inputs (an attention_mask is 1 where a position counts, a padding_mask True where it "
             "does not)",
         )
     return found[0]
@@ -229,7 +231,7 @@ def refuse_non_finite(batch: Batch) -> None:
             continue  # NaN counts as both extremes; one reading, where nothing is wrong
         bad = ~torch.isfinite(tensor)
         is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))
-        where = "" if is_packed else f", first in point {int(bad.nonzero()[0, 0])}"
+        where = "" if is_packed else f", first in input {int(bad.nonzero()[0, 0])}"
         raise DataError(
             f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}",
             where=f"{batch.where}, {name}",

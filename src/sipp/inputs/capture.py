@@ -256,7 +256,7 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if wanted and not {t.dtype for t in inputs.values() if isinstance(t, Tensor)} <= wanted and "type" in str(error):
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in wanted))
-        return f"{text}; its parameters are {names}: convert the points to that if it takes no others"
+        return f"{text}; its parameters are {names}: convert the inputs to that if it takes no others"
     return f"{text}; give inputs of the shape and type that the model takes"
 
 

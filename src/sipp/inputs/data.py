@@ -111,7 +111,7 @@ class Data:
             batch = as_batch(raw, index, role)
             if is_endless is not None and is_endless(batch):
                 raise DataError(
-                    f"{role} does not seem to end: {n_seen:,} points so far, and no length is known",
+                    f"{role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
                     fix=f"give finite data (a list of batches){', or n_points' if role == 'calibration' else ''}",
                 )
             if batch.n_points == 0:
@@ -130,9 +130,9 @@ class Data:
                 if left == 0:
                     return
         if n_seen == 0:
-            raise DataError(f"{role} holds no points; a used-up iterator looks like this too, give a list or a loader")
+            raise DataError(f"{role} holds no inputs; a used-up iterator looks like this too, give a list or a loader")
         if left:
-            warnings.warn(f"asked for {self.n_points} points, {role} has only {n_seen}", stacklevel=2)
+            warnings.warn(f"asked for {self.n_points} inputs, {role} has only {n_seen}", stacklevel=2)
 
     def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
         """The first batch, and the data as if that had not been read."""
@@ -192,7 +192,7 @@ class Data:
         kind = type(data).__name__
         if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
             hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
-            raise DataError(f"{role} is a {kind}, not a tensor of points or an iterable of batches{hint}")
+            raise DataError(f"{role} is a {kind}, not a tensor of inputs or an iterable of batches{hint}")
         return data
 
     def _chosen(self, n_all: int) -> Tensor | None:
@@ -279,7 +279,7 @@ def _length(data: Any) -> int:
     except Exception as error:  # their code: anything may be raised
         raise DataError(
             f"a {type(data).__name__} does not tell its length ({error!r})",
-            fix="give it a __len__ that counts its points",
+            fix="give it a __len__ that counts its inputs",
         ) from error
 
 
@@ -307,7 +307,7 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{role} batch {index} could not be read, and no point is skipped: {error!r}") from error
+            raise DataError(f"{role} batch {index} could not be read, and no input is skipped: {error!r}") from error
         yield index, raw
 
 

@@ -30,13 +30,13 @@ AT_ONCE = 1 << 24  # numbers that are compared at once: logits of long sequences
 
 Alone = tuple[Tensor, Any]  # which points of a batch were run by themselves, in which order, and their output
 
-CHANCE = "two runs on the same points differ: dropout or noise is at work at inference, turn it off"
+CHANCE = "two runs on the same inputs differ: dropout or noise is active at inference; turn it off"
 NEIGHBOURS = (
-    "the output at a point depends on the other points of its batch: a normalisation by the batch (give it running "
-    "statistics), or dimension 0 is time, not points (put the points first, batch_first=True)"
+    "the output for one input depends on the others in its batch: a layer normalises by the batch (give it running "
+    "statistics), or dimension 0 is time, not the batch (put the batch first, batch_first=True)"
 )
 ORDER = (
-    "the output at a point depends on the points before it: dimension 0 seems to be time, not points; put the points "
+    "the output for one input depends on those before it: dimension 0 seems to be time, not the batch; put the batch "
     "first (batch_first=True, or wrap the model in one that transposes)"
 )
 
@@ -84,11 +84,11 @@ def why_dependent(
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            return f"the model cannot run on {len(last)} of the {n} points by themselves ({error})"
+            return f"the model cannot run on {len(last)} of the {n} inputs by themselves ({error})"
     index, output = alone
     pairs = _pairs(whole, n, output, len(index))
     if not pairs:
-        return f"no output has one row for each of the {n} points along dimension 0"
+        return f"no output has one row for each of the {n} inputs along dimension 0"
     if _agree(pairs, index, allowed):
         return ""
     again = run(points_at(batch, index))

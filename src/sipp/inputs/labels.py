@@ -54,7 +54,7 @@ def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
 def why_not_measured(why: set[str], has_label_n: Tensor) -> str:
     """Why points with labels have no accuracy; "" where they have one, or no labels at all."""
     n_labelled, n = int(has_label_n.sum()), len(has_label_n)
-    return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} points have labels")
+    return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels")
 
 
 def cross_entropy(output: Tensor, labels: Any) -> Tensor:

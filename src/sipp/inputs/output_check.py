@@ -65,7 +65,7 @@ def expected_output(
             return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
         return by_use[0] if by_use else None  # a call without patches has nothing to tell
-    _log.warning("%s: its output cannot be told from its uses, and is not checked", layer.label)
+    _log.warning("%s: sipp cannot compute its output, so it is not checked", layer.label)
     return None
 
 

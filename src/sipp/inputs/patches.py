@@ -211,7 +211,7 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     if windows.numel() == 0:
         return None
     if len(windows) != (batch.n_points if use.attributed else 1):
-        raise ModelError(f"has an adapter that reports {len(windows)} points, but the batch has {batch.n_points}")
+        raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
     _refuse_one_vector(use, weight, batch)
     return use
 
@@ -220,10 +220,10 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
     """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
     windows = use.windows
     if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
-        raise ModelError("has an adapter whose windows are not dense tensor of (points, groups, *positions, *fan_in)")
+        raise ModelError("has an adapter whose windows are not a dense tensor of (inputs, groups, *positions, *fan_in)")
     if windows.ndim < 2 + use.n_position_dims:
         raise ModelError(
-            f"has an adapter whose windows have {windows.ndim} dimensions, too few for points, groups and "
+            f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
             f"{use.n_position_dims} of positions"
         )
     n_rows = weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
@@ -239,7 +239,7 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
     counts_B, real_BP = use.counts_B, use.real_BP
     if counts_B is not None:
         if counts_B.shape != windows.shape[:1] or counts_B.is_floating_point() or counts_B.is_complex():
-            raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} points")
+            raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} inputs")
         if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_patches:
             raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_patches} patches")
     if real_BP is not None:
@@ -255,9 +255,9 @@ def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
         raise DataError(
-            f"reads the {batch.n_points} points of the batch as the {weight.fan_in} features of one "
-            "vector; points run along dimension 0",
-            fix="give a batch of one point as x[None]",
+            f"reads the {batch.n_points} inputs of the batch as the {weight.fan_in} features of one "
+            "vector; inputs run along dimension 0",
+            fix="give a batch of one input as x[None]",
         )
 
 

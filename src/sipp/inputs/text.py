@@ -46,7 +46,7 @@ def text(
     `files` is a text file, a JSON-lines file (field "text"), a folder of these, or a list. `n_sequences` are drawn at
     random with the seed; without it, all are returned in order. No sequence mixes two documents. `one_a_document` takes
     one from each document, drawn with the seed: a certificate needs independent sequences, and those from the same text
-    are not (T22). `apart=False` reads everything as one text, for `perplexity`.
+    are not. `apart=False` reads everything as one text, for `perplexity`.
 
     Example:
         >>> import sipp, tempfile, pathlib

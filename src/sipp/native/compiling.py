@@ -294,7 +294,7 @@ def _not_kept(why: str) -> None:
     """Notes that compiled code could not be put into Numba's cache."""
     global _is_kept
     _is_kept = False
-    _log.info("Numba's cache could not be written (%s): compiled anew in each process", why)
+    _log.info("Numba's cache could not be written (%s): each process compiles again", why)
 
 
 def _listen() -> None:

@@ -347,7 +347,7 @@ def _tend(module: nn.Module, local: str) -> None:
         return
     if not _is_intact(module, local):
         kind = type(module).__name__
-        raise ModelError(f"{local!r} of {kind} was renamed or removed while held: release(model), then hold anew")
+        raise ModelError(f"{local!r} of {kind} was renamed or removed while held: release(model), then hold it again")
     param = module._parameters[local]
     if not isinstance(param, Parameter):  # torch.func.functional_call runs the module on the caller's own tensors
         return

@@ -46,7 +46,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     warn_of_frozen(task.model, task.weights)
     if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
         raise OptionError(
-            f"method={info.name!r} needs data: an iterable of batches, a tensor of points or a Dataset", option="method"
+            f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
     data, aside = task.data, None
     starts_search = _starts_search(task, info, options)

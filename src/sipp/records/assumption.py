@@ -74,12 +74,12 @@ class Assumption:
         seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
         if self.plausible:
             return (
-                f"The theory's assumption (T4) looks plausible on this data: {seen}. The paper's bounds (T5-T12) rest "
-                "on it; a certificate (T14) does not."
+                f"The theory's assumption looks plausible on this data: {seen}. The paper's bounds rest on it; a "
+                "certificate does not."
             )
         text = (
-            f"The theory's assumption (T4) does not look plausible on this data: {seen}, but it is about every weight. "
-            "The paper's bounds (T5-T12) rest on it and are not proved here; a certificate (T14) does not need it."
+            f"The theory's assumption does not look plausible on this data: {seen}, but it is about every weight. "
+            "The paper's bounds rest on it and are not proved here; a certificate does not need it."
         )
         if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
             text += (

@@ -123,7 +123,7 @@ def safe_ratios(ratios: Ratios) -> np.ndarray:
     values = np.asarray(ratios) if not hasattr(ratios, "detach") else ratios.detach().cpu().numpy()
     values = values.astype(np.float64)
     if values.ndim == 0 or values.shape[-1] == 0:
-        raise DataError("no ratios", fix="give at least one holdout point")
+        raise DataError("no ratios", fix="give at least one holdout input")
     values = np.where(np.isnan(values), np.inf, values)
     if (values < 0).any():
         raise DataError("a ratio is negative; ratios are norms divided by norms")

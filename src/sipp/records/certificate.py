@@ -407,7 +407,7 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
     if schema == OF_POINTS and cert.n_duplicates:
-        what = f"{cert.n_duplicates:,} copies among its points, and was made when each counted as independent"
+        what = f"{cert.n_duplicates:,} copies among its inputs, and was made when each counted as independent"
         raise DataError(f"the certificate has {what}", fix="certify again")
     _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
     return cert

@@ -20,6 +20,7 @@ PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
 NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
+WHY_LARGER = "in a network this small, names and records take more room than zeros save"
 MUCH = 0.5  # of its length: an output that moved further than this is warned of
 
 
@@ -157,6 +158,24 @@ def bytes_in_words(n_bytes: int) -> str:
         if n_bytes >= scale:
             return f"{n_bytes / scale:.1f} {unit}"
     return f"{n_bytes} bytes"
+
+
+def size_headline(n_bytes: int, dense_bytes: int) -> str:
+    """How many times smaller a file is than the dense values, or how many times larger."""
+    smaller = f"{dense_bytes / n_bytes:.2f}"
+    if smaller == "1.00":
+        return "the same size"
+    return f"{smaller} x smaller" if dense_bytes > n_bytes else f"{n_bytes / max(dense_bytes, 1):.2f} x larger"
+
+
+def why_larger(n_bytes: int, dense_bytes: int) -> str:
+    """What follows the headline where a file grew; else nothing."""
+    return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
+
+
+def size_words(n_bytes: int, dense_bytes: int) -> str:
+    """The headline, with the reason where the file grew."""
+    return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
 
 
 def sure(confidence: float) -> str:

@@ -116,7 +116,7 @@ class Scoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The two constants of the theory's assumption (T4): every weight sometimes gives more than 1/C of its row's sum.
+    """The two constants of the theory's assumption: every weight sometimes gives more than 1/C of its row's sum.
 
     Example:
         >>> import sipp

@@ -231,8 +231,8 @@ def moved_warning(pruned: Pruned) -> str:
     if not math.isfinite(moved.error):
         return f"an output is not finite, or the dense one is 0, on {inputs}: check what the dense model gives"
     return (
-        f"the output moved by {percent_up(moved.error)} of its size (norm) on {inputs}: measure what that costs before "
-        "you use it"
+        f"the output moved by {percent_up(moved.error)} of its length (norm) on {inputs}: measure what that costs "
+        "before you use it"
     )
 
 
@@ -283,10 +283,10 @@ def cost_of(pruned: Pruned) -> str:
     if not found or not min(found)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
             return "not known for new inputs yet."
-        moved = f"{percent_up(pruned.moved.error)} of its size (norm) on {_inputs_of(pruned.moved, pruned.repair)}"
+        moved = f"{percent_up(pruned.moved.error)} of its length (norm) on {_inputs_of(pruned.moved, pruned.repair)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(found)
     return (
-        f"the output moves by at most {percent_up(epsilon)} of its size (norm), for all but {percent_up(share)} of new "
-        f"inputs, {sure(confidence)}."
+        f"the output moves by at most {percent_up(epsilon)} of its length (norm), for all but {percent_up(share)} of "
+        f"new inputs, {sure(confidence)}."
     )

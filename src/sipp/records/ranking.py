@@ -55,7 +55,7 @@ def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
     return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
 
 
-DrawUnit = Literal["points", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
+DrawUnit = Literal["inputs", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
 
 
 @dataclass(frozen=True)

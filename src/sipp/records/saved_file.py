@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from sipp.records.certificate import AnyCertificate
-from sipp.records.display import WIDTH, labelled, number, percent_up, plain_table, text_of
+from sipp.records.display import WIDTH, labelled, number, percent_up, plain_table, size_words, text_of
 from sipp.records.html import labels_html, table_html, view
 from sipp.records.options import Precision, pattern_of
 from sipp.records.plots import layer_bars
@@ -190,10 +190,10 @@ def _columns(contents: SavedFile) -> list[str]:
 
 
 def _headline(contents: SavedFile) -> str:
-    ratio = contents.dense_bytes / contents.n_bytes
+    size = size_words(contents.n_bytes, contents.dense_bytes)
     return (
-        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes, {ratio:.2f} x smaller than dense "
-        f"({contents.dense_bytes:,}); values and entropy of positions: {contents.bound_bytes:,.0f}"
+        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
+        f"kept values and the entropy of their positions: {contents.bound_bytes:,.0f}"
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sipp.errors import DataError
 from sipp.records.certificate import Certificate, from_values
 from sipp.records.checking import first_problem
+from sipp.records.display import size_headline, why_larger
 from sipp.records.speed import Speed, speed_headline, speed_words
 
 Count = Annotated[int, Field(ge=0)]
@@ -513,6 +514,11 @@ class BenchRecord(Record):
     line: str  # smaller, faster, certified
 
     @property
-    def smaller(self) -> float:
-        """How many times smaller the file is than the dense numbers."""
-        return self.bytes.dense / self.bytes.file
+    def size_headline(self) -> str:
+        """How many times smaller the file is than the dense values, or larger."""
+        return size_headline(self.bytes.file, self.bytes.dense)
+
+    @property
+    def why_larger(self) -> str:
+        """What follows it where the file grew; else nothing."""
+        return why_larger(self.bytes.file, self.bytes.dense)

@@ -77,7 +77,7 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
     if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
-            f"calibration holds {len(different)}{copies} points", fix=f"give a repair at least {FEWEST_POINTS}"
+            f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
         )
     choosing, judging = _halved(parts[True], fitted_keys)
     fitted, aside = parts[False], merged_batches(choosing, most)

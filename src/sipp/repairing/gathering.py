@@ -72,7 +72,7 @@ def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock
     if sums.obstacle:
         return [], sums.obstacle
     if not sums.fit or (judged and sums.fit.keys() != sums.validation.keys()):
-        return [], "it meets no patches, to fit or to judge"
+        return [], "no inputs reach it"
     stop = 0
     for key in sorted(sums.fit):
         looked_at = (sums.fit[key], sums.validation[key]) if judged else (sums.fit[key],)
@@ -80,7 +80,7 @@ def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock
         if start < stop:
             return [], "its uses take rows that overlap"
         if any(moments.n == 0 for moments in looked_at):
-            return [], "it meets no patches, to fit or to judge"
+            return [], "no inputs reach it"
         if not all(moments.is_finite for moments in looked_at):
             return [], "its outputs or their squares are not finite"
         stop = start + n_rows
@@ -425,7 +425,7 @@ def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
     return replace(use, windows=use.windows[(slice(None), slice(None), *taken)])
 
 
-_NOT_ALIGNED = "the pruned network does not meet the same patches (tokens routed otherwise?)"
+_NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 
 
 def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:

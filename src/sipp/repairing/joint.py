@@ -161,7 +161,7 @@ def joint(
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
         polish=None,
-        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+        undone="the output was no closer to the dense one on held-back inputs" if is_worse else "",
         way="refit" if way == "given" else way,
         error_feedback=task.layer.error_feedback,
         budgets=chosen,
@@ -434,7 +434,7 @@ def _fitted(
             layers.append(layer)
             advance(fit_cost(mask.shape))
     for name in start.keys() - {layer.name for layer in layers}:
-        layers.append(left_as_given(pruned, task.weights[name], start[name], "it meets no patches"))
+        layers.append(left_as_given(pruned, task.weights[name], start[name], "no inputs reach it"))
     return _Fitted(pruned, masks, tuple(layers))
 
 

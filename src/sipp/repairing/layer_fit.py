@@ -149,7 +149,7 @@ def fit_layer(
         rounds=n_rounds,
         corrects=False,
         intercept=place.kind if is_refitted else "none",
-        why="" if is_refitted else "no refit is better on the points kept aside",
+        why="" if is_refitted else "no refit was better on held-back inputs",
     )
     return mask, layer
 

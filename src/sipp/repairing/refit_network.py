@@ -113,7 +113,7 @@ def _refit_all(
                     done.append(refit(repaired, weights[name], masks[name], sums[name], places[name]))
                     advance(fit_cost(masks[name].shape))
     met = {layer.name for layer in done}
-    unmet = [LayerRepair(name, None, None, None, "none", "it meets no patches") for name in weights if name not in met]
+    unmet = [LayerRepair(name, None, None, None, "none", "no inputs reach it") for name in weights if name not in met]
     return (*done, *unmet)
 
 
@@ -166,7 +166,7 @@ def _record(
         output_after=before if is_worse else after,
         output_chosen=at_first if is_worse else at_last,
         polish=polished,
-        undone="the output was not nearer to the dense one on the points kept aside" if is_worse else "",
+        undone="the output was no closer to the dense one on held-back inputs" if is_worse else "",
     )
 
 
@@ -204,7 +204,7 @@ def refit(model: nn.Module, weight: Weight, mask: Tensor, sums: WeightMoments, p
     change_FK = to_rows(weight, new).to(BOUND_DTYPE) - old_FK  # as rounded
     before, after = _errors(blocks, change_FK, shift_F)
     if not after < before or not bool(torch.isfinite(new).all() & torch.isfinite(shift_F).all()):
-        why = "it is exact already" if before == 0 else "no refit is better on the points kept aside"
+        why = "it is exact already" if before == 0 else "no refit was better on held-back inputs"
         return LayerRepair(weight.name, before, before, None, "none", why)
     with torch.no_grad():
         parameter.copy_(new)

@@ -74,14 +74,14 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         )
         rows.append((panel.title, cells))
     near = f"within {100 * TOLERANCE:g} points of dense"
-    head = ("network", "dense", f"least keep {near}", "best, sparsest level", "worst there")
+    head = ("network", "dense", f"smallest keep {near}", "best, sparsest level", "worst there")
     n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # one method each: none is worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
         f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
         "One row for each network and schedule; open the panels and single runs below.",
     )
-    caption = "Accuracy (top-1), mean over seeds, and its change in points; keep: share of weights left."
+    caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
     table = Table(caption, head[:n_columns], shown, wraps=True)
     return Section("Main comparison", finding, [], table)

@@ -225,7 +225,7 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
     """How much smaller and faster, how that was measured, and every step with weights."""
     best = bench.runs[-1]
     finding = Finding(
-        f"{bench.smaller:.2f} times smaller as a small file (sipp export --to small); {best.words}",
+        f"{bench.size_headline} as a small file (sipp export --to small){bench.why_larger}; {best.words}",
         "Compared with torch running the same pruned network in its better memory format; timed in turns, "
         f"{counted(best.n_points, 'input')} per call, on {counted(bench.n_threads, 'thread')} of {bench.machine}. The "
         "figures are the median and the range of the middle 80 % of pairs of calls. Steps are timed on one thread, "
@@ -250,7 +250,7 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
         ["weights in memory", f"{found.memory:,} bytes"],
         ["dense in memory", f"{found.memory_dense:,} bytes"],
     ]
-    entropy = "Values and entropy: the kept values, and n H(keep) bits for their positions."
+    entropy = "Values and entropy: the kept values, and the fewest bits that random positions need."
     cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]

@@ -160,6 +160,10 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
         if direct or depth == 0:
             return direct
         return [found for inner in folders for found in _result_folders(inner, depth - 1)]
+    except FileNotFoundError as error:
+        raise DataError(
+            "there is no such folder", where=path, fix="check the name, and the folder you are in"
+        ) from error
     except OSError as error:
         raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
 

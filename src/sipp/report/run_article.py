@@ -76,7 +76,7 @@ def _tiles(run: Run) -> list[SummaryTile]:
     test = next((record.after.n for record in run.records), None)
     return [
         SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
-        SummaryTile("least keep", number(min(levels.values()), "share") if levels else "not done"),
+        SummaryTile("smallest keep", number(min(levels.values()), "share") if levels else "not done"),
         SummaryTile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
         SummaryTile("methods", str(len(series.methods_of(run)))),
         SummaryTile("seeds", str(len(series.seeds_of(run)))),
@@ -160,7 +160,7 @@ def best_choice(run: Run) -> Finding | None:
     """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
     found = series.metric_curves(run, "delta_top1")
     reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
-    limit = f"{100 * TOLERANCE:g} points"
+    limit = f"{100 * TOLERANCE:g} percentage points"
     if not found:
         return None
     if not reached:
@@ -177,10 +177,12 @@ def best_choice(run: Run) -> Finding | None:
         if curve.method in near
     }
     best = max(means, key=lambda method: means[method])
-    detail = f"This is the sparsest within {limit} of the dense network: {number(means[best], 'points')} top-1."
+    detail = f"The sparsest level within {limit} of the dense accuracy ({number(means[best], 'points')})."
     others = [method for method in near if method != best]
     if others:
-        detail += f" {', '.join(others)} {'reaches' if len(others) == 1 else 'reach'} the same keep."
+        *first, last = others
+        named = f"{', '.join(first)} and {last} reach" if first else f"{last} reaches"
+        detail += f" {named} the same keep."
     return Finding(f"Use {best} at keep {number(least, 'share')}", detail)
 
 
@@ -207,8 +209,9 @@ def method_table(run: Run) -> Table | None:
             cells.append(TableCell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
-    near = f"green: within {100 * TOLERANCE:g} points of dense; orange and red: beyond."
-    words = "Accuracy (top-1) after training in %, mean over seeds, by share of weights kept"
+    near = f"green: within {100 * TOLERANCE:g} points of dense; orange and red: below."
+    mean = ", mean over seeds" if len(series.seeds_of(run)) > 1 else ""
+    words = f"Accuracy (top-1) after training in %{mean}, by share of weights kept"
     return Table(f"{words}; {near}", head, tuple(rows))
 
 
@@ -259,7 +262,7 @@ def certificate_finding(run: Run) -> Finding:
         heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
-        heading += ", which is useless" if is_useless(first[worst].high) else ""
+        heading += "; a guarantee of 100 % or more is useless" if is_useless(first[worst].high) else ""
     elif len(first) > 1:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with

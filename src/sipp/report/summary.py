@@ -63,8 +63,8 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
         size = SummaryTile(
             "size",
-            f"{bench.smaller:.2f} x smaller",
-            f"{stored} as a small file (sipp export --to small), {dense} before",
+            bench.size_headline,
+            f"{stored} as a small file (sipp export --to small), {dense} before{bench.why_larger}",
         )
         run = bench.runs[-1]
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"

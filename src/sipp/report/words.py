@@ -18,10 +18,10 @@ WORDS = {
     "output moved": MOVED,
     "guarantee": "measured on inputs that neither network has seen; holds for new inputs from the same source",
     "certified within": "guaranteed for new inputs from the source of the holdout, with the certificate's confidence",
-    "least keep": "the smallest share of weights that this run pruned to",
+    "smallest keep": "the smallest share of weights that this run pruned to",
     "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
 }
-OF_RUNS = ("dense top-1", "top-1", "just pruned", "least keep")  # of training runs, not of single networks
+OF_RUNS = ("dense top-1", "top-1", "just pruned", "smallest keep")  # of training runs, not of single networks
 _ABOUT = {row.name: row.about for row in METHODS}
 
 

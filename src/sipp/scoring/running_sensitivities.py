@@ -215,10 +215,10 @@ class RunningSensitivities:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.norms.is_attributed:
             raise DataError(
-                f"reduce='mean' needs the points of a batch told apart, but the inputs of {self.weight.name}"
+                f"reduce='mean' needs the inputs of a batch told apart, but the inputs of {self.weight.name}"
                 " do not show them",
                 where=f"batch {batch.index}",
-                fix="use reduce='max', or batches of one point",
+                fix="use reduce='max', or batches of one input",
             )
         if n_uses > 1 and self.sums_TBFK is None:
             shape, device = self.scaled_FK.shape, self.scale_F.device

@@ -65,7 +65,7 @@ def sensitivity(
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
     All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
-    `delta` (T4), which is used for nothing else here.
+    `delta`, which is used for nothing else here.
 
     Example:
         >>> import sipp, torch

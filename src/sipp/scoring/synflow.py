@@ -88,7 +88,7 @@ def _ones(task: ScoringTask) -> Batch:
     """One point of the data with ones for its numbers."""
     batch = next(iter(task.batches()), None)
     if batch is None:
-        raise DataError("there is no point whose shape synflow could take", fix="give at least one")
+        raise DataError("the data is empty, and synflow takes the shape of its first input", fix="give at least one")
     point = points_at(batch, slice(0, 1))
 
     def one(value: Any) -> Any:

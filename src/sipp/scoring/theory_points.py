@@ -38,7 +38,7 @@ def sample_size(
     exclude: Selector | None = None,
     constants: Constants = Constants(),
 ) -> int:
-    """Returns how many calibration inputs the theory asks for at failure probability `delta` (T4).
+    """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
     `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
     one you will prune with: `sipp-simple` needs a few more inputs.
@@ -67,9 +67,7 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
 
     capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
     if not fan_ins:
-        raise DataError(
-            "the example brings no patch to any prunable weight", fix="give a batch of at least one whole point"
-        )
+        raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     factor, n_outputs = factor_of(method), sum(outputs.values())
     return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
 

@@ -42,7 +42,7 @@ def assess(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """The same record as from `prune`, for a network that was pruned or repaired by any means (T17).
+    """The same record as from `prune`, for a network that was pruned or repaired by any means.
 
     `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may

@@ -46,13 +46,13 @@ def certify(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
-    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence (T14).
+    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence.
 
     Without `epsilon`, it finds the smallest one that can be proved; with it, it says whether the claim holds, and which
     delta_hat can be proved. `pruned` is a network, or what `prune` or `prune_to` returned. Such a record knows which
     inputs it was made with: the holdout must contain none of these, and none of `calibration`. `output` picks from
     tuple or dict outputs: an index, a key, or a function of the output. `ledger` is a JSON-lines file that records
-    every use of these inputs. For a language model an input is a sequence, and `measure` may be another distance (T22):
+    every use of these inputs. For a language model an input is a sequence, and `measure` may be another distance:
     "kl", the KL divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share
     of positions where a different next token is predicted.
 
@@ -111,11 +111,11 @@ def certify_accuracy(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> AccuracyCertificate:
-    """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence (T16).
+    """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence.
 
     `labels="auto"` uses labels if the batches have them (the record's `mode` says so); outputs are n x classes.
     For a language model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its
-    positions where the predicted next token changed; with `labels="use"` it is judged by the text itself (T22).
+    positions where the predicted next token changed; with `labels="use"` it is judged by the text itself.
 
     Example:
         >>> import sipp, torch
@@ -146,7 +146,7 @@ def certify_accuracy(
     lost, gained, differ, labelled = outcome_counts(found.measured, found.draws)
     if labelled not in (0, len(found.draws)) or (labels == "use" and labelled == 0):
         raise DataError(
-            f"{labelled} of {len(found.draws)} holdout points have labels",
+            f"{labelled} of {len(found.draws)} holdout inputs have labels",
             fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
         )
     return AccuracyCertificate(

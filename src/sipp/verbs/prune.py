@@ -72,15 +72,15 @@ def prune(
     """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
-    and the weights together, starting from the method's mask (T21); `"refit"` keeps that mask. A repair goes through
+    and the weights together, starting from the method's mask; `"refit"` keeps that mask. A repair goes through
     the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
     With a `floor`, every row keeps at least one weight, and every layer that share of an even cut.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence` (T18); for the network, that
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
     share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
     quarter of `data` is held back and not scored. `looks_at_assumption` reports what data and holdout say about the
-    theory's assumption (T4). `statements=False` skips the sensitivities of methods that do not need them (T17).
+    theory's assumption. `statements=False` skips the sensitivities of methods that do not need them.
 
     Example:
         >>> import sipp, torch

@@ -77,7 +77,7 @@ def prune_on_disk(
     folder with its model.safetensors, or several files and their index. Each block keeps the share `keep`, or the
     pattern; everything before and after the blocks stays dense. The blocks are the list of modules with the most
     weights, or the list that `blocks` names ("model.layers"). `repair=True` finds the mask and the weights together and
-    makes up for what earlier blocks lost (T21). Call it again with the same arguments to resume a stopped run.
+    makes up for what earlier blocks lost. Call it again with the same arguments to resume a stopped run.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -294,7 +294,7 @@ def _for_any(value: Any, batch: Batch) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != batch.n_points or batch.n_points == 1:
         return value
     if not bool((value == value[:1]).all()):
-        raise DataError("its points have masks of their own", where=batch.where, fix="give sequences without padding")
+        raise DataError("its inputs have masks of their own", where=batch.where, fix="give sequences without padding")
     return value[:1]
 
 
@@ -407,7 +407,7 @@ class _Work:
         found = read_json(self.folder / JOURNAL)
         if found["task"] != self.task:
             raise OptionError(
-                f"{self.folder} was begun with other options, weights or points",
+                f"{self.folder} was started with other options, weights or inputs",
                 fix="give the same ones to go on, or another folder",
                 option="out",
             )

@@ -112,7 +112,7 @@ def prune_to(
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:
-    """Returns the sparsest network that can be certified on the holdout (T15), or the dense one if none can.
+    """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
     `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
@@ -180,7 +180,9 @@ def prune_to_with(
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
-        return _none(ranking, grid, start, path, f"not certified: the certificate contradicts the walk; {claim.words}")
+        return _none(
+            ranking, grid, start, path, f"not certified: the certificate contradicts the search; {claim.words}"
+        )
     found = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
     return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{found} {claim.words}")
 
@@ -275,7 +277,7 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
     def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
         if labelled not in (0, all_n):
-            raise DataError(f"{labelled} of {all_n} holdout points have labels", fix="give labels throughout, or none")
+            raise DataError(f"{labelled} of {all_n} holdout inputs have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
         risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
         with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)

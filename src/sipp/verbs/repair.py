@@ -24,9 +24,7 @@ from sipp.repairing.refit_network import check_same_tensors, refit_network
 from sipp.repairing.search_masks_and_weights import search_masks_and_weights
 
 MOST_STEPS = 10_000_000
-UNSTATED = (
-    "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) states what holds for them (T17)"
-)
+UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
 
 
 @torch.inference_mode(False)
@@ -45,7 +43,7 @@ def repair(
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask`, a search starts from these masks and finds as many weights and their values together (T21).
+    With `moves_mask`, a search starts from these masks and finds as many weights and their values together.
 
     Layer by layer in the order of execution, each row's kept weights and its intercept are fitted to the dense layer's
     outputs by least squares, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the

@@ -75,12 +75,12 @@ class GraphBound:
 
 @torch.inference_mode(False)
 def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
-    """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or gives the reason why there is no bound (T13).
+    """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or gives the reason why there is no bound.
 
     `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
     arguments, or its keyword arguments), with samples along the first axis. Both networks are copied to eval mode and
     float64; the originals are left as they were. The bound assumes exact arithmetic: it leaves out the rounding errors
-    of networks that run in float32 or less (the network bound of `prune` and `assess` includes them, T18). With
+    of networks that run in float32 or less (the network bound of `prune` and `assess` includes them). With
     `fold_batchnorm`, a linear map and the BatchNorm right after it are bounded as one map, which is never looser.
 
     Example:

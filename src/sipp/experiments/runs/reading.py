@@ -96,7 +96,7 @@ def read_run_files(folder: Path) -> RunFiles:
         if stage is None:
             raise DataError(f"its seed, method, level are those of no network of this run; {CHANGED}", where=where)
         if stage in seen:
-            raise DataError(f"{stage} stands there twice; {CHANGED}", where=where)
+            raise DataError(f"{stage} is in the file twice; {CHANGED}", where=where)
         seen.add(stage)
         own = store.stage_record(folder, stage)
         if own is None:

@@ -274,7 +274,7 @@ def read_records(folder: Path) -> list[Values]:
         raise DataError(
             f"is not whole (line {len(records) + 1}: {error})",
             where=path,
-            fix="run the recipe again with the same --out, records are made anew from the stages",
+            fix="run the recipe again with the same --out, records are rebuilt from the stages",
         ) from error
 
 

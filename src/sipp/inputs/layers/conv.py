@@ -22,7 +22,7 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
     if inputs.ndim == n_axes + 1:  # an unbatched image
         if n_points == inputs.shape[0] > 1:
             raise DataError(
-                f"is given one image without a dimension of points, whose {n_points} channels would count as points",
+                f"is given one image without a batch dimension, so its {n_points} channels would count as images",
                 fix="stack the images: torch.stack(list)",
             )
         inputs = inputs.unsqueeze(0)
@@ -42,7 +42,7 @@ def _check(module: Conv, inputs: Tensor) -> None:
     n_channels = module.groups * module.weight.shape[1]
     if inputs.ndim != n_axes + 2:
         raise DataError(
-            f"takes inputs of {n_axes + 2} dimensions (points, channels, size), or {n_axes + 1} without points, not "
+            f"takes inputs of {n_axes + 2} dimensions (batch, channels, size), or {n_axes + 1} without a batch, not "
             f"{by_size(inputs.shape)}"
         )
     if inputs.shape[1] != n_channels:

@@ -68,8 +68,8 @@ def refuse_points_along_time(n_sequences: int, n_steps: int, n_points: int) -> N
     """Raises where the data's points are the time steps of fewer sequences: the points would be counted too often."""
     if n_sequences < n_points == n_steps:
         raise DataError(
-            f"reads the {n_points} points of the batch as the {n_steps} time steps of {n_sequences} "
-            "sequence(s); points run along dimension 0 of the data",
+            f"reads the {n_points} inputs of the batch as the {n_steps} time steps of {n_sequences} "
+            "sequence(s); inputs run along dimension 0 of the data",
             fix="transpose the data, or wrap the model in one that transposes (where a sequence is that long by "
             "chance, use batches of another size)",
         )

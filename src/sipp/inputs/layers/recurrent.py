@@ -185,7 +185,7 @@ def _given_to_cell(
     x, state = _bind(("input", "hx"), args, kwargs)
     if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[-1] != module.input_size:
         got = by_size(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise DataError(f"takes {module.input_size} features, alone or for each point, not {got}")
+        raise DataError(f"takes {module.input_size} features, alone or for each input of a batch, not {got}")
     shape = (*x.shape[:-1], module.hidden_size)
     hidden, cell = _states(state, isinstance(module, nn.LSTMCell), (shape, shape))
     zeros = x.new_zeros(shape)

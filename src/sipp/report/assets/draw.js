@@ -196,7 +196,7 @@ function drawLines(plot, view, state, width) {
     });
   }
   const ordered = [...stops.values()].sort((a, b) => a.x - b.x);
-  const note = useless ? `Shaded: useless. A network whose output is 0 is off by 100 %.` : "";
+  const note = useless ? `Shaded: useless, since a network that always outputs 0 is off by 100 %.` : "";
   return { svg, stops: ordered, by: "x", box, legend: view.series.map((one) => one.name), note };
 }
 
