@@ -466,6 +466,8 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
         tried.append(
             (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})
         )
+    again = joint(net, masks, parts_of(points), error_feedback=0.25, **options)  # as the later levels of a walk
+    assert {one.ridge for one in again.layers} <= {1e-3, None}
     assert tried[0][1] == {"given", "between", "magnitude", "even"}
     assert tried[1][0] == 0.25 and tried[1][1] == {"given", "between", "even"} and tried[1][2] <= {1e-3, None}
 

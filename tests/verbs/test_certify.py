@@ -681,6 +681,7 @@ def test_verify_agrees_with_the_same_and_names_what_differs():
         holdout = [(same, y[: len(same)])]
         stored = from_json(to_json(cert))
         assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout).ok
+        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout, tolerance=0.0).ok
         for networks_now, name in (((pruned, pruned), "dense_hash"), ((dense, dense), "pruned_hash")):
             ok, reasons = ok_and_reasons(stored, *networks_now, holdout)
             assert not ok and any(name in reason for reason in reasons)

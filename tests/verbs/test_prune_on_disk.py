@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
+from sipp.records.options import PruneOptions
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.joint import joint
 from sipp.verbs import prune_on_disk as on_disk
@@ -143,7 +144,8 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
 
     run("undisturbed")
     write, finish = on_disk._Work.write, on_disk._Work.finish
-    for method, whole, at in (("finish", finish, 1), ("write", write, 3)):  # before a note, and between two states
+    stops = (("write", write, 1), ("finish", finish, 1), ("write", write, 3))  # before any note, and between two states
+    for method, whole, at in stops:
 
         def stopping(self: Any, i: int, *args: Any, whole: Any = whole, at: int = at) -> Any:
             if i == at:
@@ -157,6 +159,18 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
     done = run("stopped")
     assert done.n_resumed == 2 and "2 of them by an earlier run" in done.sentence
     assert same(tensors_in(tmp_path / "stopped"), tensors_in(tmp_path / "undisturbed"))
+
+
+def test_a_function_of_the_users_is_the_same_in_another_process() -> None:
+    def one() -> PruneOptions:
+        def mine(weight: Tensor) -> Tensor:
+            return weight.abs()
+
+        return PruneOptions(method=mine)
+
+    first, second = one(), one()
+    assert repr(first) != repr(second) and on_disk._described(first) == on_disk._described(second)
+    assert on_disk._described(PruneOptions(keep=0.4)) != on_disk._described(PruneOptions(keep=0.5))
 
 
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
 import importlib
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -207,7 +208,8 @@ def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, mon
 def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inner list has too little in its modules to be found by itself."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))).eval()
+    inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
+    model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
     walked: list[str] = []
     enter = stages.enter
 
@@ -218,7 +220,7 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     monkeypatch.setattr(stages, "enter", noted)
     said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
     whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
-    assert set(walked) == {"1.0", "1.1", "1.2"}
+    assert set(walked) == {"1.first", "1.1", "1.last"}
     assert all(torch.equal(mask, whole.masks[name]) for name, mask in named.masks.items())
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
     with pytest.raises(OptionError, match="'2' is not a module of the network"):
@@ -252,3 +254,15 @@ def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.M
     monkeypatch.setattr(ranking, "wanda", lambda task: endless)
     large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
     assert large.choice is not None and [one.name for one in large.choice.tried] == ["magnitude"]
+
+
+def test_a_comparison_begins_a_repair_as_prune_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a language model a repair starts from another mask than the method alone gives."""
+    monkeypatch.setattr(ranking_records, "LARGE", 1000)
+    x, fresh = points(), points(100, 5)
+    rows = sipp.compare(net(), x, keeps=(0.4,), methods=("sipp-blend",), holdout=fresh, repair=True).rows
+    for row in rows:
+        pruned = sipp.prune(net(), x, keep=0.4, repair=row.is_repaired, progress=False)
+        with torch.no_grad():
+            wanted, got = net()(fresh), pruned.model(fresh)
+        assert row.error == pytest.approx(float((got - wanted).norm() / wanted.norm()), rel=1e-4)

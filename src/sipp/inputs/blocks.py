@@ -99,7 +99,7 @@ def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
     """The names of the modules in a list of the model; OptionError where it is none says which lists there are."""
     module = dict(model.named_modules()).get(named)
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_BLOCKS:
-        return tuple(f"{named}.{i}" for i in range(len(module)))
+        return tuple(f"{named}.{name}" for name in module._modules)
     what = "not a module of the network" if module is None else f"a {type(module).__name__}"
     if isinstance(module, nn.ModuleList | nn.Sequential):
         what += f" of {len(module)}"

@@ -49,12 +49,12 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
     data, aside = task.data, None
-    starts_search = _starts_search(task, info, options)
-    unscored = _why_unscored(info, task.data, options.statements if starts_search else statements, starts_search)
+    is_start = starts_search(task, info, options)
+    unscored = _why_unscored(info, task.data, options.statements if is_start else statements, is_start)
     # Points that are scored are known by that, but another pass over a loader that shuffles may give others.
     noted, is_noted = set[bytes](), bool(unscored) or data is None or not data.is_repeated
     if info.is_blend:
-        task, aside = set_points_aside(task.noting(noted) if starts_search else task, options)
+        task, aside = set_points_aside(task.noting(noted) if is_start else task, options)
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     read = task.noting(noted) if is_noted and not info.is_blend else task
@@ -66,12 +66,12 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     scores, first = None, None
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            means = info.is_blend and not starts_search
+            means = info.is_blend and not is_start
             scores, first = _scored(task, options.reduce or info.reduce, statements, means, advance)
             scores = _chosen_on(scores, frozenset(noted), aside, data if options.repair or info.fitting else None)
     blend = None
-    if info.is_blend and (scores is not None or starts_search):
-        blend = _blend(task, None if starts_search else scores, aside)
+    if info.is_blend and (scores is not None or is_start):
+        blend = _blend(task, None if is_start else scores, aside)
     if blend is not None and scores is None:
         ranks = blend.lengths or tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
     elif by_name is not None:
@@ -160,7 +160,7 @@ def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> Blen
     return BlendInputs(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
-def _starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
+def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
     """Whether a blend gives no more than the first mask of a search in a large network of linear layers (T21).
 
     There Wanda's is taken, which is the best start there is for language models, and no other is tried.

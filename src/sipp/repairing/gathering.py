@@ -302,6 +302,7 @@ class Gatherer:
             is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
         except DataError:
             is_same = False
+        self.replay.is_checked = is_same
         if not is_same:
             self.replay.switch_off()
 

@@ -126,8 +126,8 @@ def joint(
     candidates = (0.0,) if way in PEERS else _candidates(error_feedback)
     budgets = budgets if way == "joint" and pattern is None else ("given",)
     weights = {weight.name: weight for one in masked_layers(model, masks) for weight in one.weights.values()}
-    if is_like_a_language_model(list(weights.values()), masks) and tuple(candidates) == ERROR_FEEDBACKS:
-        candidates = LARGE_ERROR_FEEDBACKS
+    if is_like_a_language_model(list(weights.values()), masks):
+        candidates = LARGE_ERROR_FEEDBACKS if tuple(candidates) == ERROR_FEEDBACKS else candidates
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
     layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
@@ -433,7 +433,9 @@ def _fitted(
             masks[layer.name] = mask
             layers.append(layer)
             advance(fit_cost(mask.shape))
-    for name in start.keys() - {layer.name for layer in layers}:
+    reached = {layer.name for layer in layers}
+    for name in (name for name in start if name not in reached):
+        advance(fit_cost(start[name].shape))
         layers.append(left_as_given(pruned, task.weights[name], start[name], "no inputs reach it"))
     return _Fitted(pruned, masks, tuple(layers))
 

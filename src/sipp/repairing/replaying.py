@@ -54,6 +54,7 @@ class Replay:
 
     kept: dict[int, dict[Path, _Kept]] = field(default_factory=dict)
     is_off: bool = False
+    is_checked: bool = False  # it was compared with a pass that computes everything, and changed nothing
     is_trusted: bool = False  # on other modules of the same kind it was found to change nothing
 
     @contextmanager

@@ -80,12 +80,12 @@ class DenseAndPruned:
             if n_left == 0:
                 break
             blocks = self.dense.get_submodule(name), self.pruned.get_submodule(name)
-            replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted) for _ in blocks)
+            replays = tuple(Replay(is_off=not can_replay, is_trusted=is_trusted, is_checked=is_trusted) for _ in blocks)
             if order:
                 gatherer = self._gatherer(order, blocks, (states[0].at(i), states[1].at(i)), replays)
                 yield NetworkStage(gatherer, follows=follows or any(within[:i]))
                 n_left -= 1
-                can_replay = is_trusted = not gatherer.replay.is_off
+                can_replay, is_trusted = not gatherer.replay.is_off, gatherer.replay.is_checked
             finished = Replay(is_off=True) if not can_replay else None
             for one, block, replay in zip(states, blocks, replays) if n_left else ():
                 one.pass_through(block, i, finished or replay)

@@ -25,7 +25,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import rank, set_points_aside
+from sipp.pruning.ranking import rank, set_points_aside, starts_search
 from sipp.records.checking import check_flag, check_seed, in_our_words
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
@@ -105,7 +105,9 @@ def compare(
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
-            ranking = rank(judged, PruneOptions(method=method))
+            ranking, options = rank(judged, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
+            is_other = starts_search(judged, method_of(method), options)  # then a repair begins with another mask
+            ranked = rank(judged, options) if is_other else ranking
             own_way = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
                 found = cut(ranking, budgets[keep], seed=seed)
@@ -115,9 +117,10 @@ def compare(
                     found, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair and split is not None:
+                    start = cut(ranked, budgets[keep], seed=seed) if is_other else start
                     for way in own_way:  # as `prune` begins: without the points that judge the repair
                         start, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size, fits_all=False)
-                    fixed, _ = repaired_cut(ranking, start, split, repair, chunk_bytes=size)
+                    fixed, _ = repaired_cut(ranked, start, split, repair, chunk_bytes=size)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -398,13 +399,15 @@ class _Work:
     def begin(self) -> int:
         """The number of blocks that are finished; OptionError where the folder holds something else."""
         make_folder(self.folder)
-        if not (self.folder / JOURNAL).is_file():
-            if any(path.name != WORK for path in self.folder.iterdir()):
-                raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+        path = self.folder / JOURNAL
+        if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
+            raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+        found = read_json(path) if path.is_file() else {"finished": 0}
+        if found["finished"] == 0:
             shutil.rmtree(self.place, ignore_errors=True)
             make_folder(self.place)
+            write_json(self.folder / JOURNAL, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
             return 0
-        found = read_json(self.folder / JOURNAL)
         if found["task"] != self.task:
             raise OptionError(
                 f"{self.folder} was started with other options, weights or inputs",
@@ -424,8 +427,8 @@ class _Work:
 
     def journal(self) -> dict[str, Any]:
         """What was noted so far."""
-        path = self.folder / JOURNAL
-        return read_json(path) if path.is_file() else {"weights": [], "file_of": {}}
+        found: dict[str, Any] = read_json(self.folder / JOURNAL)
+        return found
 
     def end(self, source: Path) -> None:
         """Copies what belongs to the network beside its weights, and removes the states."""
@@ -452,5 +455,10 @@ def _task_hash(
 ) -> str:
     """What a run is about: options, files by their content, and points; another one does not go on with it."""
     files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
-    said = json.dumps([repr(options), repair, blocks.names, files], sort_keys=True)
+    said = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
     return sha256_of(said.encode(), *(key for batch in batches for key in draw_keys_of(batch)))
+
+
+def _described(options: PruneOptions) -> str:
+    """All options, without the addresses of functions: in another process they are elsewhere."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(options))

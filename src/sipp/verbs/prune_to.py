@@ -164,10 +164,10 @@ def prune_to_with(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
     ranking = rank(task, options, progress=progress)
+    if claim.n_needed > points.n:  # known before any level is tried
+        return _none(ranking, grid, 0, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
-    if claim.n_needed > points.n:
-        return _none(ranking, grid, start, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)

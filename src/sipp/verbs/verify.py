@@ -181,7 +181,7 @@ def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list
             reasons.append(f"epsilon: the certificate says {cert.epsilon!r}, now it is {epsilon!r}")
     # Points within rounding of epsilon may fall on either side of it.
     fewest, most = (int(n_violations(ratios, cert.epsilon + side)) for side in (slack, -slack))
-    if cert.fixed == "delta" and math.isfinite(cert.epsilon):
+    if cert.fixed == "delta" and slack > 0:
         most -= 1  # epsilon is the ratio of a point, which is no violation of it
     if not fewest <= cert.violations <= most:
         reasons.append(f"violations: the certificate says {cert.violations}, now {fewest} to {most}")
