@@ -31,9 +31,7 @@ from sipp.records.ranking import Weight
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Group = Callable[
-    [Weight, WeightUse], WeightUse
-]  # a use with its patches grouped by point, before its padding is taken out
+Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is taken out
 Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
 
 _log = logging.getLogger("sipp")

@@ -28,9 +28,8 @@ FEWEST_POINTS = 10
 class DenseOutputs:
     """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
 
-    usages: dict[tuple[tuple[str, ...], int], LayerUsage] = field(
-        default_factory=dict
-    )  # by weights, and patches wanted
+    # by weights, and patches wanted
+    usages: dict[tuple[tuple[str, ...], int], LayerUsage] = field(default_factory=dict)
     targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
     n_bytes: int = 0  # of the targets
 

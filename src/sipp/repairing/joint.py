@@ -382,7 +382,7 @@ def search_block(
     follows: bool = True,
     chunk_bytes: int,
 ) -> tuple[nn.Module, dict[str, Tensor], tuple[JointLayer, ...]]:
-    """One block of a network, mask and weights found together: `split` are its batches as the dense network gives them,
+    """One block of a network, mask and weights found together: `split` holds its batches as the dense network gives them,
     `inputs` as the one that is pruned so far does. The pruned copy, its masks, and what became of the weights.
     """
     weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}

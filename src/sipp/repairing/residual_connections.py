@@ -54,9 +54,8 @@ class OutputMark:
     scale_F: Tensor | None  # None: 1
 
 
-ResidualInputs = dict[
-    str, tuple[OutputMark, Tensor]
-]  # by weight: what its layer's output is added to, and how it got there
+# By weight: what its layer's output is added to, and how it got there
+ResidualInputs = dict[str, tuple[OutputMark, Tensor]]
 
 
 @contextmanager

@@ -53,10 +53,10 @@ class DenseAndPruned:
     blocks: Blocks | None
     chunk_bytes: int
     dtype: torch.dtype
-    pruned_batches: Sequence[Batch]  # the same ones, unless both are split of networks
+    pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
     def stages(self) -> Iterator[NetworkStage]:
-        """The split of the networks that hold weights of the usage, each made when the one before it is finished."""
+        """The parts of both networks that hold masked weights, each made when the one before it is finished."""
         before, within, after = self._places()
         entered = self._entered() if any(within) else None
         if self.blocks is None or entered is None:
