@@ -382,8 +382,9 @@ def search_block(
     follows: bool = True,
     chunk_bytes: int,
 ) -> tuple[nn.Module, dict[str, Tensor], tuple[JointLayer, ...]]:
-    """One block of a network, mask and weights found together: `split` holds its batches as the dense network gives them,
-    `inputs` as the one that is pruned so far does. The pruned copy, its masks, and what became of the weights.
+    """One block of a network, mask and weights found together: its pruned copy, the masks, what became of the weights.
+
+    `split` holds its batches as the dense network gives them, `inputs` as the one that is pruned so far does.
     """
     weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}
     task = _Task(
