@@ -294,3 +294,11 @@ def test_eight_tries_are_marked_from_the_second_on(tmp_path: Path) -> None:
         )
         assert len(lines(ledger)) == n_before + 1
     assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 8
+
+
+def test_a_function_that_saw_the_outputs_is_a_look_though_the_points_are_refused(tmp_path: Path) -> None:
+    ledger, x = tmp_path / "uses", points(60, 2)
+    for output, n_looks in ((None, 0), (lambda found: found, 1)):
+        with pytest.raises(DataError, match="calibration"):
+            certify(classifier(), classifier(), x, calibration=x[:5], output=output, ledger=ledger)
+        assert len(lines(ledger)) == n_looks

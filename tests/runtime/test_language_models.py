@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import FEWEST_TOKENS
 from sipp.records.options import pattern_of
+from sipp.repairing import repaired_cut
 from sipp.runtime.exporting import export
 from sipp.scoring.wanda import wanda
 
@@ -158,6 +160,21 @@ def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> N
         if "experts" in name:
             same = [torch.equal(a, b) for a, b in zip(found.get_parameter(name), dense)]
             assert same == [False, False, False, True], name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison hands the cut network over; but for the masks it is the dense one, spared rows and all."""
+    model, data = routed(20)
+    search, given = repaired_cut.search_masks_and_weights, list[object]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        given.append(options["given"])
+        return search(*args, **options)
+
+    monkeypatch.setattr(repaired_cut, "search_masks_and_weights", noted)
+    sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)
+    assert given == [None]
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])

@@ -130,8 +130,10 @@ def measure_outputs(
             if seen.keys and not is_unseen:
                 record_use(ledger, {**seen.facts, **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
             raise
-    refuse_shared(seen.shared)
     facts = {**seen.facts, **hashes}
+    if seen.shared and callable(output):  # refused, but the caller's function has seen every output
+        record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
+    refuse_shared(seen.shared)
     evidence = {
         **facts,
         "n_duplicates": len(seen.keys) - facts["n"],

@@ -12,7 +12,7 @@ from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.refit_network import refit_network
-from sipp.repairing.search_masks_and_weights import search_masks_and_weights
+from sipp.repairing.search_masks_and_weights import has_own_values, search_masks_and_weights
 
 
 def repaired_cut(
@@ -43,7 +43,8 @@ def repaired_cut(
         known |= {"floor": ranking.floor, "pattern": ranking.pattern, "fits_all": fits_all}
         spared = spared_by_name(ranking, found.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in found.masks.items()}
-        before = None if found.model is dense else found.model
+        is_plain = found.model is dense or not has_own_values(dense, found.model, found.masks)
+        before = None if is_plain else found.model
         fixed = search_masks_and_weights(dense, masks, split, given=before, **known, **run)
         fixed = replace(fixed, masks=put_back(fixed.model, dense, fixed.masks, spared))
     given = cut_as_given(ranking, fixed.model, fixed.masks, seed=seed)

@@ -46,7 +46,7 @@ def search_masks_and_weights(
     `steps` polish it against the dense outputs; those points are not fitted then either, so that they can stop the
     polish. Where steps lose on them, none is taken.
     """
-    given = given if given is not None and _has_own_values(dense, given, masks) else None
+    given = given if given is not None and has_own_values(dense, given, masks) else None
     n_bytes = chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense))
     # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
     fits_all = fits_all and not steps and sum(mask.numel() for mask in masks.values()) <= SMALL
@@ -87,7 +87,7 @@ def search_masks_and_weights(
     return Repaired(found.model, found.masks, record, split.keys)
 
 
-def _has_own_values(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> bool:
+def has_own_values(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> bool:
     """Whether a network is another one than the dense under these masks: sampled, fitted or trained."""
     theirs = tensors_of(given)
     return not all(
