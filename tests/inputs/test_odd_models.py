@@ -193,7 +193,7 @@ def test_a_model_that_cannot_be_copied_is_named_and_left_alone(layer: nn.Module,
     before = layer.weight.detach().clone()
     for call in (
         lambda: sipp.prune(layer, POINTS, keep=0.5),
-        lambda: sipp.prune_to(layer, POINTS, POINTS + 1, epsilon=0.5, method="wt"),
+        lambda: sipp.prune_to(layer, POINTS, torch.randn(200, 5), epsilon=0.5, method="wt"),
     ):
         with pytest.raises(ModelError, match=words):
             call()

@@ -413,7 +413,7 @@ def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert function(np.ones(3)) == 6
     # and no more of it; that compiling takes a while may be said too, on a slow machine
     assert [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()] == [
-        "Numba's cache could not be written (no folder can be written): compiled anew in each process"
+        "Numba's cache could not be written (no folder can be written): each process compiles again"
     ]
 
 
