@@ -1,5 +1,6 @@
 """A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
 
+import copy
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -283,3 +284,43 @@ def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.Monkey
     monkeypatch.setattr(joint, "usage_of", lambda *given: (order.append("look"), usage_of(*given))[1])
     repaired()
     assert order[:2] == ["look", "copy"]
+
+
+@pytest.mark.parametrize(("n_layers", "trusted"), [(1, {False}), (3, {False, True})])
+def test_a_replay_is_trusted_once_it_was_compared(
+    n_layers: int, trusted: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block with one layer has nothing to compare, so those behind it are not trusted for it."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.Tanh()] * n_layers
+    blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(4)))
+    net = nn.Sequential(blocks, nn.Linear(8, 3)).eval()
+    found, fit = set[bool](), joint._fitted_stage
+
+    def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
+        found.add(stage.gatherer.replay.is_trusted)
+        yield from fit(task, stage, *more, **options)
+
+    monkeypatch.setattr(joint, "_fitted_stage", looked)
+    said: dict[str, Any] = {"keep": 0.5, "method": "wt", "blocks": "0", "statements": False, "progress": False}
+    sipp.prune(net, torch.randn(60, 8), repair=True, **said)
+    assert found == trusted
+
+
+def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(6, 5)
+            self.idle = nn.ModuleList(nn.Linear(6, 5) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    torch.manual_seed(0)
+    net = Unused()
+    masks = {name: p.detach().abs() > 0.2 for name, p in net.named_parameters() if p.ndim > 1}
+    costs = list[int]()
+    split = split_batches(data_of(torch.randn(50, 6)).batches())
+    made = joint.joint(net, masks, split, fits_all=False, budgets=("given",), chunk_bytes=1 << 20, advance=costs.append)
+    assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)

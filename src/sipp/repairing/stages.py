@@ -86,7 +86,7 @@ class DenseAndPruned:
                 yield NetworkStage(gatherer, follows=follows or any(within[:i]))
                 n_left -= 1
                 can_replay, is_trusted = not gatherer.replay.is_off, gatherer.replay.is_checked
-            finished = Replay(is_off=True) if not can_replay else None
+            finished = None if is_trusted else Replay(is_off=True)  # what was never compared is computed anew
             for one, block, replay in zip(states, blocks, replays) if n_left else ():
                 one.pass_through(block, i, finished or replay)
 
