@@ -137,11 +137,11 @@ class _Values:
 def _values_of(buffers: list[Tensor]) -> list[_Values]:
     by_kind: dict[Any, list[Tensor]] = {}
     for one in buffers:
-        is_sparse = one.layout != torch.strided
-        by_kind.setdefault((one.device, one.dtype, id(one) if is_sparse else None), []).append(one)
+        alone = None if one.layout == torch.strided else id(one)  # sparse buffers do not lie one after the other
+        by_kind.setdefault((one.device, one.dtype, alone), []).append(one)
     return [
-        _Values(some, [one.shape for one in some], some[0].detach().clone() if is_sparse else _flat(some))
-        for (_, _, is_sparse), some in by_kind.items()
+        _Values(some, [one.shape for one in some], _flat(some) if alone is None else some[0].detach().clone())
+        for (_, _, alone), some in by_kind.items()
     ]
 
 
