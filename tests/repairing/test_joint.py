@@ -22,6 +22,7 @@ from sipp.repairing import data_split as data_split_module
 from sipp.repairing import joint as joint_module
 from sipp.repairing import layer_fit, layer_search
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
+from sipp.repairing.gathering import masked_layers
 from sipp.repairing.joint import BUDGETS, JointSearch, joint
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
 from sipp.repairing.sparsegpt import sparsegpt
@@ -575,3 +576,16 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
+    weights = {w.name: w for layer in masked_layers(net, masks) for w in layer.weights.values()}
+    assert not joint_module._allow_tf32(net, weights, masks)
+    monkeypatch.setattr(joint_module, "device_of", lambda _: torch.device("cuda"))
+    assert not joint_module._allow_tf32(net, weights, masks)
+    monkeypatch.setattr(joint_module, "is_like_a_language_model", lambda *_: True)
+    assert joint_module._allow_tf32(net, weights, masks)
+    monkeypatch.setattr(joint_module, "device_of", lambda _: torch.device("cpu"))
+    assert not joint_module._allow_tf32(net, weights, masks)

@@ -130,7 +130,7 @@ def joint(
         candidates = LARGE_ERROR_FEEDBACKS if tuple(candidates) == ERROR_FEEDBACKS else candidates
         ridges = LARGE_RIDGES if tuple(ridges) == RIDGES else ridges
         budgets = tuple(one for one in budgets if one != "magnitude") or budgets
-    layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None)
+    layer = LayerTask(way, candidates[0], tuple(ridges), pattern, floor is not None, _allow_tf32(model, weights, masks))
     split = in_large_batches(split)
     give_back_freed()
     found = find_blocks(model, split.batches[0], blocks)
@@ -168,6 +168,15 @@ def joint(
         n_judged_fit=n_fitted,
     )
     return JointSearch(made.model, made.masks, made.layers, record, trials)
+
+
+def _allow_tf32(model: nn.Module, weights: Mapping[str, Weight], masks: Masks) -> bool:
+    """Whether a GPU may round the factors of products: in networks that are large, where most time goes into them.
+
+    Both networks are rounded alike, and sums over thousands of patches even it out: least squares see no more of it
+    than a ridge a thousand times smaller than theirs.
+    """
+    return device_of(model).type == "cuda" and is_like_a_language_model(list(weights.values()), masks)
 
 
 def _candidates(error_feedback: float | Sequence[float]) -> tuple[float, ...]:
@@ -387,9 +396,9 @@ def search_block(
     `split` holds its batches as the dense network gives them, `inputs` as the one that is pruned so far does.
     """
     weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}
-    task = _Task(
-        dense, weights, LayerTask("joint", error_feedback, tuple(ridges), pattern, False), None, None, chunk_bytes
-    )
+    allow_tf32 = device_of(dense).type == "cuda"  # a block of a network that is large
+    layer = LayerTask("joint", error_feedback, tuple(ridges), pattern, keeps_rows=False, allow_tf32=allow_tf32)
+    task = _Task(dense, weights, layer, None, None, chunk_bytes)
     made = _fitted(task, masks, split, {}, lambda n: None, inputs=inputs, follows=follows)
     return made.model, made.masks, made.layers
 
@@ -421,6 +430,7 @@ def _fitted(
         blocks=task.blocks,
         chunk_bytes=task.chunk_bytes,
         dtype=SCORE_DTYPE,
+        allow_tf32=task.layer.allow_tf32,
         pruned_batches=inputs,
     )
     places = find_places(dense, pair.dense_layers, split.batches[0])

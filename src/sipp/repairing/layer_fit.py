@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, exact_matmul
 from sipp.records.options import Fitting, Pattern
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import Intercept
@@ -65,6 +65,7 @@ class LayerTask:
     ridges: tuple[float, ...]  # shares of the mean diagonal, towards the dense weights; a later one has to be better
     pattern: Pattern | None
     keeps_rows: bool  # no row dies that has a weight in the first mask
+    allow_tf32: bool = False  # in sums and in the search on a GPU; values are always solved exactly
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,8 @@ def _searched(
         whole_FK = torch.where(mask_FK, dense_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
     try:
-        found_FK, n_rounds = search(rows, start_FK, rule, bases)
+        with exact_matmul(allow_tf32=task.allow_tf32):
+            found_FK, n_rounds = search(rows, start_FK, rule, bases)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the first mask stays
         found_FK, n_rounds = start_FK, 0
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds

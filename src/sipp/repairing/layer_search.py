@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,9 +59,14 @@ class MaskRule:
     lives_F: Tensor | None  # rows that keep one weight at least; None: any may die
     pattern: Pattern | None = None  # instead of n_kept
 
+    @cached_property
+    def _may_all(self) -> bool:
+        """Once for all rounds: on a GPU each look waits for it."""
+        return bool(self.may_FK.all())
+
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest numbers that are allowed."""
-        if not bool(self.may_FK.all()):
+        if not self._may_all:
             size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
             return _largest_in_groups(size_FK, self.pattern)

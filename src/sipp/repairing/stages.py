@@ -53,6 +53,7 @@ class DenseAndPruned:
     blocks: Blocks | None
     chunk_bytes: int
     dtype: torch.dtype
+    allow_tf32: bool
     pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
     def stages(self) -> Iterator[NetworkStage]:
@@ -65,7 +66,8 @@ class DenseAndPruned:
         if before:
             yield self._whole(before, follows=False)
         there = entered if not before else self._entered_pruned()
-        states = [_States(self.blocks, self.batches, list(one), device_of(self.dense)) for one in (entered, there)]
+        device = device_of(self.dense)
+        states = [_States(self.blocks, self.batches, list(one), device, self.allow_tf32) for one in (entered, there)]
         yield from self._within(self.blocks, within, states, follows=bool(before))
         del states
         if after:
@@ -115,6 +117,7 @@ class DenseAndPruned:
             replace(self.usage, order=order),
             self.chunk_bytes,
             dtype=self.dtype,
+            allow_tf32=self.allow_tf32,
             replay=replays[1],
             dense_replay=replays[0],
         )
@@ -182,6 +185,7 @@ def dense_and_pruned(
     blocks: Blocks | None,
     chunk_bytes: int,
     dtype: torch.dtype,
+    allow_tf32: bool = False,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
     """Both networks with the layers of the masked weights."""
@@ -197,6 +201,7 @@ def dense_and_pruned(
         blocks=blocks,
         chunk_bytes=chunk_bytes,
         dtype=dtype,
+        allow_tf32=allow_tf32,
         pruned_batches=batches if pruned_batches is None else pruned_batches,
     )
 
@@ -209,6 +214,7 @@ class _States:
     batches: Sequence[Batch]
     entered: list[Entered]
     device: torch.device
+    allow_tf32: bool
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, for as long as the states do not move on."""
@@ -217,7 +223,8 @@ class _States:
     def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
         """Moves all states behind block i, which is finished, and lets go of what was kept of it."""
         for j, one in enumerate(self.entered):
-            with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
+            exact = exact_matmul(allow_tf32=self.allow_tf32)
+            with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
                 state = self.blocks.state_of(run_batch(block, fresh(self.batch(j, i))))
             replay.kept.pop(j, None)
             self.entered[j] = replace(one, state=state.to(one.state.device))
