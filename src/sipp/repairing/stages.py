@@ -21,7 +21,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import PATCHES_PER_FEATURE, Gatherer, LayerUsage, Side, layer_usage, masked_layers
+from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage, masked_layers
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
@@ -52,7 +52,6 @@ class DenseAndPruned:
     usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
-    dtype: torch.dtype
     pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
     def stages(self) -> Iterator[NetworkStage]:
@@ -114,7 +113,6 @@ class DenseAndPruned:
             self.is_validation,
             replace(self.usage, order=order),
             self.chunk_bytes,
-            dtype=self.dtype,
             replay=replays[1],
             dense_replay=replays[0],
         )
@@ -153,23 +151,16 @@ class DenseAndPruned:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
-def usage_of(
-    dense: nn.Module,
-    masks: Mapping[str, Tensor],
-    split: DataSplit,
-    forms: Forms,
-    patches_per_feature: int = PATCHES_PER_FEATURE,
-) -> LayerUsage:
+def usage_of(dense: nn.Module, masks: Mapping[str, Tensor], split: DataSplit, forms: Forms) -> LayerUsage:
     """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
 
     `forms` are those of batches that were checked before; what is known of the points is not looked at again.
     """
     usages = {} if split.dense_outputs is None else split.dense_outputs.usages
-    looked_at = tuple(masks), patches_per_feature
-    if looked_at not in usages:
-        layers = masked_layers(dense, masks)
-        usages[looked_at] = layer_usage(dense, layers, split.batches, forms, patches_per_feature)
-    return usages[looked_at]
+    names = tuple(masks)
+    if names not in usages:
+        usages[names] = layer_usage(dense, masked_layers(dense, masks), split.batches, forms)
+    return usages[names]
 
 
 def dense_and_pruned(
@@ -181,7 +172,6 @@ def dense_and_pruned(
     *,
     blocks: Blocks | None,
     chunk_bytes: int,
-    dtype: torch.dtype,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
     """Both networks with the layers of the masked weights."""
@@ -196,7 +186,6 @@ def dense_and_pruned(
         usage=usage,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
-        dtype=dtype,
         pruned_batches=batches if pruned_batches is None else pruned_batches,
     )
 
