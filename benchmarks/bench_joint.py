@@ -24,25 +24,22 @@ from published import accuracy, images_of, resnet
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.joint import ERROR_FEEDBACKS, JointSearch, joint
-from sipp.repairing.layer_fit import Way
+from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_options import ERROR_FEEDBACKS, PEERS, RepairOptions
 
 WITHOUT: dict[str, dict[str, Any]] = {
-    "search": {"way": "given"},
-    "target": {"error_feedback": 0.0},
+    "search": {"method": "refit"},
+    "target": {"error_feedbacks": (0.0,)},
     "residual": {"residuals": ()},
     "last fit": {"fits_all": False},
 }
-PEERS: tuple[Way, ...] = ("alps", "sparsegpt")
 
 
-def line(name: str, keep: float, found: JointSearch, score: float, took: str) -> list[str]:
+def line(name: str, keep: float, found: RepairedNetwork, score: float, took: str) -> list[str]:
     """One line of the table."""
-    supports = [layer.support for layer in found.layers]
+    origins = [layer.mask_origin for layer in found.layers]
     moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
-    tried = ", ".join(
-        f"{one.error_feedback:g} {one.budgets}: {one.error:.3f}" for one in found.trials if one.error is not None
-    )
+    tried = ", ".join(f"{trial.error_feedback:g} {trial.budgets}: {trial.error:.3f}" for trial in found.trials)
     error = found.record.output_chosen if found.record.output_after is None else found.record.output_after
     return [
         f"{keep:g}",
@@ -50,7 +47,7 @@ def line(name: str, keep: float, found: JointSearch, score: float, took: str) ->
         f"{score:.2f}",
         "-" if error is None else f"{error:.3f}",
         f"{found.record.error_feedback:g} {found.record.budgets}" + f" ({tried})" * bool(tried),
-        f"{supports.count('joint')} / {supports.count('given')} / {supports.count('none')}",
+        f"{origins.count('searched')} / {origins.count('first')} / {origins.count('unfitted')}",
         f"{100 * moved:.0f} %",
         took,
     ]
@@ -77,12 +74,12 @@ def main() -> None:
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
-        ways: dict[str, dict[str, Any]] = {"joint": {"error_feedback": options.error_feedback}}
-        fixed = {"error_feedback": options.error_feedback[0], "budgets": ("given",)}  # nothing is tried
+        ways: dict[str, dict[str, Any]] = {"joint": {"error_feedbacks": tuple(options.error_feedback)}}
+        fixed = {"error_feedbacks": (options.error_feedback[0],), "budgets": ("given",)}  # nothing is tried
         ways |= {f"without {one}": fixed | WITHOUT[one] for one in options.without}
-        ways |= {one: {"way": one} for one in options.peers}
+        ways |= {one: {"method": one} for one in options.peers}
         for name, changed in ways.items():
-            found, took = timed(partial(joint, net, masks, parts, chunk_bytes=64 << 20, **changed))
+            found, took = timed(partial(repair_network, net, masks, parts, RepairOptions(**changed)))
             lines.append(line(name, keep, found, accuracy(found.model, images), took))
             print(lines[-1], flush=True)
     title = f"{options.weights.stem}, dense {accuracy(net, images):.2f}: accuracy, %, on 10,000 test images; "
@@ -92,7 +89,7 @@ def main() -> None:
         "accuracy",
         "output error",
         "error feedback, budgets (tried)",
-        "joint / given / neither",
+        "new / first / no fit",
         "moved",
         "s (CPU s a thread)",
     ]

@@ -33,8 +33,8 @@ from sipp.inputs.restore import copy_of
 from sipp.records.numerics import device_of
 from sipp.records.options import pattern_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.joint import joint
-from sipp.repairing.layer_fit import Way
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_options import RepairMethod, RepairOptions
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
 KEEPS = ("0.7", "0.5", "0.4", "0.3", "2:4", "4:8")
@@ -62,13 +62,13 @@ def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dic
     return made, masks
 
 
-def by_peer(way: Way, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
+def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
     parts = split_batches(data_of(data, device=device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
-    # as many points are fitted as by ours
-    return joint(model, masks, parts, way=way, pattern=pattern, fits_all=False, chunk_bytes=1 << 30).model
+    options = RepairOptions(method=method, pattern=pattern, fits_all=False, chunk_bytes=1 << 30)
+    return repair_network(model, masks, parts, options).model
 
 
 def by_sipp(method: str, repair: bool, model: nn.Module, data: Tensor, keep: str) -> nn.Module:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles.joint import refit
 from oracles.refit import Array, conv_patches, refit_row
 from torch import Tensor, nn
 
@@ -46,13 +47,10 @@ def check_rows(
         f64(t).reshape(len(t), -1)[rows] for t in (before.model.get_parameter(name), after.model.get_parameter(name))
     ]
     mask = before.masks[name].flatten(1)[rows].numpy()
-    gaps = x_dense @ f64(dense).reshape(len(dense), -1)[rows].T - x_pruned @ flat[0].T
-    shifts = []
-    for old, new, kept, gap in zip(*flat, mask, gaps.T):
-        change, shift = refit_row(x_pruned, gap, kept, layer.ridge, layer.intercept != "none")
-        assert np.allclose(new - old, change, rtol=2e-4, atol=2e-5)
-        shifts.append(shift)
-    return np.array(shifts)
+    target = x_dense @ f64(dense).reshape(len(dense), -1)[rows].T
+    expected, shifts = refit(x_pruned, target, flat[0], mask, layer.ridge, layer.intercept != "none")
+    assert np.allclose(flat[1], expected, rtol=2e-4, atol=2e-5)
+    return shifts
 
 
 def test_linear_layers_one_after_another() -> None:

@@ -236,7 +236,9 @@ def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     data = torch.stack([1 + 1e-4 * torch.rand(100, generator=torch.Generator().manual_seed(0)), 30 * seldom], 1)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
-    assert not done(fixed).layers[0].left_alone and "no closer" in done(fixed).undone
+    (layer,) = done(fixed).layers
+    assert layer.left_alone == "undone" and layer.error_after == layer.error_before
+    assert "no closer" in done(fixed).undone
     assert done(fixed).output_after == done(fixed).output_before
     assert torch.equal(fixed.model.layer.bias, pruned.model.layer.bias)
     assert "undone" in str(fixed)

@@ -13,7 +13,8 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records.batches import Batch
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.joint import joint
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.residual_connections import find_residual_connections, read_residual_inputs
 
 
@@ -104,7 +105,8 @@ def test_streams_are_found(case: str) -> None:
     layers = find_prunable_layers(net)
     found = find_residual_connections(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
     assert set(found) == wanted
-    for name, (module, output) in found.items():
+    for name, output in found.items():
+        module = net.get_submodule(name.removesuffix(".weight"))
         [(mark, stream)] = read_residual_inputs(net, {name: module}, batch_of(x)).values()
         gain_F = torch.ones(6).double() if mark.scale_F is None else mark.scale_F
         bias_F = net.norm(torch.zeros(1, 6)) if mark.scale_F is not None else 0.0
@@ -117,7 +119,9 @@ def corrected(net: nn.Module, data: Any) -> list[str]:
     """The weights that correct a stream, of a network that a search fits with half of its weights."""
     parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
     masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-    made = joint(net, masks, parts, error_feedback=1.0, budgets=("given",), chunk_bytes=1 << 16)
+    made = repair_network(
+        net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 16)
+    )
     return [layer.name for layer in made.layers if layer.corrects]
 
 
@@ -191,7 +195,11 @@ def test_padding_does_not_count() -> None:
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
         parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
-        made.append(joint(net, masks, parts, error_feedback=1.0, budgets=("given",), chunk_bytes=1 << 12))
+        made.append(
+            repair_network(
+                net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 12)
+            )
+        )
     assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
@@ -202,7 +210,17 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
     net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
     masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
     parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
-    made = joint(net, masks, parts, error_feedback=1.0, budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12)
+    made = repair_network(
+        net,
+        masks,
+        parts,
+        RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12),
+    )
     assert [layer.corrects for layer in made.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):
-        joint(net, masks, parts, error_feedback=1.0, budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12)
+        repair_network(
+            net,
+            masks,
+            parts,
+            RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12),
+        )

@@ -14,11 +14,13 @@ from sipp.inputs.capture import Forms
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
-from sipp.repairing import gathering, joint, refit_network
+from sipp.repairing import choosing, gathering, network_fit, repair_network
 from sipp.repairing.data_split import DenseOutputs, split_batches
 from sipp.repairing.gathering import Gatherer, _Shared, layer_usage, masked_layers
+from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.layer_targets import LayerTargets
 from sipp.repairing.moments import Moments
+from sipp.repairing.repair_options import RepairOptions
 
 
 class Model(nn.Module):
@@ -72,8 +74,7 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
         return list(done.model.state_dict().values())
 
     by_blocks = weights()
-    for module in (joint, refit_network):
-        monkeypatch.setattr(module, "find_blocks", lambda model, batch, named=None: None)
+    monkeypatch.setattr(repair_network, "find_blocks", lambda model, batch, named=None: None)
     assert all(map(torch.equal, by_blocks, weights()))
 
 
@@ -113,13 +114,8 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         nonlocal n_passes
         n_passes = 0
         masks = sipp.prune(net, None, keep=keep, method="wt", floor=0.0).masks
-        options: dict[str, Any] = {
-            "error_feedback": 1.0,
-            "budgets": ("given",),
-            "fits_all": False,
-            "chunk_bytes": 1 << 20,
-        }
-        found = joint.joint(net, masks, replace(parts, dense_outputs=known), **options)
+        options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
+        found = repair_network.repair_network(net, masks, replace(parts, dense_outputs=known), options)
         return list(found.model.state_dict().values()), n_passes
 
     monkeypatch.setattr(gathering, "runner", counted)
@@ -146,14 +142,14 @@ def test_sums_are_shared_by_the_same_windows_alone() -> None:
 def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(net: nn.Module, points: Any) -> tuple[float, int]:
         masks = sipp.prune(net, None, keep=0.5, method="wt", floor=0.0).masks
-        found = joint.joint(net, masks, split_batches(data_of(points).batches()), chunk_bytes=1 << 20)
+        found = repair_network.repair_network(net, masks, split_batches(data_of(points).batches()), RepairOptions())
         tried = [one.budgets == "magnitude" or one.error_feedback != 0.25 for one in found.trials]
         return found.record.error_feedback or 0.0, sum(tried)
 
     torch.manual_seed(0)
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
-    monkeypatch.setattr(joint, "SMALL", 10)
+    monkeypatch.setattr(choosing, "SMALL", 10)
     monkeypatch.setattr(ranking_records, "LARGE", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
@@ -193,6 +189,10 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
     assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4
 
 
+def first_choice(task: Any, masks: dict[str, Tensor], *more: Any) -> choosing.Choice:
+    return choosing.Choice(1.0, "given", masks, ())
+
+
 def repaired() -> sipp.Pruned:
     return sipp.prune(
         Model(3).eval(), data("sequences"), keep=0.5, method="wt", statements=False, repair=True, progress=False
@@ -201,7 +201,7 @@ def repaired() -> sipp.Pruned:
 
 def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, most, made, taken = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.taken
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
+    monkeypatch.setattr(repair_network, "choose", first_choice)
 
     def noted(self: LayerTargets, names: Any, i: int) -> Any:
         found = made(self, names, i)
@@ -222,7 +222,7 @@ def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, find = list[int](), joint.find_residual_layers
+    kept, find = list[int](), network_fit.find_residual_layers
     replays = []
 
     def looked(gatherer: Gatherer, *more: Any, **options: Any) -> Any:
@@ -230,22 +230,21 @@ def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
         replays.extend((gatherer.replay, gatherer.dense_replay))
         return find(gatherer, *more, **options)
 
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
-    monkeypatch.setattr(joint, "_whole", lambda parts: parts)
-    monkeypatch.setattr(joint, "find_residual_layers", looked)
+    monkeypatch.setattr(repair_network, "choose", first_choice)
+    monkeypatch.setattr(network_fit, "find_residual_layers", looked)
     repaired()
     assert len(kept) >= 5 and kept[2:4] == kept[1:3]  # of what lies before the blocks; nothing of blocks
 
 
 def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, fit = list[list[Any]](), joint._fitted_stage
+    paths, fit = list[list[Any]](), network_fit._fit_stage
 
     def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
         yield from fit(task, stage, *more, **options)
         if not stage.gatherer.dense_replay.is_off:
             paths.extend(list(one) for one in stage.gatherer.dense_replay.kept.values())
 
-    monkeypatch.setattr(joint, "_fitted_stage", looked)
+    monkeypatch.setattr(network_fit, "_fit_stage", looked)
     repaired()
     assert paths and all(one == [(("", 0),)] for one in paths)
 
@@ -258,7 +257,7 @@ def test_a_look_at_the_layers_keeps_no_outputs() -> None:
 
 
 def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, most, copy_of = list[weakref.ref[nn.Module]](), list[int](), joint.copy_of
+    alive, most, copy_of = list[weakref.ref[nn.Module]](), list[int](), network_fit.copy_of
 
     def noted(model: nn.Module) -> nn.Module:
         made = copy_of(model)
@@ -266,22 +265,21 @@ def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.
         most.append(sum(one() is not None for one in alive))
         return made
 
-    monkeypatch.setattr(joint, "copy_of", noted)
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
+    for module in (network_fit, repair_network):
+        monkeypatch.setattr(module, "copy_of", noted)
+    monkeypatch.setattr(repair_network, "choose", first_choice)
     net = Model(2).eval()
     masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
     parts = split_batches(data_of(data("sequences")).batches())
-    joint.joint(net, masks, parts, fits_all=False, chunk_bytes=1 << 20)
+    repair_network.repair_network(net, masks, parts, RepairOptions(fits_all=False))
     assert most == [1, 1]
 
 
 def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, copy_of, usage_of = list[str](), joint.copy_of, joint.usage_of
-    monkeypatch.setattr(joint, "_errors", lambda *given: (1.0, 1.0))
-    monkeypatch.setattr(joint, "_before", lambda *given: (None, {}))
-    monkeypatch.setattr(joint, "_chosen", lambda task, masks, parts, *more: (task, "given", ()))
-    monkeypatch.setattr(joint, "copy_of", lambda model: (order.append("copy"), copy_of(model))[1])
-    monkeypatch.setattr(joint, "usage_of", lambda *given: (order.append("look"), usage_of(*given))[1])
+    order, copy_of, usage_of = list[str](), network_fit.copy_of, network_fit.usage_of
+    monkeypatch.setattr(repair_network, "choose", first_choice)
+    monkeypatch.setattr(network_fit, "copy_of", lambda model: (order.append("copy"), copy_of(model))[1])
+    monkeypatch.setattr(network_fit, "usage_of", lambda *given: (order.append("look"), usage_of(*given))[1])
     repaired()
     assert order[:2] == ["look", "copy"]
 
@@ -295,13 +293,13 @@ def test_a_replay_is_trusted_once_it_was_compared(
     layers = [nn.Linear(8, 8), nn.Tanh()] * n_layers
     blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(4)))
     net = nn.Sequential(blocks, nn.Linear(8, 3)).eval()
-    found, fit = set[bool](), joint._fitted_stage
+    found, fit = set[bool](), network_fit._fit_stage
 
     def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
         found.add(stage.gatherer.replay.is_trusted)
         yield from fit(task, stage, *more, **options)
 
-    monkeypatch.setattr(joint, "_fitted_stage", looked)
+    monkeypatch.setattr(network_fit, "_fit_stage", looked)
     said: dict[str, Any] = {"keep": 0.5, "method": "wt", "blocks": "0", "statements": False, "progress": False}
     sipp.prune(net, torch.randn(60, 8), repair=True, **said)
     assert found == trusted
@@ -322,5 +320,7 @@ def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monk
     masks = {name: p.detach().abs() > 0.2 for name, p in net.named_parameters() if p.ndim > 1}
     costs = list[int]()
     split = split_batches(data_of(torch.randn(50, 6)).batches())
-    made = joint.joint(net, masks, split, fits_all=False, budgets=("given",), chunk_bytes=1 << 20, advance=costs.append)
+    layer = LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
+    task = network_fit.network_task(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
+    made = network_fit.fit_network(task, masks, split, advance=costs.append)
     assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)

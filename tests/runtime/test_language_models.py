@@ -166,13 +166,13 @@ def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> N
 def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison hands the cut network over; but for the masks it is the dense one, spared rows and all."""
     model, data = routed(20)
-    search, given = repaired_cut.search_masks_and_weights, list[object]()
+    repair, given = repaired_cut.repair_network, list[object]()
 
-    def noted(*args: Any, **options: Any) -> Any:
-        given.append(options["given"])
-        return search(*args, **options)
+    def noted(*args: Any) -> Any:
+        given.append(args[4])
+        return repair(*args)
 
-    monkeypatch.setattr(repaired_cut, "search_masks_and_weights", noted)
+    monkeypatch.setattr(repaired_cut, "repair_network", noted)
     sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)
     assert given == [None]
 

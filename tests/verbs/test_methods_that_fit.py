@@ -14,7 +14,8 @@ from sipp.experiments.arms import arm_of
 from sipp.inputs.data import data_of
 from sipp.records.options import Repairing
 from sipp.repairing.data_split import held_out_error, split_batches
-from sipp.repairing.joint import joint
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import METHODS
 from tests.oracles.sparsegpt import sparsegpt
 
@@ -49,7 +50,7 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
         size_FK = net.get_parameter(name).detach().abs()
         masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
     parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
-    wanted = joint(net, masks, parts, way=method, chunk_bytes=1 << 20)  # type: ignore[arg-type]
+    wanted = repair_network(net, masks, parts, RepairOptions(method=method))  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
     assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence
 
@@ -79,7 +80,7 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(me
         size_FK = net.get_parameter(name).detach().abs()
         masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
     parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
-    first = joint(net, masks, parts, way=method, fits_all=False, chunk_bytes=1 << 20)  # type: ignore[arg-type]
+    first = repair_network(net, masks, parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
     assert done is not None and done.output_before == pytest.approx(held_out_error(net, first.model, parts), rel=1e-9)
     assert first.record.n_points == 180 and done.n_judged == 10

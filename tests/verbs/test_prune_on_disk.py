@@ -14,7 +14,8 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.records.options import PruneOptions
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.joint import joint
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_options import RepairOptions
 from sipp.verbs import prune_on_disk as on_disk
 
 N_BLOCKS, WIDTH = 4, 8
@@ -100,7 +101,8 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
     parts = split_batches(data_of(points()).batches())
-    whole = joint(net, masks, parts, error_feedback=0.25, budgets=("given",), fits_all=False, chunk_bytes=32 << 20)
+    options = RepairOptions(error_feedbacks=(0.25,), budgets=("given",), fits_all=False, chunk_bytes=32 << 20)
+    whole = repair_network(net, masks, parts, options)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 
 

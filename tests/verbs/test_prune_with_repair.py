@@ -15,7 +15,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning import cutting, ranking
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
-from sipp.repairing import joint, stages
+from sipp.repairing import choosing, repair_network, stages
 from sipp.repairing import repaired_cut as repaired_cut_module
 from sipp.repairing.data_split import held_out_error, split_data
 
@@ -135,7 +135,7 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = joint._fitted, walking.repaired_cut, cutting.choose
+    fitted, repaired, choose = repair_network.fit_network, walking.repaired_cut, cutting.choose
 
     def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
         fits.append(sum(batch.n_points for batch in parts.fit))
@@ -150,7 +150,8 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         blends.append(len(choice.tried))
         return masks, choice
 
-    monkeypatch.setattr(joint, "_fitted", counted_fit)
+    for module in (choosing, repair_network):
+        monkeypatch.setattr(module, "fit_network", counted_fit)
     monkeypatch.setattr(walking, "repaired_cut", counted_level)
     monkeypatch.setattr(cutting, "choose", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
@@ -192,10 +193,9 @@ def test_other_ways_are_refused(repair: object) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-    name = "search_masks_and_weights" if repair is True else "refit_network"
-    own = getattr(repaired_cut_module, name)
+    own = repaired_cut_module.repair_network
     monkeypatch.setattr(
-        repaired_cut_module, name, lambda *given, **more: (met.append(more["chunk_bytes"]), own(*given, **more))[1]
+        repaired_cut_module, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1]
     )
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
     sipp.prune(net(), points(), keep=0.5, method="wt", **options)

@@ -28,8 +28,7 @@ FEWEST_POINTS = 10
 class DenseOutputs:
     """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
 
-    # by weights, and patches wanted
-    usages: dict[tuple[tuple[str, ...], int], LayerUsage] = field(default_factory=dict)
+    usages: dict[tuple[str, ...], LayerUsage] = field(default_factory=dict)  # by weights
     targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
     n_bytes: int = 0  # of the targets
 

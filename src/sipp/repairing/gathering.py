@@ -32,7 +32,7 @@ from sipp.repairing.residual_connections import ResidualInputs, reading_residual
 
 # Of dense outputs that are kept, so that one pass of the dense network serves many layers
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
-PATCHES_PER_FEATURE = 128  # neighbouring windows of an image are much alike: of more than that, some are left out
+PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are much alike: of more than that, some are left out
 FEWEST_POSITIONS = 4  # along an axis that is thinned out
 
 RowBlock = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
@@ -104,7 +104,6 @@ def layer_usage(
     layers: Sequence[PrunableLayer],
     batches: Sequence[Batch],
     forms: Forms,
-    patches_per_feature: int = PATCHES_PER_FEATURE,
 ) -> LayerUsage:
     """The dense network looked at, every batch of a new form checked (see `runner`).
 
@@ -157,7 +156,7 @@ def layer_usage(
         n_bytes.update({name: n * batch.n_points // n_run for name, n in bytes_here.items()})
         n_patches.update({name: n * batch.n_points // n_run for name, n in patches_here.items()})
     strides = {
-        name: _strides(sizes, n_patches[name] // (patches_per_feature * fan_in[name]))
+        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
@@ -222,7 +221,6 @@ class Gatherer:
     is_validation: tuple[bool, ...]  # by batch: only for choosing and judging
     usage: LayerUsage
     chunk_bytes: int
-    dtype: torch.dtype = BOUND_DTYPE  # of the products that are added up, always in float64
     allow_tf32: bool = False  # in products and passes on a GPU
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
@@ -321,7 +319,7 @@ class Gatherer:
 
         What another weight has summed of the same windows is in `shared`.
         """
-        dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else self.dtype
+        dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE  # of products; sums are float64
         parameter = self.pruned.model.get_parameter(weight.name)
         rows_GRK = _rows(self.pruned.model, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape

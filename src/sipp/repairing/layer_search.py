@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,18 +54,13 @@ class MaskRule:
     """Which masks of a layer are allowed."""
 
     n_kept: int
-    may_FK: Tensor  # the weights that may be kept
+    may_FK: Tensor | None  # the weights that may be kept; None: all
     lives_F: Tensor | None  # rows that keep one weight at least; None: any may die
     pattern: Pattern | None = None  # instead of n_kept
 
-    @cached_property
-    def _may_all(self) -> bool:
-        """Once for all rounds: on a GPU each look waits for it."""
-        return bool(self.may_FK.all())
-
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest numbers that are allowed."""
-        if not self._may_all:
+        if self.may_FK is not None:
             size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
             return _largest_in_groups(size_FK, self.pattern)
@@ -117,14 +111,15 @@ def search(
         return torch.zeros_like(mask_FK), 0
     bases = Bases() if bases is None else bases
     scaled = [_scaled(block, bases) for block in blocks]
-    dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in scaled])
+    dense_FK = torch.cat([block.dense_GRK.flatten(0, 1) for block in scaled])
     kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
-    sizes, rho, n_rounds, before_FK = [len(one.dense_GRK.flatten(0, 1)) for one in scaled], FIRST_RHO, 0, mask_FK
-    inverses = [one.inverse(rho) for one in scaled]
+    sizes, rho, n_rounds, before_FK = [len(block.dense_GRK.flatten(0, 1)) for block in scaled], FIRST_RHO, 0, mask_FK
+    inverses = [block.inverse(rho) for block in scaled]
     while n_rounds < MOST_ROUNDS:
         drawn = (rho * kept_FK).sub_(push_FK).split(sizes)
         parts = zip(scaled, drawn, inverses)
-        free_FK = torch.cat([one.solved(drawn_RK, rho, inverse) for one, drawn_RK, inverse in parts])
+        free = [block.solved(drawn_RK, rho, inverse_GKK) for block, drawn_RK, inverse_GKK in parts]
+        free_FK = free[0] if len(free) == 1 else torch.cat(free)
         wish_FK = torch.add(free_FK, push_FK, alpha=1 / rho)
         mask_FK = rule.largest(wish_FK.abs())
         kept_FK = wish_FK * mask_FK
@@ -136,7 +131,7 @@ def search(
                 break
             rho *= next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
             before_FK = mask_FK
-            inverses = [one.inverse(rho) for one in scaled]
+            inverses = [block.inverse(rho) for block in scaled]
     return mask_FK, n_rounds
 
 

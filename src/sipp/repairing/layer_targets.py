@@ -48,16 +48,22 @@ def find_residual_layers(
     if residuals is None or residuals:
         dense = gatherer.dense
         streams = find_residual_connections(dense.run, dense.layers, order, dense.batches[0], follows=follows)
-        wanted = {name: one for name, one in streams.items() if residuals is None or name in residuals}
-        twins = dict(zip((layer.module for layer in dense.layers), gatherer.pruned.layers))
-        for name, (module, output) in wanted.items():
-            weight = next(weight for weight in twins[module].weights.values() if weight.name == name)
-            one = ResidualLayer(weight, module, twins[module].module)
-            if _is_aligned(gatherer, one, output):
-                found[name] = one
+        wanted = [name for name in streams if residuals is None or name in residuals]
+        layers = residual_layers(gatherer, wanted)
+        found = {name: layer for name, layer in layers.items() if _is_aligned(gatherer, layer, streams[name])}
     for name in set(residuals or ()) - found.keys():
         refuse_residual(name)
     return found
+
+
+def residual_layers(gatherer: Gatherer, names: Collection[str]) -> dict[str, ResidualLayer]:
+    """The weights of these names, with their modules in these copies of the networks."""
+    return {
+        weight.name: ResidualLayer(weight, dense.module, pruned.module)
+        for dense, pruned in zip(gatherer.dense.layers, gatherer.pruned.layers)
+        for weight in pruned.weights.values()
+        if weight.name in names
+    }
 
 
 def refuse_residual(name: str) -> NoReturn:
@@ -69,17 +75,17 @@ def refuse_residual(name: str) -> NoReturn:
     )
 
 
-def _is_aligned(gatherer: Gatherer, one: ResidualLayer, output: Tensor) -> bool:
+def _is_aligned(gatherer: Gatherer, layer: ResidualLayer, output: Tensor) -> bool:
     """Whether a layer's output, cut in patches as a stream is, is what its weight gives at those patches."""
-    bias = bias_of(one.dense)
+    bias = bias_of(layer.dense)
     if bias is not None:
-        output = output - along_rows(one.dense, bias, output.ndim)
-    found = _chunks(gatherer, one.weight, one.dense, output, 0)
+        output = output - along_rows(layer.dense, bias, output.ndim)
+    found = _chunks(gatherer, layer.weight, layer.dense, output, 0)
     apart = replace(gatherer, dense_replay=Replay(is_off=True))  # other weights are still to come
-    wanted = apart.targets([one.weight.name], 0)[0][one.weight.name]
+    wanted = apart.targets([layer.weight.name], 0)[0][layer.weight.name]
     if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
         return False
-    return all(float((a - b).abs().max()) <= SAME * float(b.abs().max()) for a, b in zip(found, wanted))
+    return all(bool((a - b).abs().max() <= SAME * b.abs().max()) for a, b in zip(found, wanted))
 
 
 def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
@@ -131,7 +137,7 @@ class LayerTargets:
         targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
         targets = {name: list(targets[name]) for name in self.names}
         if self.corrected:
-            modules = {name: one.pruned for name, one in self.corrected.items()}
+            modules = {name: layer.pruned for name, layer in self.corrected.items()}
             pruned, batch = self.gatherer.pruned, self.gatherer.pruned.batches[i]
             with self.gatherer.replaying(i):
                 streams = read_residual_inputs(pruned.run, modules, batch)

@@ -20,7 +20,6 @@ from sipp.records.batches import Batch
 from sipp.records.repair import Polish
 from sipp.repairing.data_split import DataSplit, merged_batches
 
-LEARNING_RATE = 2e-3
 N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls

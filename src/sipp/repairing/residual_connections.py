@@ -87,8 +87,8 @@ def read_residual_inputs(model: nn.Module, modules: Mapping[str, nn.Module], bat
 
 def find_residual_connections(
     model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch, *, follows: bool = False
-) -> dict[str, tuple[nn.Module, Tensor]]:
-    """By weight: the module whose output is added to a stream, and that output on the batch.
+) -> dict[str, Tensor]:
+    """The weights whose layer's output is added to a stream, with that output on the batch.
 
     `order` are the weights in the order of execution. The stream must depend on weights before this one, and on none
     behind it: of two layers that are added, the later one corrects the earlier. Nothing else may read the output.
@@ -123,7 +123,7 @@ def find_residual_connections(
     with scoring_mode(model, "running"), _watching(modules, watch):
         run_batch(model, batch)
     return {
-        name: (modules[name], outputs[name])
+        name: outputs[name]
         for name, n in n_found.items()
         if n == 1 and watch.n_calls[name] == 1 and watch.n_reads[name] == 0
     }

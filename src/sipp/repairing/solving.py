@@ -10,7 +10,7 @@ Where steps of conjugate gradients, many rows at once, cost less, those are take
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,24 +47,24 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
     wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
-    n_kept_N = mask_NK.sum(1)
+    n_kept = mask_NK.sum(1).tolist()  # the only time that a GPU is waited for
     unit_GK = 1.0 + ridge * is_met_GK.to(BOUND_DTYPE)
-    if _is_cheaper_by_steps(n_kept_N, fan_in):
+    if _is_cheaper_by_steps(n_kept, fan_in, xx_GKK.device):
         small_GKK = scaled_system(xx_GKK, scale_GK)
         small_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
         return _by_steps(small_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None]).mul_(scale_GK[:, None])
     system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
     system_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
-    by_removed_N = 2 * n_kept_N > fan_in
     found_NK = torch.zeros_like(wanted_NK)
-    kept_rows = (~by_removed_N & (n_kept_N > 0)).nonzero().flatten()
-    _solve_within(system_GKK, wanted_NK, mask_NK, kept_rows, n_rows, found_NK)
-    if bool(by_removed_N.any()):
+    by_kept = {i: n for i, n in enumerate(n_kept) if 0 < 2 * n <= fan_in}
+    _solve_within(system_GKK, wanted_NK, mask_NK, by_kept, n_rows, found_NK)
+    if any(2 * n > fan_in for n in n_kept):
+        by_removed_N = 2 * mask_NK.sum(1) > fan_in
         inverse_GKK = torch.cholesky_inverse(cholesky_or_nan(system_GKK))
         free_NK = (wanted_GRK @ inverse_GKK).flatten(0, 1)
         pushes_NK = torch.zeros_like(free_NK)
-        removed_rows = (by_removed_N & (n_kept_N < fan_in)).nonzero().flatten()
-        _solve_within(inverse_GKK, free_NK, ~mask_NK, removed_rows, n_rows, pushes_NK)
+        by_removed = {i: fan_in - n for i, n in enumerate(n_kept) if fan_in < 2 * n < 2 * fan_in}
+        _solve_within(inverse_GKK, free_NK, ~mask_NK, by_removed, n_rows, pushes_NK)
         bound_NK = free_NK - (pushes_NK.view_as(wanted_GRK) @ inverse_GKK).flatten(0, 1)
         found_NK = torch.where(by_removed_N[:, None], bound_NK, found_NK)
     found_GRK = torch.where(mask_NK, found_NK, 0.0).view_as(wanted_GRK)
@@ -81,12 +81,11 @@ def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
     return made_GKK
 
 
-def _is_cheaper_by_steps(n_kept_N: Tensor, fan_in: int) -> bool:
+def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.device) -> bool:
     """Whether conjugate gradients are less work than a factor of each row's smaller side."""
-    kind = "cuda" if n_kept_N.is_cuda else "cpu"
-    smaller_N = torch.minimum(n_kept_N, fan_in - n_kept_N).to(BOUND_DTYPE)
-    factors = float(smaller_N.pow(3).sum()) / 3 * SLOWER[kind]
-    return factors > TYPICAL_STEPS * (2.0 * len(n_kept_N) * fan_in**2 + LAUNCHES[kind])
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    factors = sum(min(n, fan_in - n) ** 3 for n in n_kept) / 3 * SLOWER[kind]
+    return factors > TYPICAL_STEPS * (2.0 * len(n_kept) * fan_in**2 + LAUNCHES[kind])
 
 
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
@@ -134,17 +133,17 @@ def _steps(system_GKK: Tensor, rest_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Ten
 
 
 def _solve_within(
-    system_GKK: Tensor, wanted_NK: Tensor, mask_NK: Tensor, rows: Tensor, n_rows: int, found_NK: Tensor
+    system_GKK: Tensor, wanted_NK: Tensor, mask_NK: Tensor, sizes: Mapping[int, int], n_rows: int, found_NK: Tensor
 ) -> None:
-    """Writes the solution of each of `rows` within its mask into `found_NK`."""
-    for batch_N in _alike(mask_NK, rows):
-        size = int(mask_NK[batch_N].sum(1).max())
+    """Writes the solution of some rows, given with the sizes of their masks, within these into `found_NK`."""
+    for rows in _alike(sizes, system_GKK.device):
+        size, n_full = sizes[rows[0]], sizes[rows[-1]]  # padding stands behind: before it there is nothing to clear
+        batch_N = torch.tensor(rows, dtype=torch.int64, device=system_GKK.device)
         # the columns of the mask first, in their order; what is left is padding, of as many unit equations 0 = 0
         order_NS = mask_NK[batch_N].to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
         is_real_NS = mask_NK[batch_N].gather(1, order_NS)
         group_N = batch_N // n_rows
         systems_NSS = system_GKK[group_N[:, None, None], order_NS[:, :, None], order_NS[:, None, :]]
-        n_full = int(is_real_NS.sum(1).min())  # padding stands behind: before it there is nothing to clear
         systems_NSS[:, n_full:] *= is_real_NS[:, n_full:, None]
         systems_NSS[:, :, n_full:] *= is_real_NS[:, None, n_full:]
         systems_NSS.diagonal(dim1=1, dim2=2).masked_fill_(~is_real_NS, 1.0)
@@ -156,19 +155,16 @@ def _solve_within(
 def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
     """The Cholesky factors; NaN where rounding leaves a system without one, so that this ridge is not chosen."""
     factor_BSS, failed_B = torch.linalg.cholesky_ex(systems_BSS)
-    if bool(failed_B.any()):
-        factor_BSS[failed_B != 0] = torch.nan
+    factor_BSS.diagonal(dim1=1, dim2=2).masked_fill_((failed_B != 0)[:, None], torch.nan)
     return factor_BSS
 
 
-def _alike(mask_NK: Tensor, rows: Tensor) -> Iterator[Tensor]:
+def _alike(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
     """The rows in batches of similar size whose systems fit the memory, the largest first."""
-    sizes = mask_NK[rows].sum(1)
-    order = sizes.argsort(descending=True, stable=True)
-    n_bytes = SOLVE_BYTES.get(rows.device.type, SOLVE_BYTES["cpu"])
-    sorted_sizes = sizes[order].tolist()
+    rows = sorted(sizes, key=lambda row: -sizes[row])
+    n_bytes = SOLVE_BYTES.get(device.type, SOLVE_BYTES["cpu"])
     start = 0
-    while start < len(order):
-        most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sorted_sizes[start] ** 2))
-        yield rows[order[start : start + most]]
+    while start < len(rows):
+        most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sizes[rows[start]] ** 2))
+        yield rows[start : start + most]
         start += most

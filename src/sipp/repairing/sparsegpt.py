@@ -27,8 +27,11 @@ def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, T
     """
     shapes = [one.dense_GRK.shape for one in blocks]
     sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
-    parts = [part.view(shape) for part, shape in zip(rule.may_FK.split(sizes), shapes)]
-    lives_F = torch.zeros_like(rule.may_FK[:, 0]) if rule.lives_F is None else rule.lives_F
+    fan_in, device = shapes[0][2], blocks[0].dense_GRK.device
+    none_FK = torch.zeros(sum(sizes), fan_in, dtype=torch.bool, device=device)
+    may_FK = ~none_FK if rule.may_FK is None else rule.may_FK
+    parts = [part.view(shape) for part, shape in zip(may_FK.split(sizes), shapes)]
+    lives_F = none_FK[:, 0] if rule.lives_F is None else rule.lives_F
     lives = [part.view(shape[:2]) for part, shape in zip(lives_F.split(sizes), shapes)]
     factors = [_factor(one) for one in blocks]
     limits = [_limits(*layer) for layer in zip(blocks, factors, parts, lives)]

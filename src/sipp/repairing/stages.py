@@ -21,7 +21,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import PATCHES_PER_FEATURE, Gatherer, LayerUsage, Side, layer_usage, masked_layers
+from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage, masked_layers
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
@@ -52,7 +52,6 @@ class DenseAndPruned:
     usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
-    dtype: torch.dtype
     allow_tf32: bool
     pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
@@ -116,7 +115,6 @@ class DenseAndPruned:
             self.is_validation,
             replace(self.usage, order=order),
             self.chunk_bytes,
-            dtype=self.dtype,
             allow_tf32=self.allow_tf32,
             replay=replays[1],
             dense_replay=replays[0],
@@ -156,23 +154,16 @@ class DenseAndPruned:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
-def usage_of(
-    dense: nn.Module,
-    masks: Mapping[str, Tensor],
-    split: DataSplit,
-    forms: Forms,
-    patches_per_feature: int = PATCHES_PER_FEATURE,
-) -> LayerUsage:
+def usage_of(dense: nn.Module, masks: Mapping[str, Tensor], split: DataSplit, forms: Forms) -> LayerUsage:
     """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
 
     `forms` are those of batches that were checked before; what is known of the points is not looked at again.
     """
     usages = {} if split.dense_outputs is None else split.dense_outputs.usages
-    looked_at = tuple(masks), patches_per_feature
-    if looked_at not in usages:
-        layers = masked_layers(dense, masks)
-        usages[looked_at] = layer_usage(dense, layers, split.batches, forms, patches_per_feature)
-    return usages[looked_at]
+    names = tuple(masks)
+    if names not in usages:
+        usages[names] = layer_usage(dense, masked_layers(dense, masks), split.batches, forms)
+    return usages[names]
 
 
 def dense_and_pruned(
@@ -184,7 +175,6 @@ def dense_and_pruned(
     *,
     blocks: Blocks | None,
     chunk_bytes: int,
-    dtype: torch.dtype,
     allow_tf32: bool = False,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
@@ -200,7 +190,6 @@ def dense_and_pruned(
         usage=usage,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
-        dtype=dtype,
         allow_tf32=allow_tf32,
         pruned_batches=batches if pruned_batches is None else pruned_batches,
     )

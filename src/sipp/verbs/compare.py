@@ -110,17 +110,14 @@ def compare(
             ranked = rank(judged, options) if is_other else ranking
             own_way = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
-                found = cut(ranking, budgets[keep], seed=seed)
-                start, size = found, scoring.chunk_bytes
-                for way in own_way:
-                    assert split is not None
-                    found, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size)
+                start, size = cut(ranking, budgets[keep], seed=seed), scoring.chunk_bytes
+                found = start
+                if own_way and split is not None:
+                    found, _ = repaired_cut(ranking, start, split, own_way, chunk_bytes=size)
                 rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
                 if repair and split is not None:
                     start = cut(ranked, budgets[keep], seed=seed) if is_other else start
-                    for way in own_way:  # as `prune` begins: without the points that judge the repair
-                        start, _ = repaired_cut(ranking, start, split, way, chunk_bytes=size, fits_all=False)
-                    fixed, _ = repaired_cut(ranked, start, split, repair, chunk_bytes=size)
+                    fixed, _ = repaired_cut(ranked, start, split, [*own_way, repair], chunk_bytes=size)
                     rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
                 advance(1)
     n_chosen = sum(batch.n_points for batch in points.chosen.batches())

@@ -121,21 +121,13 @@ def prune_with(
         ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
         give_back_freed()
         moved = output_change(ranking, found, task)
-    ways = ways_of(info, options.repair)
-    split = split_data(ranking.model, task.points, seed=options.seed) if ways else None  # the same points judge all
-    for i, way in enumerate(ways):  # never on the new points: what chooses values cannot judge them
-        assert split is not None
-        if way != "refit" and i == 0 and not info.is_sampled:  # a search starts from the masks alone
+    if repairs := ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
+        if not info.is_sampled:  # a repair starts from the masks alone
             found = replace(found, model=task.model, rows=(), dense=())
+        split = split_data(ranking.model, task.points, seed=options.seed)
+        size = options.scoring.chunk_bytes
         found, repaired = repaired_cut(
-            ranking,
-            found,
-            split,
-            way,
-            blocks=options.blocks,
-            chunk_bytes=options.scoring.chunk_bytes,
-            fits_all=i == len(ways) - 1,
-            progress=progress,
+            ranking, found, split, repairs, blocks=options.blocks, chunk_bytes=size, progress=progress
         )
     said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
     assumption = None

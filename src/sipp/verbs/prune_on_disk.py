@@ -36,7 +36,7 @@ from sipp.records.numerics import exact_matmul
 from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.data_split import DataSplit, split_batches
-from sipp.repairing.joint import search_block
+from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
@@ -315,7 +315,7 @@ def _prune_block(
     made, masks, spared = _cut(dense, states, options)
     errors: dict[str, tuple[float | None, float | None]] = {}
     if repair:
-        made, masks, layers = search_block(
+        fit = fit_block(
             dense,
             {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
             replace(split, batches=states),
@@ -324,8 +324,8 @@ def _prune_block(
             follows=i > 0,
             chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
         )
-        masks = put_back(made, dense, masks, spared)
-        errors = {one.name: (one.error_before, one.error) for one in layers}
+        made, masks = fit.model, put_back(fit.model, dense, fit.masks, spared)
+        errors = {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
     tensors = network.weights.as_in_files(made.state_dict())
     write_shard(work.folder, _file(i), tensors)
     sides = (("dense", dense), ("pruned", made)) if repair else (("dense", dense),)

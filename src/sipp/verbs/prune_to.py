@@ -337,7 +337,13 @@ class _Walker:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
             chunk_bytes = self.options.scoring.chunk_bytes
             found, fixed = repaired_cut(
-                self.ranking, found, split, self.options.repair, chunk_bytes=chunk_bytes, like=self.like, fits_all=False
+                self.ranking,
+                found,
+                split,
+                [self.options.repair],
+                chunk_bytes=chunk_bytes,
+                like=self.like,
+                fits_all=False,
             )
             self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
             self.repaired[budget] = found, fixed

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
-from sipp.records.network_hash import tensors_hash
-from sipp.records.options import ChunkBytes, pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, without_statements
+from sipp.records.network_hash import tensors_hash, tensors_of
+from sipp.records.numerics import device_of
+from sipp.records.options import ChunkBytes, Scoring, pattern_of
+from sipp.records.pruned import Pruned, PrunedLayer, Repaired, not_zero, without_statements
 from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
-from sipp.repairing.polishing import LEARNING_RATE
-from sipp.repairing.refit_network import check_same_tensors, refit_network
-from sipp.repairing.search_masks_and_weights import search_masks_and_weights
+from sipp.repairing.repair_network import own_weights, repair_network
+from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
+from sipp.scoring.sensitivities import chunk_of
 
 MOST_STEPS = 10_000_000
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
@@ -69,17 +70,22 @@ def repair(
     check_flag("moves_mask", moves_mask)
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
-    check_same_tensors(dense, given, pruned.masks)
-    chosen: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "seed": seed}
-    chosen |= {"chunk_bytes": chunk_bytes, "progress": progress}
+    _check_same_tensors(dense, given, pruned.masks)
     split = split_data(dense, data, n_points=n_points, seed=seed)
-    if moves_mask:
-        pattern = None if pruned.pattern is None else pattern_of(pruned.pattern)
-        alive = not any(layer.dead_rows for layer in pruned.layers)  # then none is to die
-        chosen |= {"floor": 0.0 if alive else None, "pattern": pattern}
-        found = search_masks_and_weights(dense, pruned.masks, split, given=given, **chosen)
-    else:
-        found = refit_network(dense, given, pruned.masks, split, **chosen)
+    has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
+    options = RepairOptions(
+        method="joint" if moves_mask else "refit",
+        floor=None if has_dead_rows else 0.0,
+        pattern=None if pruned.pattern is None else pattern_of(pruned.pattern),
+        steps=steps,
+        learning_rate=learning_rate,
+        seed=seed,
+        chunk_bytes=chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense)),
+        progress=progress,
+    )
+    start = own_weights(dense, given, pruned.masks) if moves_mask else given
+    repaired = repair_network(dense, pruned.masks, split, options, start)
+    found = Repaired(repaired.model, repaired.masks, repaired.record, split.keys)
     about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     seen, is_all = points_seen(pruned)
     return replace(
@@ -116,3 +122,26 @@ def _check_record(pruned: object) -> None:
             f"pruned is a {type(pruned).__name__}, not the record of a pruning",
             fix="give what sipp.prune or sipp.assess gives",
         )
+
+
+def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Raises unless both models hold the same tensors by name and shape, and the masks are those of the zeros."""
+    ours, theirs = tensors_of(dense), tensors_of(given)
+    odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
+    if odd:
+        raise ModelError(
+            f"{min(odd)} is not the same tensor in the dense and the pruned model", fix="give the model that was pruned"
+        )
+    if device_of(dense) != device_of(given):
+        raise ModelError(
+            f"the dense model lies on {device_of(dense)}, the pruned one on {device_of(given)}", fix="move one of them"
+        )
+    parameters = dict(given.named_parameters(remove_duplicate=False))
+    for name, mask in masks.items():
+        parameter = parameters.get(name)
+        if parameter is None or parameter.shape != mask.shape:
+            raise ModelError(
+                f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
+            )
+    if name := not_zero(given, masks):
+        raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")

@@ -18,22 +18,21 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
+from sipp.repairing import choosing, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
-from sipp.repairing import joint as joint_module
-from sipp.repairing import layer_fit, layer_search
+from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
-from sipp.repairing.gathering import masked_layers
-from sipp.repairing.joint import BUDGETS, JointSearch, joint
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
+from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 
 ASIDE_OF = 10
 PLAIN: dict[str, Any] = {
-    "error_feedback": 1.0,
+    "error_feedbacks": (1.0,),
     "ridges": (1e-3,),
     "budgets": ("given",),
     "fits_all": False,
-    "chunk_bytes": 1 << 20,
 }
 
 
@@ -55,10 +54,16 @@ def fitted(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
-def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], JointSearch]:
+def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> RepairedNetwork:
+    return repair_network(net, masks, split, RepairOptions(**options))
+
+
+def found(
+    net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any
+) -> tuple[dict[str, Tensor], RepairedNetwork]:
     """The masks by magnitude, and what the search makes of them."""
     masks = sipp.prune(net, None, keep=keep, method="wt").masks
-    return masks, joint(net, masks, parts_of(points), **(PLAIN | options))
+    return masks, repair(net, masks, parts_of(points), **(PLAIN | options))
 
 
 def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastSquares:
@@ -120,7 +125,7 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
 
 def check_layer(
     net: nn.Module,
-    made: JointSearch,
+    made: RepairedNetwork,
     given: dict[str, Tensor],
     name: str,
     x: oracle.Array,
@@ -129,7 +134,7 @@ def check_layer(
 ) -> oracle.Array:
     """Asserts that mask and values are the oracle's on this target; gives the intercepts."""
     layer = next(one for one in made.layers if one.name == name)
-    assert layer.support == "joint" and layer.moved > 0
+    assert layer.mask_origin == "searched" and layer.moved > 0
     flat = [f64(model.get_parameter(name)).reshape(t.shape[1], -1) for model in (net, made.model)]
     start = given[name].flatten(1).numpy()
     mask_FK, n_rounds = oracle.search(x, t, flat[0], start, True, **options)
@@ -143,7 +148,7 @@ def check_layer(
 def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, error_feedback=a)
+    masks, made = found(net, points, error_feedbacks=(a,))
     x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
@@ -233,7 +238,7 @@ class Stream(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "off", [{"way": "given"}, {"error_feedback": 0.0}, {"residuals": ()}], ids=lambda off: next(iter(off))
+    "off", [{"method": "refit"}, {"error_feedbacks": (0.0,)}, {"residuals": ()}], ids=lambda off: next(iter(off))
 )
 def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -256,15 +261,18 @@ def test_budgets_rows_and_patterns() -> None:
     assert any(not torch.equal(mask, masks[name]) for name, mask in made.masks.items())
     masks = {name: p.abs() >= p.abs().amax(1, keepdim=True) for name, p in net.named_parameters() if p.ndim > 1}
     for way in ("joint", "sparsegpt"):
-        alive = joint(net, masks, parts_of(points), **(PLAIN | {"floor": 0.0, "way": way}))
+        alive = repair(net, masks, parts_of(points), **(PLAIN | {"floor": 0.0, "method": way}))
         assert all(bool(mask.flatten(1).any(1).all()) for mask in alive.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in alive.masks.items())
     masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
     for way in ("joint", "alps", "sparsegpt"):
-        made = joint(net, masks, parts_of(points), pattern=Pattern(2, 4), chunk_bytes=1 << 20, way=way)  # type: ignore[arg-type]
+        made = repair(net, masks, parts_of(points), pattern=Pattern(2, 4), method=way)
         assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
-        assert any(layer.support == "joint" and layer.moved for layer in made.layers) and made.record.budgets == "given"
+        assert (
+            any(layer.mask_origin == "searched" and layer.moved for layer in made.layers)
+            and made.record.budgets == "given"
+        )
 
 
 def test_weights_that_were_zero_stay_zero() -> None:
@@ -280,7 +288,7 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     net, points = block()
     _, made = found(net, points, keep=0.3)
     for layer in made.layers:
-        assert layer.error is not None and layer.error_given is not None and layer.error <= layer.error_given
+        assert layer.error is not None and layer.error_first_mask is not None and layer.error <= layer.error_first_mask
 
     def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, bases: Any) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
@@ -288,7 +296,7 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(layer_fit, "search", worst)
     masks, bad = found(net, points, keep=0.3)
-    assert all(layer.support == "given" and layer.moved == 0 for layer in bad.layers)
+    assert all(layer.mask_origin == "first" and layer.moved == 0 for layer in bad.layers)
     assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
 
 
@@ -304,20 +312,20 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     monkeypatch.setattr(layer_fit, "solve_rows", counted)
     _, quick = found(net, points, ridges=(1e-3,))
     assert n_rows == [16, 16, 80, 16, 16, 48]
-    assert all(one.support == "joint" and one.error_given is None for one in quick.layers)
+    assert all(one.mask_origin == "searched" and one.error_first_mask is None for one in quick.layers)
     monkeypatch.setattr(layer_fit, "CLEAR", 0.0)
     _, slow = found(net, points, ridges=(1e-3,))
-    assert all(one.error < one.error_given for one in slow.layers)  # type: ignore[operator]
+    assert all(one.error < one.error_first_mask for one in slow.layers)  # type: ignore[operator]
     assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))
     monkeypatch.undo()
     monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
     _, same = found(net, points)
-    assert all(one.support == "given" for one in same.layers)
+    assert all(one.mask_origin == "first" for one in same.layers)
 
 
 def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     net, points = block()
-    choices: dict[str, Any] = {"error_feedback": (0.0, 1.0), "budgets": ("given", "even")}
+    choices: dict[str, Any] = {"error_feedbacks": (0.0, 1.0), "budgets": ("given", "even")}
     _, chosen = found(net, points, keep=0.3, **choices)
     tried = {(one.error_feedback, one.budgets): one.error for one in chosen.trials}
     assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].error_feedback, "even")]
@@ -325,20 +333,20 @@ def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
     assert (chosen.record.error_feedback, chosen.record.budgets) == (best.error_feedback, best.budgets)
     assert best.n_layers == 4
     for a in (0.0, 1.0):  # so few points are all used in trials
-        assert found(net, points, keep=0.3, error_feedback=a)[1].record.output_chosen == tried[a, "given"]
-    taken: dict[str, Any] = {"error_feedback": best.error_feedback, "budgets": (best.budgets,)}
+        assert found(net, points, keep=0.3, error_feedbacks=(a,))[1].record.output_chosen == tried[a, "given"]
+    taken: dict[str, Any] = {"error_feedbacks": (best.error_feedback,), "budgets": (best.budgets,)}
     _, alone = found(net, points, keep=0.3, **taken)
     state = alone.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in chosen.model.state_dict().items())
     many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
-    _, chosen = found(net, many, error_feedback=(0.0, 1.0))
-    _, alone = found(net, many, error_feedback=chosen.record.error_feedback)
+    _, chosen = found(net, many, error_feedbacks=(0.0, 1.0))
+    _, alone = found(net, many, error_feedbacks=(chosen.record.error_feedback,))
     assert chosen.record.output_chosen == alone.record.output_chosen
     assert chosen.record.output_chosen not in [one.error for one in chosen.trials]
     with pytest.raises(OptionError):
-        found(net, points, error_feedback=())
+        found(net, points, error_feedbacks=())
     with pytest.raises(OptionError):
-        found(net, points, error_feedback=2.0)
+        found(net, points, error_feedbacks=(2.0,))
 
 
 @pytest.mark.parametrize(
@@ -354,8 +362,9 @@ def test_an_a_is_tried_as_long_as_the_error_falls(
 ) -> None:
     net, points = block()
     told = iter([*errors, 1.0, 0.3])  # then without and with the fit
-    monkeypatch.setattr(joint_module, "output_error", lambda *args: next(told))
-    _, made = found(net, points, keep=0.3, error_feedback=(1.0, 0.25, 0.0))
+    for module in (choosing, repair_module):
+        monkeypatch.setattr(module, "output_error", lambda *args: next(told))
+    _, made = found(net, points, keep=0.3, error_feedbacks=(1.0, 0.25, 0.0))
     assert [one.error_feedback for one in made.trials] == tried and made.record.error_feedback == a
 
 
@@ -365,9 +374,10 @@ def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.Mon
     chosen = []
     for errors in ([0.3, 0.3, 0.3], [0.3, 0.29, 0.5], [0.3, 0.4, 0.2]):  # the middle one a small lead
         told = iter([*errors, 1.0, 0.3])
-        monkeypatch.setattr(joint_module, "output_error", lambda *args, told=told: next(told))
-        options = PLAIN | {"error_feedback": 1.0, "budgets": ("given", "between", "even")}
-        made = joint(net, masks, parts_of(points), **options)
+        for module in (choosing, repair_module):
+            monkeypatch.setattr(module, "output_error", lambda *args, told=told: next(told))
+        options = PLAIN | {"budgets": ("given", "between", "even")}
+        made = repair(net, masks, parts_of(points), **options)
         assert [one.budgets for one in made.trials] == ["between", "given", "even"]
         chosen.append(made.record.budgets)
     assert chosen == ["between", "between", "even"]
@@ -376,7 +386,7 @@ def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.Mon
 def test_budgets_that_are_nearly_the_same_are_not_tried() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(40, 40)
     masks = sipp.prune(net, points, keep=0.5, method="wanda").masks
-    made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": ("given", "between", "even")}))
+    made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": ("given", "between", "even")}))
     assert made.trials == () and made.record.budgets == "given"
 
 
@@ -387,7 +397,7 @@ def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
     counts = {}
     for budgets in BUDGETS:
-        made = joint(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
+        made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
         counts[budgets] = {name: int(mask.sum()) for name, mask in made.masks.items()}
         assert sum(counts[budgets].values()) == sum(kept.values()) and made.record.budgets == budgets
         assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
@@ -437,9 +447,9 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
 def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
     errors = iter([0.1, 0.2])
-    monkeypatch.setattr(joint_module, "output_error", lambda *args: next(errors))
+    monkeypatch.setattr(repair_module, "output_error", lambda *args: next(errors))
     masks, made = found(net, points, fits_all=True)
-    assert made.record.undone and all(one.support == "none" and one.moved == 0 for one in made.layers)
+    assert made.record.undone and all(one.mask_origin == "unfitted" and one.moved == 0 for one in made.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
         assert torch.equal(made.masks[name], mask)
@@ -448,8 +458,8 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
 def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
-    monkeypatch.setattr(joint_module, "SMALL", 1000)
-    masks, made = found(net, points, error_feedback=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
+    monkeypatch.setattr(choosing, "SMALL", 1000)
+    masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
     assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
 
@@ -458,18 +468,18 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
     masks = sipp.prune(net, None, keep=0.3, method="lamp").masks
-    options = {name: value for name, value in PLAIN.items() if name not in ("error_feedback", "ridges", "budgets")}
+    options = {name: value for name, value in PLAIN.items() if name not in ("error_feedbacks", "ridges", "budgets")}
     tried = []
     for small in (10**9, 1000):
-        monkeypatch.setattr(joint_module, "SMALL", small)
+        monkeypatch.setattr(choosing, "SMALL", small)
         monkeypatch.setattr(weights_module, "LARGE", small)
-        made = joint(net, masks, parts_of(points), **options)
+        made = repair(net, masks, parts_of(points), **options)
         tried.append(
             (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})
         )
     trial_error, looked = layer_fit._trial_error, list[int]()
     monkeypatch.setattr(layer_fit, "_trial_error", lambda *given: (looked.append(given[-1]), trial_error(*given))[1])
-    joint(net, masks, parts_of(points), error_feedback=0.25, **options)  # as the later levels of a walk
+    repair(net, masks, parts_of(points), error_feedbacks=(0.25,), **options)  # as the later levels of a walk
     assert layer_fit.N_TRIAL_ROWS not in looked  # no second ridge is looked at
     assert tried[0][1] == {"given", "between", "magnitude", "even"}
     assert tried[1][0] == 0.25 and tried[1][1] == {"given", "between", "even"} and tried[1][2] <= {1e-3, None}
@@ -489,7 +499,7 @@ def test_the_same_bits_twice_and_the_model_as_it_was() -> None:
 def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, way="alps")
+    masks, made = found(net, points, method="alps")
     x = [f64(fitted(points)), f64(made.model[:2](fitted(points)))]  # type: ignore[index]
     for i, inputs in zip((0, 2), x):
         name, w_FK = f"{i}.weight", f64(net[i].weight)
@@ -498,7 +508,7 @@ def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
         assert np.array_equal(made.masks[name].numpy(), mask_FK)
         assert np.allclose(f64(made.model.get_parameter(name)), v_FK, rtol=1e-6, atol=1e-8)
         assert torch.equal(made.model.get_parameter(f"{i}.bias"), net[i].bias)
-    assert all(layer.support == "joint" and not layer.corrects for layer in made.layers)
+    assert all(layer.mask_origin == "searched" and not layer.corrects for layer in made.layers)
 
 
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3"])
@@ -523,9 +533,11 @@ def test_sparsegpt_is_its_definition(kind: str, fan_in: int) -> None:
 
 def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
     net, points = block()
-    masks, made = found(net, points, keep=0.3, way="sparsegpt", fits_all=True)
+    masks, made = found(net, points, keep=0.3, method="sparsegpt", fits_all=True)
     assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
-    assert all(layer.support == "joint" and layer.ridge is None and layer.intercept == "none" for layer in made.layers)
+    assert all(
+        layer.mask_origin == "searched" and layer.ridge is None and layer.intercept == "none" for layer in made.layers
+    )
     inputs = patches(f64(points))
     w_FK = f64(net.stem.weight).reshape(6, -1)
     mask_FK, v_FK = sparsegpt_oracle(inputs, w_FK, int(masks["stem.weight"].sum()), None)
@@ -545,7 +557,7 @@ def test_recurrent_and_attention_weights() -> None:
     assert {layer.name for layer in made.layers} == set(masks) and any(layer.moved for layer in made.layers)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
     masks, made = found(encoder, alike(80, 6, 8))
-    assert all(layer.support != "none" for layer in made.layers)
+    assert all(layer.mask_origin != "unfitted" for layer in made.layers)
     assert [layer.name for layer in made.layers if layer.corrects] == ["linear2.weight"]
 
 
@@ -554,7 +566,7 @@ def test_outputs_that_are_no_numbers_leave_the_layer_as_it_was() -> None:
     net, points = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double(), alike(100, 8).double()
     points = points * 1e200
     masks, made = found(net, points)
-    assert all(layer.support == "none" and layer.why for layer in made.layers)
+    assert all(layer.mask_origin == "unfitted" and layer.left_alone for layer in made.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
 
@@ -572,7 +584,7 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
         for both in ((parts.fit, before.fit), (parts.validation, before.validation), (parts.test, before.test))
     )
-    large = joint(net, masks, before, **PLAIN)
+    large = repair(net, masks, before, **PLAIN)
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
@@ -581,11 +593,14 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
 def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
-    weights = {w.name: w for layer in masked_layers(net, masks) for w in layer.weights.values()}
-    assert not joint_module._allow_tf32(net, weights, masks)
-    monkeypatch.setattr(joint_module, "device_of", lambda _: torch.device("cuda"))
-    assert not joint_module._allow_tf32(net, weights, masks)
-    monkeypatch.setattr(joint_module, "is_like_a_language_model", lambda *_: True)
-    assert joint_module._allow_tf32(net, weights, masks)
-    monkeypatch.setattr(joint_module, "device_of", lambda _: torch.device("cpu"))
-    assert not joint_module._allow_tf32(net, weights, masks)
+    batch = next(data_of(torch.rand(20, 6)).batches())
+
+    def is_allowed(*, is_large: bool, is_on_gpu: bool) -> bool:
+        monkeypatch.setattr(network_fit, "is_like_a_language_model", lambda *_: is_large)
+        monkeypatch.setattr(network_fit, "_is_on_gpu", lambda _: is_on_gpu)
+        layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
+        return network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32
+
+    assert not network_fit._is_on_gpu(net)
+    allowed = {(a, b): is_allowed(is_large=a, is_on_gpu=b) for a in (False, True) for b in (False, True)}
+    assert [pair for pair, is_one in allowed.items() if is_one] == [(True, True)]

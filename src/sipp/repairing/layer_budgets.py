@@ -1,0 +1,74 @@
+"""How many weights each layer keeps before a search: first masks with as many weights in total, by several rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
+from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.ranking import Weight, from_rows, to_rows
+from sipp.repairing.repair_options import Budgets
+
+SAME_BUDGET = 0.01  # relative: layers that keep nearly as many are not tried twice
+
+Masks = Mapping[str, Tensor]
+
+
+def masks_by_budgets(
+    dense: nn.Module, weights: Mapping[str, Weight], masks: Masks, wanted: Sequence[Budgets], floor: float | None
+) -> dict[Budgets, dict[str, Tensor]]:
+    """First masks by budgets of layers; those whose layers keep nearly as many as another's are left out.
+
+    All keep as many weights in total. Budgets that are not given are filled by magnitude.
+    """
+    in_order = [weight for name, weight in weights.items() if name in masks]
+    counts = [int(masks[weight.name].sum()) for weight in in_order]
+    even = even_layers([(w.n_rows, w.fan_in) for w in in_order], sum(counts), least=0 if floor is None else 1)
+    masks_of: dict[Budgets, dict[str, Tensor]] = {}
+    seen = list[list[int]]()
+    for budgets in wanted:
+        shares = _geometric_means(counts, even, in_order) if budgets == "between" else even
+        if budgets in ("even", "between") and any(_is_nearly(shares, other) for other in seen):
+            continue
+        if budgets == "given":
+            start = dict(masks)
+        else:
+            sizes = [to_rows(w, dense.get_parameter(w.name).detach()).cpu().abs().to(SCORE_DTYPE) for w in in_order]
+            chosen = _largest_of(sizes, sum(counts) if budgets == "magnitude" else shares, floor)
+            start = {
+                w.name: from_rows(w, mask_FK, masks[w.name]).to(masks[w.name].device)
+                for w, mask_FK in zip(in_order, chosen)
+            }
+        kept_each = [int(start[weight.name].sum()) for weight in in_order]
+        if not any(_is_nearly(kept_each, other) for other in seen):
+            seen.append(kept_each)
+            masks_of[budgets] = start
+    return masks_of
+
+
+def _geometric_means(counts: Sequence[int], shares: Sequence[int], weights: Sequence[Weight]) -> list[int]:
+    """The geometric means of both, scaled to the same sum; no layer gets more than it has."""
+    means = [math.sqrt(count * share) for count, share in zip(counts, shares)]
+    sizes = [w.n_rows * w.fan_in for w in weights]
+    kept, left = [0] * len(means), sum(counts)
+    rest = sum(means)
+    for i in sorted(range(len(means)), key=lambda i: -means[i] / sizes[i]):
+        kept[i] = min(sizes[i], round(left * means[i] / rest)) if rest > 0 else 0
+        left, rest = left - kept[i], rest - means[i]
+    return kept
+
+
+def _is_nearly(counts: Sequence[int], others: Sequence[int]) -> bool:
+    return all(abs(count - other) <= SAME_BUDGET * other for count, other in zip(counts, others))
+
+
+def _largest_of(sizes: list[Tensor], budget: int | list[int], floor: float | None) -> list[Tensor]:
+    """Masks of the largest weights, of a budget for all layers or of each layer's own."""
+    if isinstance(budget, int):
+        return largest(sizes, budget) if floor is None else largest_above_floor(sizes, sizes, budget, share=floor)
+    if floor is None:
+        return [largest([size_FK], kept)[0] for size_FK, kept in zip(sizes, budget)]
+    return [largest_above_floor([size_FK], [size_FK], kept, share=0.0)[0] for size_FK, kept in zip(sizes, budget)]

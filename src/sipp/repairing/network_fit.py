@@ -1,0 +1,220 @@
+"""Fits the layers of a network in the order of execution, each to its target (T21). No labels, no training.
+
+Each layer gets the inputs x of the network pruned so far. Its target is  W x + a (dense output - W x), where a is the
+error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1 makes up for all that earlier layers have lost.
+At the end of a residual block the loss of the residual connection is made up for as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from sipp.inputs.blocks import Blocks
+from sipp.inputs.capture import Forms
+from sipp.inputs.restore import copy_of
+from sipp.native.memory import give_back_freed
+from sipp.progress import Advance, fit_cost
+from sipp.records.batches import Batch
+from sipp.records.numerics import device_of
+from sipp.records.options import Pattern
+from sipp.records.ranking import LARGE, Weight, is_like_a_language_model
+from sipp.repairing.data_split import DataSplit
+from sipp.repairing.gathering import masked_layers, stretches
+from sipp.repairing.intercepts import Place, find_places
+from sipp.repairing.layer_fit import FittedLayer, LayerTask, fit_layer, leave_unfitted
+from sipp.repairing.layer_search import Bases
+from sipp.repairing.layer_targets import (
+    LayerTargets,
+    ResidualLayer,
+    find_residual_layers,
+    refuse_residual,
+    residual_layers,
+)
+from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
+from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
+
+SMALL = (
+    LARGE  # weights up to which a network is fitted as a whole, again and again; of larger ones memory is given back
+)
+
+Masks = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class NetworkTask:
+    """What all fits of a network share."""
+
+    dense: nn.Module  # whose outputs are the targets
+    start: nn.Module  # whose weights are fitted, and drawn to: the dense network, or the one that is refitted
+    weights: Mapping[str, Weight]
+    places: Mapping[str, Place]  # of the weights' intercepts
+    layer: LayerTask
+    residuals: Collection[str] | None  # weights at the ends of residual blocks; None: they are found
+    blocks: Blocks | None
+    chunk_bytes: int
+    allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
+    forms: Forms = field(default_factory=Forms)  # of batches that were checked
+    # by the weights of a stage: those that correct a residual connection, the same in every fit
+    corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NetworkFit:
+    """A network that was fitted, its masks, and what became of its layers, in the order of execution."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[FittedLayer, ...]
+
+
+def network_task(
+    dense: nn.Module,
+    masks: Masks,
+    batch: Batch,
+    layer: LayerTask,
+    *,
+    chunk_bytes: int,
+    start: nn.Module | None = None,
+    residuals: Collection[str] | None = None,
+    blocks: Blocks | None = None,
+) -> NetworkTask:
+    """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
+    layers = masked_layers(dense, masks)
+    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
+    return NetworkTask(
+        dense=dense,
+        start=dense if start is None else start,
+        weights=weights,
+        places=find_places(dense, layers, batch),
+        layer=layer,
+        residuals=residuals,
+        blocks=blocks,
+        chunk_bytes=chunk_bytes,
+        allow_tf32=is_like_a_language_model(list(weights.values()), masks) and _is_on_gpu(dense),
+    )
+
+
+def _is_on_gpu(model: nn.Module) -> bool:
+    """Whether TF32 is worth its rounding: products take most of the time of a large network on a GPU.
+
+    Both networks are rounded alike, and sums over thousands of patches even it out: least squares see no more of it
+    than of a ridge a thousand times smaller than theirs.
+    """
+    return device_of(model).type == "cuda"
+
+
+def fit_block(
+    dense: nn.Module,
+    masks: Masks,
+    split: DataSplit,
+    pruned_inputs: Sequence[Batch],
+    *,
+    pattern: Pattern | None = None,
+    follows: bool,
+    chunk_bytes: int,
+) -> NetworkFit:
+    """One block of a large network, mask and weights found together.
+
+    `split` holds its batches as the dense network gives them, `pruned_inputs` as the one that is pruned so far does.
+    """
+    layer = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
+    task = network_task(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
+    task = replace(task, allow_tf32=_is_on_gpu(dense))
+    return fit_network(task, masks, split, pruned_inputs=pruned_inputs, follows=follows)
+
+
+def fit_network(
+    task: NetworkTask,
+    first_masks: Masks,
+    split: DataSplit,
+    *,
+    decided: Mapping[str, FittedLayer] | None = None,
+    pruned_inputs: Sequence[Batch] | None = None,
+    follows: bool = False,
+    advance: Advance = lambda n: None,
+) -> NetworkFit:
+    """A copy of the network with all its layers fitted; all points fit what was `decided` before.
+
+    `pruned_inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed
+    them. `advance` is called with the cost of each weight.
+    """
+    usage = usage_of(task.dense, first_masks, split, task.forms)
+    give_back_freed()
+    pruned = copy_of(task.start)
+    pair = dense_and_pruned(
+        task.dense,
+        pruned,
+        first_masks,
+        split,
+        usage,
+        blocks=task.blocks,
+        chunk_bytes=task.chunk_bytes,
+        allow_tf32=task.allow_tf32,
+        pruned_batches=pruned_inputs,
+    )
+    _check_residuals(task.residuals, usage.order)
+    masks, layers = dict(first_masks), list[FittedLayer]()
+    for stage in pair.stages():
+        stage = replace(stage, follows=follows or stage.follows)
+        for mask, layer in _fit_stage(task, stage, first_masks, split, decided or {}):
+            masks[layer.name] = mask
+            layers.append(layer)
+            advance(fit_cost(mask.shape))
+    reached = {layer.name for layer in layers}
+    for name in (name for name in first_masks if name not in reached):
+        advance(fit_cost(first_masks[name].shape))
+        layers.append(leave_unfitted(pruned, task.weights[name], first_masks[name], "no inputs reach it"))
+    return NetworkFit(pruned, masks, tuple(layers))
+
+
+def _fit_stage(
+    task: NetworkTask,
+    stage: NetworkStage,
+    first_masks: Masks,
+    split: DataSplit,
+    decided: Mapping[str, FittedLayer],
+) -> Iterator[tuple[Tensor, FittedLayer]]:
+    """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
+    gatherer, bases = stage.gatherer, Bases()
+    corrected = _corrected(task, stage)
+    is_large = sum(mask.numel() for mask in first_masks.values()) > SMALL  # a small one would take it again and again
+    for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
+        names = [name for group in stretch for name in group]
+        targets = LayerTargets(gatherer, corrected, names, fits, split.dense_outputs)
+        for group in stretch:
+            if is_large:
+                give_back_freed()
+            sums = gatherer.gather(group, targets.taken(group).of_batch)
+            for name in group:
+                mask, layer = fit_layer(
+                    task.layer,
+                    gatherer.pruned.model,
+                    task.weights[name],
+                    first_masks[name],
+                    sums.pop(name),
+                    task.places[name],
+                    decided.get(name),
+                    bases,
+                )
+                yield mask, replace(layer, corrects=name in corrected)
+        del targets  # before those of the next stretch are made
+
+
+def _corrected(task: NetworkTask, stage: NetworkStage) -> dict[str, ResidualLayer]:
+    """The weights of a stage that correct a residual connection; they are looked for once."""
+    key = tuple(stage.names)
+    if key in task.corrected:
+        return residual_layers(stage.gatherer, task.corrected[key])
+    residuals = None if task.residuals is None else [name for name in task.residuals if name in key]
+    found = find_residual_layers(stage.gatherer, residuals, follows=stage.follows)
+    task.corrected[key] = tuple(found)
+    return found
+
+
+def _check_residuals(residuals: Collection[str] | None, order: Sequence[Sequence[str]]) -> None:
+    for name in residuals or ():
+        if not any(name in group for group in order):
+            refuse_residual(name)

@@ -1,0 +1,205 @@
+"""Repairs a pruned network: chooses, fits, judges on points kept aside, fits all points, polishes, and records.
+
+One way for all methods of repair: a search for mask and weights (T21), a refit under given masks, and peers by their
+definitions. What differs between them is said by `RepairOptions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sipp.inputs.blocks import find_blocks
+from sipp.inputs.distance import output_error
+from sipp.inputs.restore import copy_of
+from sipp.native.memory import give_back_freed
+from sipp.progress import Advance, fit_cost, progress_bar
+from sipp.records.batches import Batch
+from sipp.records.network_hash import tensors_of
+from sipp.records.repair import LayerRepair, Repair
+from sipp.repairing.choosing import Choice, Trial, choose
+from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
+from sipp.repairing.layer_fit import FittedLayer, LayerTask, leave_unfitted
+from sipp.repairing.network_fit import SMALL, Masks, NetworkFit, NetworkTask, fit_network, network_task
+from sipp.repairing.polishing import polish
+from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+
+UNDONE = "the output was no closer to the dense one on held-back inputs"
+
+
+@dataclass(frozen=True)
+class RepairedNetwork:
+    """A copy of the network with the masks and weights that were found, and what was done.
+
+    Where all points were fitted in the end (`record.n_points` is more than `record.n_judged_fit`) none are left to
+    judge it: the errors are those of a network fitted in the same way to the `n_judged_fit` others alone.
+    """
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    layers: tuple[FittedLayer, ...]  # in the order of execution
+    record: Repair
+    trials: tuple[Trial, ...]  # empty where nothing was to be chosen
+
+
+def repair_network(
+    dense: nn.Module,
+    masks: Masks,
+    split: DataSplit,
+    options: RepairOptions,
+    given: nn.Module | None = None,
+) -> RepairedNetwork:
+    """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
+
+    `given` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
+    refit starts from it. What is found is compared with it on points kept aside, and given up where it is no better.
+    Weights that are 0 in the dense network and not in the masks stay 0.
+    """
+    if options.method == "refit" and given is None:
+        given = _under_masks(dense, masks)
+    # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
+    n_weights = sum(mask.numel() for mask in masks.values())
+    fits_all = options.fits_all and options.method != "refit" and not options.steps and n_weights <= SMALL
+    options, split = replace(options, fits_all=fits_all), in_large_batches(split)
+    give_back_freed()
+    cost = sum(fit_cost(mask.shape) for mask in masks.values())
+    title = "repairing" if options.method == "refit" else "finding masks and weights"
+    with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
+        found = _fitted_and_judged(dense, masks, split, options, given, advance)
+    record = found.record
+    if options.steps and not record.undone:
+        polished, chosen = polish(
+            dense,
+            found.model,
+            found.masks,
+            split,
+            steps=options.steps,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            progress=options.progress,
+        )
+        after = held_out_error(dense, found.model, split)
+        record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
+    if options.method != "refit" and given is not None:  # those before are of dense weights, which it did not have
+        record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
+    return replace(found, record=record)
+
+
+def _fitted_and_judged(
+    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, given: nn.Module | None, advance: Advance
+) -> RepairedNetwork:
+    """The network before any polish; the one that was given where that is nearer to the dense one."""
+    is_peer = options.method in PEERS
+    start = given if options.method == "refit" else None
+    task, choice = _task_and_choice(dense, masks, split, options, start)
+    pruned = _under_masks(dense, masks) if given is None else given
+    at_first, before = _errors(dense, pruned, split)
+    del pruned  # before there is another copy
+    judged = fit_network(task, choice.masks, split, advance=advance)
+    give_back_freed()
+    at_last, after = _errors(dense, judged.model, split)
+    is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
+    if is_worse:
+        fit = _undone(task, masks, judged, given, knows_errors=given is None or start is not None)
+    elif options.fits_all:
+        decided = {layer.name: layer for layer in judged.layers}
+        fit = fit_network(task, choice.masks, _all_points(split), decided=decided, advance=advance)
+    else:
+        fit = judged
+    n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))
+    record = Repair(
+        layers=tuple(map(_layer_record, fit.layers)),
+        n_points=n_fitted if fit is judged or is_worse else n_fitted + n_aside + n_judged,
+        n_aside=n_aside,
+        n_judged=n_judged,
+        output_before=before,
+        output_refit=before if is_worse else after,
+        output_after=before if is_worse else after,
+        output_chosen=at_first if is_worse else at_last,
+        polish=None,
+        undone=UNDONE if is_worse else "",
+        way=options.method,
+        error_feedback=choice.error_feedback,
+        budgets=choice.budgets,
+        n_judged_fit=n_fitted,
+    )
+    return RepairedNetwork(fit.model, fit.masks, fit.layers, record, choice.trials)
+
+
+def _task_and_choice(
+    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
+) -> tuple[NetworkTask, Choice]:
+    """How all layers are fitted, with the error feedback that was chosen, and what else was."""
+    layer = LayerTask(options.method, 0.0, (), options.pattern, keeps_rows=options.floor is not None)
+    task = network_task(
+        dense,
+        masks,
+        split.batches[0],
+        layer,
+        chunk_bytes=options.chunk_bytes,
+        start=start,
+        residuals=() if options.method in PEERS else options.residuals,
+        blocks=find_blocks(dense, split.batches[0], options.blocks),
+    )
+    candidates = candidates_for(options, task.weights, masks)
+    task = replace(task, layer=replace(layer, ridges=candidates.ridges))
+    choice = choose(task, masks, split, candidates, options.floor)
+    return replace(task, layer=replace(task.layer, error_feedback=choice.error_feedback)), choice
+
+
+def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
+    """How far its output is from the dense one, on the points that choose and on those that only judge."""
+    return output_error(dense, model, split.validation), held_out_error(dense, model, split)
+
+
+def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:
+    """A copy of the dense network with the weights off the masks set to 0."""
+    model = copy_of(dense)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            parameter = model.get_parameter(name)
+            parameter.copy_(torch.where(mask, parameter, 0.0))
+    return model
+
+
+def _undone(
+    task: NetworkTask, masks: Masks, fit: NetworkFit, given: nn.Module | None, *, knows_errors: bool
+) -> NetworkFit:
+    """The network before in place of one that was fitted, with the errors of its layers where those are known."""
+    model = copy_of(task.dense if given is None else given)
+    layers = []
+    for layer in fit.layers:
+        left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")
+        if knows_errors:
+            left = replace(left.with_errors_of(layer), error=layer.error_before)
+        layers.append(left)
+    return NetworkFit(model, dict(masks), tuple(layers))
+
+
+def _all_points(split: DataSplit) -> DataSplit:
+    """All points to be fitted."""
+    batches = (*split.batches, *split.test)
+    return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
+
+
+def _n_points(batches: Sequence[Batch]) -> int:
+    return sum(batch.n_points for batch in batches)
+
+
+def _layer_record(layer: FittedLayer) -> LayerRepair:
+    return LayerRepair(
+        layer.name, layer.error_before, layer.error, layer.ridge, layer.intercept, layer.left_alone, layer.moved
+    )
+
+
+def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
+    """The pruned network where it is another one than the dense under these masks: sampled, fitted or trained."""
+    theirs = tensors_of(pruned)
+    is_dense = pruned is dense or all(
+        torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)
+        for name, value in tensors_of(dense).items()
+    )
+    return None if is_dense else pruned

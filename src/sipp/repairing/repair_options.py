@@ -1,0 +1,89 @@
+"""How a network is repaired: what a caller may choose, and what a network's kind settles before anything is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from sipp.errors import OptionError
+from sipp.records.options import Fitting, Pattern
+from sipp.records.ranking import Weight, is_like_a_language_model
+
+# "joint": mask and weights are found together; "refit": the masks stay; or a method of others, by its definition
+RepairMethod = Literal["joint", "refit"] | Fitting
+PEERS: tuple[Fitting, ...] = get_args(Fitting)
+
+ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
+# Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
+# alone (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Nor are magnitudes compared there.
+LARGE_ERROR_FEEDBACKS = (0.25,)
+RIDGES = (1e-3, 1e-4)  # shares of the mean diagonal, towards the dense weights
+REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # a mask that a score chose may need more of it, with few points
+LARGE_RIDGES = RIDGES[:1]  # of SmolLM2's 210 weights it was chosen for 209
+
+# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
+Budgets = Literal["given", "magnitude", "even", "between"]
+BUDGETS: tuple[Budgets, ...] = ("given", "between", "magnitude", "even")
+LEARNING_RATE = 2e-3  # of the polish
+
+
+@dataclass(frozen=True)
+class RepairOptions:
+    """What may be chosen of a repair. Where several values are given, points kept aside choose among them.
+
+    None stands for what suits the method and the network. With a `floor` no row dies that has a weight in the first
+    masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
+    the ends of residual blocks; None: they are found. With `fits_all`, all points fit the network once more after it
+    was judged. `steps` polish it; those that judged are not fitted then, so that they can stop the polish.
+    """
+
+    method: RepairMethod = "joint"
+    error_feedbacks: tuple[float, ...] | None = None
+    ridges: tuple[float, ...] | None = None
+    budgets: tuple[Budgets, ...] | None = None
+    floor: float | None = None
+    pattern: Pattern | None = None
+    residuals: Collection[str] | None = None
+    blocks: str | None = None
+    fits_all: bool = True
+    steps: int = 0
+    learning_rate: float = LEARNING_RATE
+    seed: int = 0
+    chunk_bytes: int = 64 << 20
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        feedbacks = self.error_feedbacks
+        if feedbacks is not None and (not feedbacks or not all(0 <= a <= 1 for a in feedbacks)):
+            raise OptionError(
+                f"error_feedbacks={feedbacks!r} are not in [0, 1]",
+                fix="give one number, or several to choose from",
+                option="error_feedbacks",
+            )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What is chosen among for one network; a single value is taken as it is."""
+
+    error_feedbacks: tuple[float, ...]
+    ridges: tuple[float, ...]
+    budgets: tuple[Budgets, ...]
+
+
+def candidates_for(options: RepairOptions, weights: Mapping[str, Weight], masks: Mapping[str, Tensor]) -> Candidates:
+    """The values that are tried where the caller has named none."""
+    is_large = is_like_a_language_model(list(weights.values()), masks)
+    feedbacks: tuple[float, ...] = LARGE_ERROR_FEEDBACKS if is_large else ERROR_FEEDBACKS
+    ridges: tuple[float, ...] = LARGE_RIDGES if is_large else RIDGES
+    budgets: tuple[Budgets, ...] = tuple(kind for kind in BUDGETS if not is_large or kind != "magnitude")
+    if options.method == "refit":
+        feedbacks, ridges = feedbacks[:1], ridges if is_large else REFIT_RIDGES
+    found = Candidates(options.error_feedbacks or feedbacks, options.ridges or ridges, options.budgets or budgets)
+    if options.method in PEERS:
+        found = replace(found, error_feedbacks=(0.0,))
+    is_free = options.method == "joint" and options.pattern is None
+    return found if is_free else replace(found, budgets=("given",))
