@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -232,12 +231,6 @@ def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
     assert agrees(values[OUT][0], np.array(wanted), np.full(np.shape(wanted), 5.0))
 
 
-class Mapped(NamedTuple):
-    x: int
-    out: int
-    n: int
-
-
 def by_code(name, lanes, values):
     """The activation of each number, by generated code."""
 
@@ -249,8 +242,9 @@ def by_code(name, lanes, values):
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)
-    code = generate(("test", name, lanes), Mapped, emit)
-    run(code, argument_list(code, Mapped(n=len(x) // lanes, x=x.ctypes.data, out=out.ctypes.data)), 2, 2)
+    numbers = {"n": len(x) // lanes, "x": x.ctypes.data, "out": out.ctypes.data}
+    code = generate(("test", name, lanes), numbers, emit)
+    run(code, argument_list(code, numbers), 2, 2)
     return out
 
 
@@ -266,17 +260,13 @@ def test_activations_at_their_ends(name, lanes):
     assert np.isnan(by_code(name, lanes, odd)[::2]).all()  # what is not finite is seen by whoever reads it
 
 
-class Tasks(NamedTuple):
-    counts: int
-    n_tasks: int
-
-
-def test_code_takes_the_record_it_was_written_for():
-    code = generate(("test of records",), Tasks, lambda b, args: None)
-    with pytest.raises(TypeError, match="takes Tasks, not Mapped"):
-        argument_list(code, Mapped(0, 0, 0))
+def test_code_takes_the_numbers_it_was_written_for():
+    code = generate(("test of numbers",), ("counts", "n_tasks"), lambda b, args: None)
+    for numbers in ({"n_tasks": 0, "counts": 0}, {"counts": 0}, {"counts": 0, "n_tasks": 0, "x": 0}):
+        with pytest.raises(TypeError, match=r"takes \('counts', 'n_tasks'\), not"):
+            argument_list(code, numbers)
     with pytest.raises(KeyError, match="shape"):
-        generate(("test of names",), Tasks, lambda b, args: args.number("shape"))
+        generate(("test of names",), ("counts", "n_tasks"), lambda b, args: args.number("shape"))
 
 
 @pytest.mark.parametrize("n_tasks", [0, 1, 7])
@@ -288,6 +278,7 @@ def test_every_task_is_done_once(n_tasks, n_shares, n_threads):
             store(b, b.fadd(load(b, place), load(b, place).type(1.0)), place)
 
     counts = np.zeros(8, np.float32)
-    code = generate(("test of tasks",), Tasks, emit)
-    run(code, argument_list(code, Tasks(counts.ctypes.data, n_tasks)), n_shares, n_threads)
+    numbers = {"counts": counts.ctypes.data, "n_tasks": n_tasks}
+    code = generate(("test of tasks",), numbers, emit)
+    run(code, argument_list(code, numbers), n_shares, n_threads)
     assert counts.tolist() == [1.0] * n_tasks + [0.0] * (8 - n_tasks)

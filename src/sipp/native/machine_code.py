@@ -1,18 +1,17 @@
 """Functions that are written at run time, for one shape of tile: LLVM instructions in, machine code out.
 
-A function takes the address of its arguments: 64-bit numbers, most of them addresses. They are declared once, as the
-fields of a NamedTuple: who writes the function reads them by name, who calls it fills that record. Every thread calls
-it with the same ones and draws shares of its tasks until none is left: fewer threads than asked for may come, and one
-may be held up.
+A function takes the address of its arguments: 64-bit numbers, most of them addresses, which it reads by name. Every
+thread calls it with the same ones and draws shares of its tasks until none is left: fewer threads than asked for may
+come, and one may be held up.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
@@ -29,19 +28,19 @@ _LEVEL = 2  # of LLVM's optimisation
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A compiled function, the record of numbers that it takes, and the library where its machine code lives."""
+    """A compiled function, the names of the numbers that it takes, and the library where its machine code lives."""
 
     function: Any
-    record: type[tuple[int, ...]]
+    names: tuple[str, ...]
     library: Any
 
 
 class Arguments:
     """What a function that is written can ask for: its arguments, and which part of its tasks a thread is to do."""
 
-    def __init__(self, b: Any, record: type[tuple[int, ...]], head: Any, share: Any, n_shares: Any) -> None:
+    def __init__(self, b: Any, names: tuple[str, ...], head: Any, share: Any, n_shares: Any) -> None:
         self._b, self._head, self.drawn, self._n_shares = b, head, share, n_shares
-        self._places = {name: i for i, name in enumerate(record._fields)}  # type: ignore[attr-defined]
+        self._places = {name: i for i, name in enumerate(names)}
 
     def number(self, name: str) -> Any:
         """The argument of this name."""
@@ -63,27 +62,25 @@ _made: dict[Any, MachineCode] = {}
 _linker: Any = None
 
 
-def generate(
-    key: tuple[Any, ...], record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]
-) -> MachineCode:
-    """The function of such a record whose body emit(b, args) writes.
+def generate(key: tuple[Any, ...], names: Iterable[str], emit: Callable[[Any, Arguments], None]) -> MachineCode:
+    """The function of numbers with these names whose body emit(b, args) writes.
 
     The same `key`, which names all it is made from, gives the same one.
     """
     with _lock:
         if key not in _made:
-            _made[key] = _compile(record, emit)
+            _made[key] = _compile(tuple(names), emit)
         return _made[key]
 
 
-def _compile(record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]) -> MachineCode:
+def _compile(names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> MachineCode:
     global _linker
     llvm.initialize_native_target()  # numba does it as well, but need not have compiled anything yet
     llvm.initialize_native_asmprinter()
     module = ir.Module("sipp")
     module.triple = llvm.get_process_triple()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), "run")
-    _write_shares(function, record, emit)
+    _write_shares(function, names, emit)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     machine = _machine()
@@ -96,7 +93,7 @@ def _compile(record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], Non
         _linker = llvm.create_lljit_compiler(_machine())  # which becomes its own
     library = llvm.JITLibraryBuilder().add_object_img(machine.emit_object(parsed)).add_current_process()
     linked = library.export_symbol("run").link(_linker, f"sipp {len(_made)}")
-    return MachineCode(Body(linked["run"]), record, linked)
+    return MachineCode(Body(linked["run"]), names, linked)
 
 
 def _machine() -> Any:
@@ -105,7 +102,7 @@ def _machine() -> Any:
     )
 
 
-def _write_shares(function: Any, record: type[tuple[int, ...]], emit: Callable[[Any, Arguments], None]) -> None:
+def _write_shares(function: Any, names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> None:
     b, head = ir.IRBuilder(function.append_basic_block()), function.args[0]
     n_shares = b.load(b.gep(head, [I64(1)]), typ=I64)
     draw, work, end = (function.append_basic_block(name) for name in ("draw", "work", "end"))
@@ -114,17 +111,17 @@ def _write_shares(function: Any, record: type[tuple[int, ...]], emit: Callable[[
     share = b.atomic_rmw("add", head, I64(1), "seq_cst")
     b.cbranch(b.icmp_signed("<", share, n_shares), work, end)
     b.position_at_end(work)
-    emit(b, Arguments(b, record, head, share, n_shares))
+    emit(b, Arguments(b, names, head, share, n_shares))
     b.branch(draw)
     b.position_at_end(end)
     b.ret_void()
 
 
-def argument_list(code: MachineCode, numbers: tuple[int, ...]) -> Any:
-    """The record that a function takes, as `run` hands it over; a TypeError where it is another one."""
-    if type(numbers) is not code.record:
-        raise TypeError(f"this code takes {code.record.__name__}, not {type(numbers).__name__}")
-    return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers)
+def argument_list(code: MachineCode, numbers: Mapping[str, int]) -> Any:
+    """The numbers that a function takes, as `run` hands them over; a TypeError where they are others."""
+    if tuple(numbers) != code.names:
+        raise TypeError(f"this code takes {code.names}, not {tuple(numbers)}")
+    return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers.values())
 
 
 def bits_of(value: float) -> int:
@@ -144,11 +141,6 @@ def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> Non
 # takes longer to change hands than a small layer takes.
 
 
-class _Calls(NamedTuple):
-    function: int  # address
-    rows: int  # address of the numbers of the first call; those of the others follow
-
-
 def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
     """Calls function(*row) for all rows, a thread each; on plain threads without torch's OpenMP library.
 
@@ -161,7 +153,8 @@ def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
     else:
         numbers = np.array(rows, np.int64)
         code = _caller(len(function.parameters))
-        run(code, argument_list(code, _Calls(function.address, numbers.ctypes.data)), len(rows), len(rows))
+        addresses = {"function": function.address, "rows": numbers.ctypes.data}
+        run(code, argument_list(code, addresses), len(rows), len(rows))
 
 
 def _caller(n_numbers: int) -> MachineCode:
@@ -171,4 +164,4 @@ def _caller(n_numbers: int) -> MachineCode:
         row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)
         call_at(b, arguments.number("function"), [load(b, row, I64, i * INT64_BYTES) for i in range(n_numbers)])
 
-    return generate(("calls", n_numbers), _Calls, emit)
+    return generate(("calls", n_numbers), ("function", "rows"), emit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,43 +42,11 @@ AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
 MOST_SCORES = 2**16  # floats of one strip
 
 
-class AttentionArguments(NamedTuple):
-    """What the loop takes.
-
-    Of queries, keys, values, output and mask: the address, and the bytes to the next point, head and feature (of the
-    mask: key).
-    """
-
-    q: int
-    q_per_point: int
-    q_per_head: int
-    q_pitch: int
-    k: int
-    k_per_point: int
-    k_per_head: int
-    k_pitch: int
-    v: int
-    v_per_point: int
-    v_per_head: int
-    v_pitch: int
-    out: int
-    out_per_point: int
-    out_per_head: int
-    out_pitch: int
-    mask: int
-    mask_per_point: int
-    mask_per_head: int
-    mask_pitch: int
-    n_points: int
-    n_heads: int
-    n_strips: int
-    size: int
-    scale: int  # the bits of a float
-    flag: int
-
-
 def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
-    """The four arguments of a tensor, along these dimensions; 0 where there is none, or a dimension has one element."""
+    """Where a tensor lies, and the bytes to its next point, head and feature (of a mask: key), along these dimensions.
+
+    0 where there is none, or a dimension has one element.
+    """
     names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
     if x is None:
         return dict.fromkeys((name, *names), 0)
@@ -117,22 +85,21 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
-    placed = [_placed(name, x, (0, 1, 3)) for name, x in (("q", q), ("k", k), ("v", v), ("out", result))]
-    numbers = AttentionArguments(
-        **placed[0],
-        **placed[1],
-        **placed[2],
-        **placed[3],
+    numbers = {
+        **_placed("q", q, (0, 1, 3)),
+        **_placed("k", k, (0, 1, 3)),
+        **_placed("v", v, (0, 1, 3)),
+        **_placed("out", result, (0, 1, 3)),
         **_placed("mask", mask.data, (0, 1, 2)),
-        n_points=n_points,
-        n_heads=n_heads,
-        n_strips=n_strips,
-        size=size,
-        scale=bits_of(1 / math.sqrt(size) if scale is None else scale),
-        flag=arena.flag.address,
-    )
+        "n_points": n_points,
+        "n_heads": n_heads,
+        "n_strips": n_strips,
+        "size": size,
+        "scale": bits_of(1 / math.sqrt(size) if scale is None else scale),
+        "flag": arena.flag.address,
+    }
     tile = QueryTile(lanes, n_vectors, n_keys, mask.data is not None)
-    code = generate(("attention", tile), AttentionArguments, lambda b, args: _emit(b, args, tile))
+    code = generate(("attention", tile), numbers, lambda b, args: _emit(b, args, tile))
     kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
     def fast(current: Values) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,21 +35,6 @@ LAYER_NORM = ATEN.layer_norm.default
 MARGIN = 2.0**8  # squares so near to overflow are left to torch, which sums them in another order
 
 
-class NormArguments(NamedTuple):
-    """What the loop takes; pitch: bytes from one feature to the next."""
-
-    x: int
-    out: int
-    gain: int
-    shift: int
-    n_features: int
-    pitch: int
-    n_strips: int
-    share: int  # the bits of a float: 1 / features
-    epsilon: int  # the bits of a float
-    flag: int
-
-
 def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
     """The step of a layer norm over the last dimension; None where it is left to torch."""
     x = values[op.args[0].value]
@@ -72,19 +57,19 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
-    numbers = NormArguments(
-        x=memory.address(source.data),
-        out=memory.address(out.data_CHWN),
-        gain=memory.address(gain),
-        shift=memory.address(shift),
-        n_features=features,
-        pitch=FLOAT_BYTES * source.n,
-        n_strips=n_strips,
-        share=bits_of(1 / features),
-        epsilon=bits_of(epsilon),
-        flag=arena.flag.address,
-    )
-    code = generate(("norm", lanes, n_vectors), NormArguments, lambda b, args: _emit(b, args, lanes, n_vectors))
+    numbers = {
+        "x": memory.address(source.data),
+        "out": memory.address(out.data_CHWN),
+        "gain": memory.address(gain),
+        "shift": memory.address(shift),
+        "n_features": features,
+        "pitch": FLOAT_BYTES * source.n,  # bytes from one feature to the next
+        "n_strips": n_strips,
+        "share": bits_of(1 / features),
+        "epsilon": bits_of(epsilon),
+        "flag": arena.flag.address,
+    }
+    code = generate(("norm", lanes, n_vectors), numbers, lambda b, args: _emit(b, args, lanes, n_vectors))
     kernel = PreparedKernel(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
     fast = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     fast(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -31,20 +31,6 @@ from sipp.runtime.steps import PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
-
-
-class PoolArguments(NamedTuple):
-    """What the loop takes; pitch: bytes from one channel to the next."""
-
-    x: int
-    x_pitch: int
-    out: int
-    out_pitch: int
-    table: int  # TABLE_NUMBERS for each position
-    taps: int
-    n_positions: int
-    n_channels: int
-    n_points: int
 
 
 TABLE_NUMBERS = 4  # where a position is in out (bytes), its first and last tap, the factor of its sum (bits)
@@ -128,19 +114,19 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
             table.append((to, first, len(places), bits_of(1.0 / (n_lines * n_pixels))))
     table_array, place_array = np.array(table, np.int64), np.array(places, np.int32)
     channels = len(out.data_CHWN)
-    numbers = PoolArguments(
-        x=memory.address(source.data_CHWN),
-        x_pitch=FLOAT_BYTES * x_high * x_wide * n,
-        out=memory.address(out.data_CHWN),
-        out_pitch=FLOAT_BYTES * out_high * out_wide * n,
-        table=table_array.ctypes.data,
-        taps=place_array.ctypes.data,
-        n_positions=len(table),
-        n_channels=channels,
-        n_points=n,
-    )
+    numbers = {
+        "x": memory.address(source.data_CHWN),
+        "x_pitch": FLOAT_BYTES * x_high * x_wide * n,
+        "out": memory.address(out.data_CHWN),
+        "out_pitch": FLOAT_BYTES * out_high * out_wide * n,
+        "table": table_array.ctypes.data,  # TABLE_NUMBERS for each position
+        "taps": place_array.ctypes.data,
+        "n_positions": len(table),
+        "n_channels": channels,
+        "n_points": n,
+    }
     lanes = 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
-    code = generate(("pooling", is_max, lanes), PoolArguments, lambda b, args: _emit(b, args, is_max, lanes))
+    code = generate(("pooling", is_max, lanes), numbers, lambda b, args: _emit(b, args, is_max, lanes))
     return PreparedKernel(code, numbers, channels, (table_array, place_array, source, out))
 
 

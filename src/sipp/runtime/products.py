@@ -25,7 +25,7 @@ from sipp.runtime.operands import (
     token_operand,
 )
 from sipp.runtime.steps import LEAST_GAIN, SHARES_PER_THREAD, PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import Packed, StripArguments, Tiling, pack, strip_code, tilings
+from sipp.runtime.strip_kernel import Packed, Tiling, pack, strip_code, tilings
 
 NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache next to weights and sums
 HOPELESS = 2.0  # times as long as the dense layer: not tried again
@@ -136,27 +136,27 @@ def _kernel(
     packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, addend: Operand | None,
     flag: Flag,
 ) -> PreparedKernel:  # fmt: skip
-    """The loop over strips with its arguments for this layer."""
+    """The loop over strips with its arguments for this layer: addresses, sizes, and bytes from channel to channel."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
-    numbers = StripArguments(
-        x=memory.address(source.data),
-        out=memory.address(out.data),
-        addend=0 if addend is None else memory.address(addend.data),
-        bias=memory.address(bias),
-        rows=packed.rows.ctypes.data + packed.rows.itemsize,
-        values=packed.values.ctypes.data,
-        steps=packed.steps.ctypes.data,
-        strips=way.strips.ctypes.data,
-        n_strips=n_strips,
-        n_blocks=n_blocks,
-        n_rows=n_rows,
-        n_rounds=way.n_rounds,
-        out_pitch=out.channel * FLOAT_BYTES,
-        addend_pitch=0 if addend is None else addend.channel * FLOAT_BYTES,
-        overflow_factor=0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
-        flag=flag.address,
-    )
+    numbers = {
+        "x": memory.address(source.data),
+        "out": memory.address(out.data),
+        "addend": 0 if addend is None else memory.address(addend.data),
+        "bias": memory.address(bias),
+        "rows": packed.rows.ctypes.data + packed.rows.itemsize,  # behind its first number
+        "values": packed.values.ctypes.data,
+        "steps": packed.steps.ctypes.data,
+        "strips": way.strips.ctypes.data,
+        "n_strips": n_strips,
+        "n_blocks": n_blocks,  # of rows, for threads
+        "n_rows": n_rows,
+        "n_rounds": way.n_rounds,
+        "out_pitch": out.channel * FLOAT_BYTES,
+        "addend_pitch": 0 if addend is None else addend.channel * FLOAT_BYTES,
+        "overflow_factor": 0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
+        "flag": flag.address,
+    }
     held = (packed, layer, bias, way, source, out, addend, flag)
-    return PreparedKernel(strip_code(way.tile), numbers, n_strips * n_blocks, held)
+    return PreparedKernel(strip_code(way.tile, numbers), numbers, n_strips * n_blocks, held)

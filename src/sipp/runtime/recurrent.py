@@ -7,7 +7,7 @@ c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,33 +27,6 @@ from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_w
 LSTM = ATEN.lstm.input
 RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
-
-
-class RecurrentArguments(NamedTuple):
-    """What the loop takes; `_per_point` and `_per_step` are bytes to the next one."""
-
-    source: int
-    source_per_point: int
-    source_per_step: int
-    out: int
-    out_per_point: int
-    out_per_step: int
-    vectors: int  # (x_t, h) of each point
-    vector_per_point: int
-    cell: int
-    gates: int
-    gates_per_point: int
-    bias: int
-    ends: int  # of `Windows`, like the three after it
-    values: int
-    places: int
-    windows: int
-    n_groups: int
-    n_points: int
-    n_steps: int
-    n_inputs: int
-    n_hidden: int
-    flag: int
 
 
 @dataclass(frozen=True)
@@ -134,30 +107,30 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     vectors, cell, gates = (memory.zeros(n_points, size) for size in sizes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
-    numbers = RecurrentArguments(
-        source=memory.address(source) + FLOAT_BYTES * start * n_inputs,
-        source_per_point=FLOAT_BYTES * n_times * n_inputs,
-        source_per_step=FLOAT_BYTES * step * n_inputs,
-        out=memory.address(out) + FLOAT_BYTES * (start * n_out + direction * hidden),
-        out_per_point=FLOAT_BYTES * n_times * n_out,
-        out_per_step=FLOAT_BYTES * step * n_out,
-        vectors=memory.address(vectors),
-        vector_per_point=FLOAT_BYTES * vectors.shape[1],
-        cell=memory.address(cell),
-        gates=memory.address(gates),
-        gates_per_point=FLOAT_BYTES * gates.shape[1],
-        bias=memory.address(bias),
+    numbers = {
+        "source": memory.address(source) + FLOAT_BYTES * start * n_inputs,
+        "source_per_point": FLOAT_BYTES * n_times * n_inputs,
+        "source_per_step": FLOAT_BYTES * step * n_inputs,
+        "out": memory.address(out) + FLOAT_BYTES * (start * n_out + direction * hidden),
+        "out_per_point": FLOAT_BYTES * n_times * n_out,
+        "out_per_step": FLOAT_BYTES * step * n_out,
+        "vectors": memory.address(vectors),  # (x_t, h) of each point
+        "vector_per_point": FLOAT_BYTES * vectors.shape[1],
+        "cell": memory.address(cell),
+        "gates": memory.address(gates),
+        "gates_per_point": FLOAT_BYTES * gates.shape[1],
+        "bias": memory.address(bias),
         **packed.addresses,
-        n_groups=len(packed.ends) - 1,
-        n_points=n_points,
-        n_steps=n_times,
-        n_inputs=n_inputs,
-        n_hidden=hidden,
-        flag=arena.flag.address,
-    )
+        "n_groups": len(packed.ends) - 1,
+        "n_points": n_points,
+        "n_steps": n_times,
+        "n_inputs": n_inputs,
+        "n_hidden": hidden,
+        "flag": arena.flag.address,
+    }
     lanes = next(n for n in (LANES, 8, 1) if hidden % n == 0)
     keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
-    code = generate(("recurrent", lanes), RecurrentArguments, lambda b, args: _emit(b, args, lanes))
+    code = generate(("recurrent", lanes), numbers, lambda b, args: _emit(b, args, lanes))
     kernel = PreparedKernel(code, numbers, n_points, keep)
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Step:
 class PreparedKernel:
     """A generated function with its arguments, which stay the same from call to call."""
 
-    def __init__(self, code: MachineCode, numbers: tuple[int, ...], n_tasks: int, held: Any) -> None:
+    def __init__(self, code: MachineCode, numbers: Mapping[str, int], n_tasks: int, held: Any) -> None:
         self._code, self._arguments, self._n_tasks = code, argument_list(code, numbers), n_tasks
         self._held = held  # what lies at its addresses
 

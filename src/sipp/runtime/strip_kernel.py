@@ -10,9 +10,9 @@ cache holds, the channels are gone through in rounds: a round leaves its sums in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -198,34 +198,13 @@ def _starts(length: int, size: int) -> list[int]:
 # --- The loop ---------------------------------------------------------------------------------------------------------
 
 
-class StripArguments(NamedTuple):
-    """What the loop takes: addresses, and bytes from one channel of `out` and `addend` to the next."""
-
-    x: int
-    out: int
-    addend: int
-    bias: int
-    rows: int  # of `Packed`, behind its first number
-    values: int
-    steps: int
-    strips: int
-    n_strips: int
-    n_blocks: int  # of rows, for threads
-    n_rows: int
-    n_rounds: int
-    out_pitch: int
-    addend_pitch: int
-    overflow_factor: int
-    flag: int
-
-
 STRIP_NUMBERS = 3  # where a strip starts in x, out and addend (bytes)
 ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
 
 
-def strip_code(tile: Tile) -> MachineCode:
-    """The compiled loop for strips of this shape."""
-    return generate(("product", tile), StripArguments, lambda b, args: _emit(b, args, tile))
+def strip_code(tile: Tile, names: Iterable[str]) -> MachineCode:
+    """The compiled loop for strips of this shape, which takes numbers with these names."""
+    return generate(("product", tile), names, lambda b, args: _emit(b, args, tile))
 
 
 def _emit(b: Any, args: Arguments, tile: Tile) -> None:

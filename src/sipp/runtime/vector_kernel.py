@@ -6,7 +6,7 @@ out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + addend[r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -39,22 +39,6 @@ from sipp.runtime.strip_kernel import raise_flag
 
 MOST_COLUMNS = LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
-
-
-class VectorArguments(NamedTuple):
-    """What the loop takes; `group_sums` reads those from `bias` to `windows`."""
-
-    x: int
-    out: int
-    addend: int
-    bias: int
-    ends: int  # of `Windows`, like the three after it
-    values: int
-    places: int
-    windows: int
-    n_groups: int
-    overflow_factor: int
-    flag: int
 
 
 @dataclass(frozen=True)
@@ -113,18 +97,18 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
     bias, overflow_factor = (padded_bias(part, len(weight)) for part in (layer.bias, layer.overflow_factor))
-    numbers = VectorArguments(
-        x=memory.address(source.data),
-        out=memory.address(out.data_CHWN),
-        addend=0 if addend is None else memory.address(addend.data),
-        bias=memory.address(bias),
+    numbers = {
+        "x": memory.address(source.data),
+        "out": memory.address(out.data_CHWN),
+        "addend": 0 if addend is None else memory.address(addend.data),
+        "bias": memory.address(bias),
         **packed.addresses,
-        n_groups=len(packed.ends) - 1,
-        overflow_factor=memory.address(overflow_factor),
-        flag=arena.flag.address,
-    )
+        "n_groups": len(packed.ends) - 1,
+        "overflow_factor": memory.address(overflow_factor),
+        "flag": arena.flag.address,
+    }
     form = (op.act, addend is not None, layer.overflow_factor is not None)
-    code = generate(("vector", *form), VectorArguments, lambda b, args: _emit(b, args, *form))
+    code = generate(("vector", *form), numbers, lambda b, args: _emit(b, args, *form))
     held = (packed, bias, overflow_factor, source, out, addend, arena.flag)
     kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
     fills = fills_of(source, addend)
@@ -169,7 +153,7 @@ def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_fact
 
 
 def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
-    """bias + W x for the rows of one group, two sums each that take turns; W is what `args` say of `Windows`."""
+    """bias + W x for the rows of one group, two sums each that take turns; `args` hold where the `Windows` of W lie."""
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = address_of(b, ends, group, 8)
     sums = variables(b, [load(b, address_of(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
