@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import largest
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
-from sipp.allocation.row_bounds import sampling_constant
+from sipp.allocation.rows import sampling_constant
 from sipp.experiments.nets import build
 
 N_OUTPUTS, DELTA, C_CONSTANT = 200_000, 1e-16, 3.0

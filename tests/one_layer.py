@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sipp.allocation.largest_scores import largest_in_rows
 from sipp.allocation.optimal import Relaxed, allocate_within, allocation_problem, relax_within
-from sipp.allocation.row_bounds import check_constants, check_kept, check_sensitivity, sampling_constant, tail_sum
-from sipp.allocation.row_loops import (
+from sipp.allocation.rows import (
     add_up,
     as_array,
     compiled_rows,
@@ -19,15 +18,20 @@ from sipp.allocation.row_loops import (
     fill_rates,
     kept_after,
     over_rows,
+    sampling_constant,
+    tail_sum,
 )
 from sipp.pruning.sampling import Lot, draw_lots_until
-from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, sparsify_layers
+from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, det_rows, sparsify_layers
 from sipp.records.numerics import BOUND_DTYPE
 
 
-def sparsify(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, **options: Any) -> SparseRows:
-    """The rows of the only layer."""
-    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], **options)[0]
+def sparsify(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, *, method: str, **options: Any) -> SparseRows:
+    """The rows of the only layer; with method "det" the most sensitive weights of each (T5)."""
+    if method == "det":
+        worth_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
+        return det_rows(weight_FK, worth_FK, largest_in_rows(worth_FK, kept_F), c_constant=options["c_constant"])
+    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], method=method, **options)[0]
 
 
 def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:
@@ -47,7 +51,6 @@ def relax(layers: Sequence[Tensor], budget: int, **options: Any) -> Relaxed:
 
 def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
     """U(N) of T7, F float64: how many different weights N draws with replacement are expected to hit in each row."""
-    check_sensitivity(sensitivity_FK)
     return _by_row(_expected_kept, sensitivity_FK, n_draws_F)
 
 
@@ -56,8 +59,6 @@ def draws_for(sensitivity_FK: Tensor, kept_F: Tensor) -> Tensor:
 
     Infinite where m reaches the number of weights of positive sensitivity: no number of draws is sure to hit them all.
     """
-    check_sensitivity(sensitivity_FK)
-    check_kept(kept_F, sensitivity_FK)
     return _by_row(_draws_for, sensitivity_FK, kept_F)
 
 
@@ -118,7 +119,6 @@ def eps_rand(total_F: Tensor, n_draws_F: Tensor, *, n_outputs: int, delta: float
 
     Infinite for N = 0, 0 for a row without sensitivity; the two arguments may also be broadcast against each other.
     """
-    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     total = total_F.to(BOUND_DTYPE)
     scale = sampling_constant(total, n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     share = scale / n_draws_F.to(total)

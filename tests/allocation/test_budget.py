@@ -346,8 +346,6 @@ def test_bad_arguments_are_refused() -> None:
         allocate(layers, -1, generator=generator, **OPTIONS)
     with pytest.raises(DataError, match="layer 1"):
         allocate([layers[0], layers[1] * math.nan], 2, generator=generator, **OPTIONS)
-    with pytest.raises(OptionError, match="delta"):
-        allocate(layers, 2, generator=generator, **(OPTIONS | {"delta": 2.0}))
     assert allocate([], 5, generator=generator, **OPTIONS) == []
 
 

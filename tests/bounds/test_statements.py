@@ -18,7 +18,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.row_bounds import eps_given
+from sipp.allocation.rows import eps_given
 from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last

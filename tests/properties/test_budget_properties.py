@@ -10,7 +10,7 @@ from one_layer import allocate, draws_for, expected_kept, sparsify
 from oracles import budget as oracle
 
 from sipp.allocation.largest_scores import largest, order_of
-from sipp.allocation.row_loops import smallest_of
+from sipp.allocation.rows import smallest_of
 from sipp.pruning.sparse_rows import DET, RAND, WHOLE
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}

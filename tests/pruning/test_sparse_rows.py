@@ -9,10 +9,10 @@ from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 from sipp.pruning import sampling
 from sipp.pruning.sampling import draw_fixed
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE, Draws, RowMethod, SparseRows, sparsify_layers
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE, Draws, SparseRows, sparsify_layers
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 
@@ -28,7 +28,7 @@ def rows(seed: int, n_rows: int = 24, fan_in: int = 50, power: float = 2.0) -> t
 
 
 def run(
-    weight: Tensor, sensitivity: Tensor, kept: Tensor, method: RowMethod, draws: Draws = "until", seed: int = 0
+    weight: Tensor, sensitivity: Tensor, kept: Tensor, method: str, draws: Draws = "until", seed: int = 0
 ) -> SparseRows:
     generator = torch.Generator().manual_seed(seed)
     return sparsify(weight, sensitivity, kept, method=method, draws=draws, generator=generator, **BOUND)
@@ -58,7 +58,7 @@ def test_det_breaks_ties_by_column() -> None:
 
 
 @pytest.mark.parametrize("method", ["rand", "hybrid"])
-def test_until_keeps_exactly_the_number_asked_for(method: RowMethod) -> None:
+def test_until_keeps_exactly_the_number_asked_for(method: str) -> None:
     weight, sensitivity = rows(1)
     caps = (torch.from_numpy(effective(weight, sensitivity)) > 0).sum(1)
     for kept in (torch.arange(24), torch.full((24,), 1), caps - 1, caps):
@@ -103,7 +103,7 @@ def test_what_is_worth_nothing_is_never_drawn(draws: Draws) -> None:
 
 
 @pytest.mark.parametrize("method", ["det", "rand", "hybrid"])
-def test_a_row_that_may_keep_all_is_kept_whole(method: RowMethod) -> None:
+def test_a_row_that_may_keep_all_is_kept_whole(method: str) -> None:
     weight, sensitivity = rows(5)
     positive = torch.from_numpy(effective(weight, sensitivity)) > 0
     result = run(weight, sensitivity, positive.sum(1), method)
@@ -238,25 +238,3 @@ def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatc
             counts = torch.where(weight != 0, result.values_FK * result.n_draws_F[:, None] * share / weight, 0.0)
             torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
             torch.testing.assert_close(counts.sum(1), result.n_draws_F, rtol=1e-5, atol=0)
-
-
-def test_bad_arguments_are_refused() -> None:
-    weight, sensitivity, kept = torch.rand(2, 3), torch.rand(2, 3), torch.tensor([1, 1])
-    with pytest.raises(DataError, match="same F x K rows"):
-        run(weight[:, :2], sensitivity, kept, "rand")
-    with pytest.raises(OptionError, match="between 0 and 3"):
-        run(weight, sensitivity, torch.tensor([1, 4]), "rand")
-    with pytest.raises(DataError, match="outside"):
-        run(weight, -sensitivity, kept, "rand")
-    with pytest.raises(OptionError, match="delta"):
-        sparsify(
-            weight,
-            sensitivity,
-            kept,
-            method="rand",
-            draws="until",
-            n_outputs=1,
-            delta=0.0,
-            c_constant=3.0,
-            generator=torch.Generator(),
-        )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from sipp.allocation.row_loops import (
+from sipp.allocation.rows import (
     KNOTS_PER_OCTAVE,
     LARGEST_SHARE,
     N_SUMS,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.curves import Curves
-from sipp.allocation.row_loops import KNOTS_PER_OCTAVE, SPACING, compiled_rows, log_slope, row_part
+from sipp.allocation.rows import KNOTS_PER_OCTAVE, SPACING, compiled_rows, log_slope, row_part
 
 _GAP = 1e-9  # between the objective and the best that is possible, relative
 _LEAST_STEP, _LARGEST_STEP = 1e-6, 1.0  # of the logarithm of the multiplier, while one side is not known

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sipp.allocation.curves import Curves, tabulate
 from sipp.allocation.envelope import Optimum, fill_in_order, optimum
-from sipp.allocation.row_bounds import check_constants, check_sensitivity, sampling_constant
-from sipp.allocation.row_loops import row_totals
+from sipp.allocation.rows import check_sensitivity, row_totals, sampling_constant
 from sipp.errors import OptionError
 from sipp.records.numerics import BOUND_DTYPE
 
@@ -45,16 +44,11 @@ class AllocationProblem:
 
 
 def allocation_problem(
-    sensitivities: Sequence[Tensor],
-    *,
-    n_outputs: int,
-    delta: float,
-    c_constant: float,
+    sensitivities: Sequence[Tensor], *, n_outputs: int, delta: float, c_constant: float
 ) -> AllocationProblem:
     """The problem of T10 without its budget, ready to be solved for any number of them."""
     for index, layer in enumerate(sensitivities):
         check_sensitivity(layer, f"sensitivity of layer {index}")
-    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     caps_R = _gather([(layer > 0).sum(1) for layer in sensitivities])
     total_R = _gather([row_totals(layer) for layer in sensitivities])
     competes_R = caps_R > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from sipp.allocation.row_bounds import eps_given
+from sipp.allocation.rows import eps_given
 from sipp.bounds.network import chain_obstacle, floored, measure, measured_network, paper_bound, row_guarantee
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.data import AnyData

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.row_loops import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
+from sipp.allocation.rows import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
 from sipp.records.numerics import BOUND_DTYPE
 
 _BATCH = 2**22  # weights drawn from at once: bounds memory

@@ -11,26 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.largest_scores import largest_in_rows
-from sipp.allocation.row_bounds import (
-    check_constants,
-    check_kept,
-    check_sensitivity,
-    eps_given,
-    sampling_constant,
-    tail_sum,
-)
-from sipp.allocation.row_loops import (
+from sipp.allocation.rows import (
     MAX_DRAWS,
     add_up,
     as_array,
     compiled_rows,
     draws_of_row,
+    eps_given,
     fill_rates,
     kept_after,
     over_rows,
     row_part,
+    sampling_constant,
     smallest_of,
+    tail_sum,
     total_of,
 )
 from sipp.errors import DataError
@@ -38,7 +32,7 @@ from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
 
-RowMethod = Literal["det", "rand", "hybrid"]
+RowMethod = Literal["rand", "hybrid"]  # of rows that are sampled
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)
@@ -94,24 +88,18 @@ def sparsify_layers(
 ) -> list[SparseRows]:
     """Each row of each layer with its number of weights: the most sensitive ones unchanged, or a re-weighted sample.
 
-    method: det (T5), rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
+    method: rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
     weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
     weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
     keep all they can draw are kept whole. All layers go through each step together, which is sooner for small ones.
+    Sensitivities are those that `kept` was allocated by (`allocation_problem` has checked them).
     """
-    for weight_FK, sensitivity_FK, kept_F in zip(weights, sensitivities, kept):
-        _check(weight_FK, sensitivity_FK, kept_F, method)
-    check_constants(n_outputs=n_outputs, delta=delta, c_constant=c_constant)
     weights = [weight_FK.detach() for weight_FK in weights]
-    if method == "det":
-        worths = [torch.where(w != 0, s, 0.0) for w, s in zip(weights, sensitivities)]
-        masks = [largest_in_rows(s, m) for s, m in zip(worths, kept)]
-        return [det_rows(*rows, c_constant=c_constant) for rows in zip(weights, worths, masks)]
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
     one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
     options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
-    _settle(layers, sensitivities, **options, c_constant=c_constant, scale=scale)
+    _settle(layers, **options, c_constant=c_constant, scale=scale)
     _draw(layers, draws, generator)
     results = []
     for weight_FK, layer in zip(weights, layers):
@@ -135,15 +123,7 @@ class _Layer:
         self.total_F, self.expected_F, self.n_draws_F, self.eps_F = np.zeros((4, len(weight_FK)))
 
 
-def _settle(
-    layers: list[_Layer],
-    sensitivities: Sequence[Tensor],
-    *,
-    is_hybrid: bool,
-    is_whole: bool,
-    c_constant: float,
-    scale: float,
-) -> None:
+def _settle(layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant: float, scale: float) -> None:
     """Settles T9 for each row of each layer, all but what is drawn. `is_whole`: N(m) is rounded down to a number."""
     n_unused = [np.zeros(len(layer.kept_F), dtype=np.int64) for layer in layers]
 
@@ -155,9 +135,7 @@ def _settle(
         _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
 
     over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
-    for layer, sensitivity_FK, n_unused_F in zip(layers, sensitivities, n_unused):
-        if not np.isfinite(layer.total_F).all():
-            check_sensitivity(sensitivity_FK)  # says what is wrong
+    for layer, n_unused_F in zip(layers, n_unused):
         if n_unused_F.any():  # a weight of 0 is worth nothing, whatever its score
             layer.worth_FK = np.where(layer.weight_FK != 0, layer.worth_FK, np.zeros_like(layer.worth_FK))
 
@@ -212,21 +190,15 @@ def _settle_rows(
     eps_F: np.ndarray,
     n_unused_F: np.ndarray,
 ) -> None:
-    """Whole rows, then the most sensitive weights (T5), then whether drawing as many has a smaller bound (T6, T9).
-
-    A total that is NaN says that a sensitivity is none.
-    """
+    """Whole rows, then the most sensitive weights (T5), then whether drawing as many has a smaller bound (T6, T9)."""
     worth, rates = scratch[0], scratch[2]
     for i in range(rows_FK.shape[0]):
-        m, n_right, n_unused = kept_F[i], 0, 0
+        m, n_unused = kept_F[i], 0
         for j in range(worth.shape[0]):
-            n_right += int((rows_FK[i, j] >= 0.0) & (rows_FK[i, j] < math.inf))
             n_unused += int((rows_FK[i, j] > 0.0) & (weight_FK[i, j] == 0.0))
             worth[j] = rows_FK[i, j] if weight_FK[i, j] != 0.0 else 0.0
         total, cap = add_up(worth)
-        n_unused_F[i], total_F[i] = n_unused, total if n_right == worth.shape[0] else math.nan
-        if n_right < worth.shape[0]:
-            continue
+        n_unused_F[i], total_F[i] = n_unused, total
         strategy_F[i] = WHOLE if m >= cap else DET
         if 0 < m < cap:
             if is_hybrid:
@@ -323,14 +295,3 @@ def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) 
 def _wide(weight_FK: Tensor) -> Tensor:
     """The weights in a dtype that compiled loops can read."""
     return weight_FK if weight_FK.dtype in (torch.float32, torch.float64) else weight_FK.to(torch.float32)
-
-
-def _check(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, method: str) -> None:
-    if method == "det":  # else `_settle_rows` looks at each of them, on its way
-        check_sensitivity(sensitivity_FK)
-    if weight_FK.shape != sensitivity_FK.shape:
-        raise DataError(
-            f"weights of shape {tuple(weight_FK.shape)} and sensitivities of shape {tuple(sensitivity_FK.shape)} "
-            "must be the same F x K rows"
-        )
-    check_kept(kept_F, sensitivity_FK)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from scoring.kernels.many_ways import scores
 
-from sipp.allocation import curves, row_loops
+from sipp.allocation import curves, rows
 from sipp.native.processor import HAS_FUSED
 from sipp.scoring.kernels import chunk_ratios, reference
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -69,11 +69,11 @@ def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
     found = []
     for n_threads in (1, 2, 3):
         threads(n_threads)  # type: ignore[operator]
-        found.append(float(row_loops.row_totals(row)))
+        found.append(float(rows.row_totals(row)))
     assert found[0] == found[1] == found[2] == pytest.approx(float(row.sum()), rel=1e-13)
-    lanes = np.zeros(row_loops.N_SUMS)
+    lanes = np.zeros(rows.N_SUMS)
     for j, value in enumerate(row[0].tolist()):
-        lanes[j % row_loops.N_SUMS] += value
+        lanes[j % rows.N_SUMS] += value
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
     assert found[0] == lanes[0]  # the order that is promised

@@ -1,14 +1,16 @@
-"""Loops over rows that Numba compiles: sums, selection, and U(N) and N(m) of T7.
+"""What is known of single rows: bounds of their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
 
-Everything is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop to the
-next. The functions here are called from other compiled loops; `row_bounds`, `curves`, `envelope`
-and, in `pruning/`, `sampling` and `sparse_rows` have the ways in.
+The bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
+
+What Numba compiles is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop
+to the next. Those functions are called from other compiled loops; `curves`, `envelope` and, in `pruning/`, `sampling`
+and `sparse_rows` have the ways in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.errors import DataError
 from sipp.native.compiling import compiled, product_and_sum
 from sipp.native.threads import run_parallel
 from sipp.records.numerics import BOUND_DTYPE
+
+UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
+CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
+CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
 
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
@@ -48,6 +55,64 @@ N_SUMS = 32
 # A part of the compiled loops that call it: what only a cache or a C caller would need is no work for the compiler.
 _PART: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 row_part = numba.njit(**_PART)
+
+
+def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
+    """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
+
+    With r_j = 0 for what is removed and 1 for what is kept this is T5. Infinite where a weight was 0 and is not any
+    more, or is no number: there is no r_j.
+    """
+    sums = []
+    for rows in row_chunks(weight_FK):
+        weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
+        changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
+        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
+        sums.append(lost.sum(1))
+    return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
+
+
+def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
+    """S~ of T6, float64: (S C / 3) ln(16 eta / delta)."""
+    log_union = math.log(UNION_FACTOR) + math.log(n_outputs) - math.log(delta)
+    return total_F.to(BOUND_DTYPE) * (c_constant / 3.0 * log_union)
+
+
+def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
+    """F float64: the sum of what the mask leaves out of each row, added up itself, not as a difference of sums."""
+    tails = [
+        row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
+        for rows in row_chunks(sensitivity_FK)
+    ]
+    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
+
+
+def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
+    """Slices of bounded size (at least one row) that cover the rows of the matrix, or as many as `n_rows` says."""
+    size = CHUNK_CPU if matrix_FK.device.type == "cpu" else CHUNK_OTHER
+    step = max(1, size // max(1, matrix_FK.shape[1]))
+    for start in range(0, matrix_FK.shape[0] if n_rows is None else n_rows, step):
+        yield slice(start, start + step)
+
+
+def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> None:
+    """Raises a DataError unless the tensor is F x K, finite and non-negative."""
+    if sensitivity_FK.ndim != 2 or sensitivity_FK.dtype not in (torch.float32, torch.float64):
+        raise DataError(
+            f"{where} must be a float32 or float64 matrix of F rows and K columns, "
+            f"got {sensitivity_FK.dtype} of shape {tuple(sensitivity_FK.shape)}"
+        )
+    if sensitivity_FK.numel():
+        low, high = (float(end) for end in torch.aminmax(sensitivity_FK))
+        if not (low >= 0.0 and math.isfinite(high)):
+            raise DataError(
+                f"{where} holds values outside [0, inf) (from {low} to {high}): a NaN, infinite or "
+                "negative sensitivity has no bound",
+                fix="look for NaN in the weights or the data",
+            )
+
+
+# --- Compiled loops ---------------------------------------------------------------------------------------------------
 
 
 def compiled_rows(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from sipp.allocation import curves, row_loops
-from sipp.allocation.row_loops import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
+from sipp.allocation import curves, rows
+from sipp.allocation.rows import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
 from sipp.native.compiling import stamp_of
 from sipp.pruning import sampling
 
 
 def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Path) -> None:
-    """`curves.py` calls loops of `row_loops.py`, and `pruning/` calls both: Numba's cache looks at neither."""
-    folder, other = Path(row_loops.__file__).parent, Path(sampling.__file__).parent
+    """`curves.py` calls loops of `rows.py`, and `pruning/` calls both: Numba's cache looks at neither."""
+    folder, other = Path(rows.__file__).parent, Path(sampling.__file__).parent
     stamp = stamp_of(folder)
     assert curves._double.__qualname__.endswith(f"_{stamp:x}")
     assert sampling._arrive.__qualname__.endswith(f"_{stamp_of(other, folder):x}")
     for path in folder.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert stamp_of(tmp_path) == stamp
-    (tmp_path / "row_loops.py").write_text((tmp_path / "row_loops.py").read_text() + "# other\n")
+    (tmp_path / "rows.py").write_text((tmp_path / "rows.py").read_text() + "# other\n")
     assert stamp_of(tmp_path) != stamp
 
 
