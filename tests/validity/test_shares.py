@@ -70,12 +70,12 @@ def paper_events(*, is_one_maximum: bool = False, n_copies: int = 1) -> int:
     """How often more points lie beyond epsilon than the statement says, with coefficients chosen by an adversary."""
     scores, values_LN = population()
     rng, n, events = np.random.default_rng(7), 40, 0
-    weights = [torch.eye(2) / 2**0.5 for _ in scores.layers]  # norms of 1: the coefficients are eps
+    lipschitz = [1.0] * len(scores.layers)  # so that the coefficients are eps
     for _ in range(N_TRIALS):
         chosen = rng.choice(N_POPULATION, n, replace=False)
         found = drawn(scores, chosen)
         eps = lowest_layer(values_LN, values_LN[:, chosen]).tolist()
-        epsilon, _ = network_epsilon(found.layers, eps, weights, weights)
+        epsilon, _ = network_epsilon(found, eps, lipschitz)
         covered = network_coverage(found, CONFIDENCE, None)
         if is_one_maximum:
             covered = coverage(n, 1, CONFIDENCE)
@@ -102,12 +102,12 @@ def test_a_holdout_needs_one_maximum_only() -> None:
     """New points: the coefficients are fixed before they are seen, so q = 1, and the share is smaller."""
     scores, values_LN = population()
     rng, n, events = np.random.default_rng(3), 40, 0
-    weights = [torch.eye(2) / 2**0.5 for _ in scores.layers]
+    lipschitz = [1.0] * len(scores.layers)
     for _ in range(N_TRIALS):
         chosen, held = np.split(rng.choice(N_POPULATION, 2 * n, replace=False), 2)
         eps = lowest_layer(values_LN, values_LN[:, chosen]).tolist()
         calibration, holdout = drawn(scores, chosen), drawn(scores, held)
-        epsilon, _ = network_epsilon(calibration.layers, eps, weights, weights, holdout.layers)
+        epsilon, _ = network_epsilon(calibration, eps, lipschitz, holdout)
         covered = network_coverage(calibration, CONFIDENCE, holdout)
         assert (covered.q, covered.n) == (1, n)
         events += float((np.asarray(eps) @ values_LN > epsilon * (1 + 1e-12)).mean()) > covered.share

@@ -26,16 +26,15 @@ from sipp.bounds.sound.known_operations import NoBound, hidden_behaviour, named_
 from sipp.bounds.sound.tracing import Inputs, fx_graph, same_output, trace
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
+from sipp.pruning.cutting import Cut
 from sipp.records.binomial import upper_limit
 from sipp.records.bounds import Coverage, Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
-from sipp.records.ranking import DrawUnit, LayerScores, Scores
+from sipp.records.ranking import LayerScores, Ranking, Scores
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed
 
 LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
 MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
-
-
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
@@ -45,104 +44,91 @@ def coverage(n: int, q: int, confidence: float) -> Coverage:
     return Coverage(share, confidence, n, q)
 
 
-def row_guarantee(
-    scores: Scores,
-    dense: Sequence[Tensor],
-    *,
-    delta: float,
-    factor: int,
-    c_constant: float,
-    k_constant: float,
-    confidence: float,
-    reasons: Sequence[str] = (),
-) -> Guarantee:
-    """The conditions of T4 for these scores; `reasons` are further causes for which the statement is not met."""
-    needed = calibration_needed(scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=k_constant)
-    unit: DrawUnit = "batches" if scores.batch_dependent else "inputs"
+def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
+    """The conditions of T4 for the scores of a ranking; `reasons` are further causes for which they are not met."""
+    scores, c_constant = ranking.scores, ranking.constants.c_constant
+    assert scores is not None
     is_used = [weight_FK != 0 for weight_FK in dense]
-    pairs = list(zip(scores.layers, is_used))
-    found = Guarantee(
-        delta=delta,
+    n_never_above = 0
+    if scores.reduce == "max":
+        for layer, used_FK in zip(scores.layers, is_used):
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / c_constant)).sum())
+    conditions = Guarantee(
+        delta=ranking.delta,
         n=scores.n_distinct,
-        n_needed=needed,
-        unit=unit,
+        n_needed=calibration_needed(
+            scores.n_outputs, scores.max_fan_in, ranking.delta, factor=factor, k_constant=ranking.constants.k_constant
+        ),
+        unit="batches" if scores.batch_dependent else "inputs",
         c_constant=c_constant,
-        k_constant=k_constant,
+        k_constant=ranking.constants.k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
-        n_never_above=0
-        if scores.reduce != "max"
-        else sum(int((used_FK & (one.sensitivity_FK.cpu() <= 1 / c_constant)).sum()) for one, used_FK in pairs),
-        layers=coverage(scores.n_distinct, 1, confidence),
+        n_never_above=n_never_above,
+        layers=coverage(scores.n_distinct, 1, ranking.confidence),
     )
+    n, unit = conditions.n, conditions.unit
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
     if scores.reduce != "max":
         causes.insert(
             0, "sensitivities were averaged over patches (reduce='mean'), but bounds are proved for the maximum only"
         )
-    elif found.contradicted:
+    elif conditions.contradicted:
         causes.insert(
             0,
             f"the theory assumes that every weight sometimes gives more than 1/C = {1 / c_constant:.3g} of its row's "
-            f"sum, but {found.n_never_above:,} of {found.n_weights:,} never did in {found.n} {unit}",
+            f"sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n} {unit}",
         )
-    if found.n < needed:
-        repeated = "" if scores.n_points == found.n or scores.batch_dependent else ", equal ones counted once"
-        causes.append(f"too few calibration {unit} (n={found.n}{repeated}, needs {needed})")
-    return replace(found, reason="; ".join(causes))
+    if n < conditions.n_needed:
+        repeated = "" if scores.n_points == n or scores.batch_dependent else ", equal ones counted once"
+        causes.append(f"too few calibration {unit} (n={n}{repeated}, needs {conditions.n_needed})")
+    return replace(conditions, reason="; ".join(causes))
 
 
 def network_epsilon(
-    layers: Sequence[LayerScores],
-    eps: Sequence[float],
-    dense: Sequence[Tensor],
-    pruned: Sequence[Tensor],
-    points: Sequence[LayerScores] | None = None,
+    scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
 ) -> tuple[float | None, dict[str, float]]:
     """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
 
-    Without `points` each layer's largest Q_l(x) / ||f(x)|| over S is taken; with them, which are new to the pruning,
-    eps(x) is computed point by point and its largest taken. Lip_k is the larger of the dense and the pruned norm:
-    sampled weights are re-weighted, so the pruned one can be the larger.
+    Without a holdout each layer's largest Q_l(x) / ||f(x)|| over S is taken; with one, which is new to the pruning,
+    eps(x) is computed point by point and its largest taken.
     """
+    layers = scores.layers
     in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
     lipschitz_after, kappas, total = 1.0, {}, 0.0
     total_B: Tensor | None = None
     for i in reversed(in_order):
-        layer, quadrants_B = layers[i], (layers if points is None else points)[i].quadrants_B
+        layer, quadrants_B = layers[i], (scores if holdout is None else holdout).layers[i].quadrants_B
         if layer.output_ratio is None or layer.sign_complexity is None or quadrants_B is None:
             return None, {}
         kappas[layer.weight.name] = lipschitz_after * layer.output_ratio
         if eps[i] != 0:  # a layer that loses nothing adds nothing, also where a norm is infinite
-            if points is None:
+            if holdout is None:
                 total += lipschitz_after * eps[i] * float(quadrants_B.max())
             else:
                 term_B = lipschitz_after * eps[i] * quadrants_B
                 total_B = term_B if total_B is None else total_B + term_B
-        lipschitz_after *= max(float(w.to(BOUND_DTYPE).norm()) for w in (dense[i], pruned[i]))
+        lipschitz_after *= lipschitz[i]
     if total_B is not None:
         total = math.nan if bool(total_B.isnan().any()) else float(total_B.max())
     return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
 
 
+def lipschitz_of(cut: Cut) -> list[float]:
+    """Lip_k of each layer: the larger of the dense and the pruned norm, as sampled weights are re-weighted."""
+    pairs = ((dense_FK, row.values_FK) for dense_FK, row in zip(cut.dense, cut.rows))
+    return [max(float(weight_FK.to(BOUND_DTYPE).norm()) for weight_FK in pair) for pair in pairs]
+
+
 def paper_bound(
-    scores: Scores,
-    eps: Sequence[float],
-    dense: Sequence[Tensor],
-    pruned: Sequence[Tensor],
-    *,
-    delta: float,
-    is_sampled: bool,
-    c_constant: float,
-    k_constant: float,
-    confidence: float,
-    obstacle: str = "",
-    reasons: Sequence[str] = (),
-    holdout: Scores | None = None,
+    ranking: Ranking, cut: Cut, *, is_sampled: bool, obstacle: str, reasons: Sequence[str], holdout: Scores | None
 ) -> NetworkBound:
     """T12 in mode "paper", with every reason for which it does not bind this model (`obstacle`: it is no chain)."""
-    epsilon, kappas = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
-    covered = network_coverage(scores, confidence, holdout)
+    scores = ranking.scores
+    assert scores is not None
+    eps = [float(row.eps_F.max()) for row in cut.rows]
+    epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
+    covered = network_coverage(scores, ranking.confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
         causes.append("the inputs of a batch cannot be told apart in every layer and in the output")
@@ -153,21 +139,12 @@ def paper_bound(
     if covered.share > MOST_SHARE:
         maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
         causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
-    conditions = row_guarantee(
-        scores,
-        dense,
-        delta=delta,
-        # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
-        factor=PRUNE_FACTOR if is_sampled else NETWORK_FACTOR,
-        c_constant=c_constant,
-        k_constant=k_constant,
-        confidence=confidence,
-        reasons=causes,
-    )
+    # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
+    conditions = row_guarantee(ranking, cut.dense, PRUNE_FACTOR if is_sampled else NETWORK_FACTOR, causes)
     if epsilon is None or scores.reduce != "max":
-        return no_bound(conditions.reason, delta)
+        return no_bound(conditions.reason, ranking.delta)
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
-    return NetworkBound("paper", epsilon, delta, conditions, reason, kappas, covered)
+    return NetworkBound("paper", epsilon, ranking.delta, conditions, reason, kappas, covered)
 
 
 def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
@@ -225,21 +202,14 @@ def measure(scores: Scores, confidence: float) -> Measured:
 
 
 def measured_network(
-    measured: Measured,
-    scores: Scores,
-    eps: Sequence[float],
-    dense: Sequence[Tensor],
-    pruned: Sequence[Tensor],
-    *,
-    obstacle: str,
-    holdout: Scores | None,
+    measured: Measured, scores: Scores, eps: Sequence[float], cut: Cut, *, obstacle: str, holdout: Scores | None
 ) -> Measured:
     """The measured constant with what it says of layers and, where T12 binds the model, of the network."""
     delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
     measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
     covered = network_coverage(scores, measured.confidence, holdout)
     share = min(1.0, measured.share + covered.share)
-    epsilon, _ = network_epsilon(scores.layers, eps, dense, pruned, None if holdout is None else holdout.layers)
+    epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
     reason = f"the paper's formula is not a bound here: {obstacle}" if obstacle else ""
     if epsilon is None or math.isinf(epsilon):
         reason = reason or "a norm is unknown, or epsilon is infinite"

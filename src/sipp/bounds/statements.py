@@ -68,43 +68,18 @@ def _guarantee_and_bound(
     """What is promised for rows and layers, and for the network, with every reason against it."""
     if ranking.scores is None:
         return None, no_bound(ranking.unscored, ranking.delta)
-    rows, dense = cut.rows, cut.dense
-    is_sampled = any(bool((row.strategy_F == RAND).any()) for row in rows)
+    is_sampled = any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
     reasons = []
     if is_sampled and ranking.draws == "until":
         reasons.append(
             "draws='until' makes the number of draws depend on the draws, but bounds are proved for draws='fixed' only"
         )
-    n_unknown = sum(int(row.eps_F.isinf().sum()) for row in rows)
+    n_unknown = sum(int(row.eps_F.isinf().sum()) for row in cut.rows)
     if n_unknown:
         rows_have = "row has" if n_unknown == 1 else "rows have"
         reasons.append(f"{n_unknown} {rows_have} a weight that was 0 and no longer is, so there is no bound")
-    delta, confidence = ranking.delta, ranking.confidence
-    c_constant, k_constant = ranking.constants.c_constant, ranking.constants.k_constant
-    conditions = row_guarantee(
-        ranking.scores,
-        dense,
-        factor=factor_of(ranking.method_name),
-        reasons=reasons,
-        delta=delta,
-        confidence=confidence,
-        c_constant=c_constant,
-        k_constant=k_constant,
-    )
-    bound = paper_bound(
-        ranking.scores,
-        [float(row.eps_F.max()) for row in rows],
-        dense,
-        [row.values_FK for row in rows],
-        is_sampled=is_sampled,
-        obstacle=obstacle,
-        reasons=reasons,
-        holdout=holdout,
-        delta=delta,
-        confidence=confidence,
-        c_constant=c_constant,
-        k_constant=k_constant,
-    )
+    conditions = row_guarantee(ranking, cut.dense, factor_of(ranking.method_name), reasons)
+    bound = paper_bound(ranking, cut, is_sampled=is_sampled, obstacle=obstacle, reasons=reasons, holdout=holdout)
     return conditions, bound
 
 
@@ -122,19 +97,15 @@ def _measured(
 
     For a sampled row T17 takes its new values as they are; T6, which profits from chance, is proved for T4's C only.
     """
-    scores, rows, dense = ranking.scores, cut.rows, cut.dense
-    if scores is None:
-        return None, [None] * len(rows)
-    found = measure(scores, ranking.confidence)
-    if found.c_constant is None:
-        return found, [None] * len(rows)
+    scores = ranking.scores
+    measured = None if scores is None else measure(scores, ranking.confidence)
+    if scores is None or measured is None or measured.c_constant is None:
+        return measured, [None] * len(cut.rows)
     eps: list[float] = []
-    for layer, row, dense_FK in zip(scores.layers, rows, dense):
+    for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
         first_FK = floored(layer).cpu()
-        eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=found.c_constant).max()))
-    values = [row.values_FK for row in rows]
-    known: list[float | None] = list(eps)
-    return measured_network(found, scores, eps, dense, values, obstacle=obstacle, holdout=holdout), known
+        eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=measured.c_constant).max()))
+    return measured_network(measured, scores, eps, cut, obstacle=obstacle, holdout=holdout), [*eps]
 
 
 def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
