@@ -10,7 +10,7 @@ from sipp.report import figures
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
     """Makes the network of the digits recipes one of 980 weights: a tenth of the work."""
-    patch.setattr("sipp.experiments.nets.digits_cnn.WIDTHS", (4, 8, 8))
+    patch.setattr("sipp.experiments.nets.plain.DIGITS_WIDTHS", (4, 8, 8))
 
 
 def narrow_resnets(patch: pytest.MonkeyPatch) -> None:

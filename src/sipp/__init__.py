@@ -57,7 +57,8 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'sipp' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

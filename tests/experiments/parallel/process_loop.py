@@ -19,7 +19,7 @@ from torch import nn
 
 from sipp.errors import DataError
 from sipp.experiments.data import digits_splits, load_digits
-from sipp.experiments.nets import digits_cnn
+from sipp.experiments.nets import plain
 from sipp.experiments.parallel.processes import ALONE, Processes, agreed, join_processes
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Progress, run
@@ -29,7 +29,7 @@ from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, t
 from sipp.storage.state_files import load_state
 from sipp.verbs.prune import prune
 
-digits_cnn.WIDTHS = (4, 8, 8)  # its size decides nothing here
+plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
     "train.epochs=2",
     "train.decay={factor: 0.5, milestones: [1]}",

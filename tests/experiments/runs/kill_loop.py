@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from sipp.experiments.data import load_digits
-from sipp.experiments.nets import digits_cnn
+from sipp.experiments.nets import plain
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import read_records, without_clock
 from sipp.verbs.prune import prune
 
-digits_cnn.WIDTHS = (4, 8, 8)  # its size decides nothing here
+plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
     "train.epochs=2",
     "train.decay={factor: 0.5, milestones: [1]}",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.data import ImageSet, split_images
 from sipp.experiments.nets.cifar_resnet import CifarResNet
-from sipp.experiments.nets.init import he_init_
+from sipp.experiments.nets.registry import he_init_
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.run_recipe import run

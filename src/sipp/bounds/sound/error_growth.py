@@ -307,10 +307,6 @@ def _avg_pool(call: Call) -> float:
     )
 
 
-def _adaptive_avg_pool(call: Call) -> float:
-    return adaptive_average_pool_norm(_spatial(call), call.value.shape[2:])
-
-
 def _adaptive_max_pool(call: Call) -> float:
     if not isinstance(call.value, Tensor):
         raise NoBound("it returns indices")
@@ -330,25 +326,14 @@ def _reduced(call: Call) -> int:
     return math.prod(value.shape[d] for d in dims)
 
 
-def _mean(call: Call) -> float:
-    return 1.0 / math.sqrt(_reduced(call))
-
-
-def _sum(call: Call) -> float:
-    return math.sqrt(_reduced(call))
-
-
 def _softmax(call: Call) -> float:
     _reduced(call)
     return SOFTMAX_NORM
 
 
-def _leaky_relu(call: Call) -> float:
-    return max(1.0, abs(float(call.options.get("negative_slope", 0.01))))
-
-
-def _elu(call: Call) -> float:
-    return max(1.0, abs(float(call.options.get("alpha", 1.0))))
+def _slope(call: Call, name: str, default: float) -> float:
+    """The largest slope of an activation that is the identity above zero, where an option is its slope below."""
+    return max(1.0, abs(float(call.options.get(name, default))))
 
 
 def _celu(call: Call) -> float:
@@ -374,13 +359,17 @@ _WEIGHTED: dict[str, Callable[[Call], Effect]] = {
 _GAINS: dict[str, Callable[[Call], float]] = {
     **{f"max_pool{rank}d": _max_pool for rank in (1, 2, 3)},
     **{f"avg_pool{rank}d": _avg_pool for rank in (1, 2, 3)},
-    **{f"adaptive_avg_pool{rank}d": _adaptive_avg_pool for rank in (1, 2, 3)},
+    **{
+        f"adaptive_avg_pool{rank}d": lambda call: adaptive_average_pool_norm(_spatial(call), call.value.shape[2:])
+        for rank in (1, 2, 3)
+    },
     **{f"adaptive_max_pool{rank}d": _adaptive_max_pool for rank in (1, 2, 3)},
-    "mean": _mean,
-    "sum": _sum,
+    "mean": lambda call: 1.0 / math.sqrt(_reduced(call)),
+    "sum": lambda call: math.sqrt(_reduced(call)),
     "softmax": _softmax,
-    "log_softmax": _sum,  # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
-    "leaky_relu": _leaky_relu,
-    "elu": _elu,
+    # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
+    "log_softmax": lambda call: math.sqrt(_reduced(call)),
+    "leaky_relu": lambda call: _slope(call, "negative_slope", 0.01),
+    "elu": lambda call: _slope(call, "alpha", 1.0),
     "celu": _celu,
 }

@@ -3,21 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
 from sipp.errors import OptionError
 from sipp.experiments.nets.cifar_resnet import CifarResNet
-from sipp.experiments.nets.cnn5 import DIGITS_POOLS, POOLS, Cnn5
 from sipp.experiments.nets.densenet import DenseNet
-from sipp.experiments.nets.digits_cnn import digits_cnn
 from sipp.experiments.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet
-from sipp.experiments.nets.init import Init, he_init_, torch_init_
-from sipp.experiments.nets.lenet import lenet5, lenet_300_100
-from sipp.experiments.nets.lstm import LstmClassifier
-from sipp.experiments.nets.vgg import Vgg
+from sipp.experiments.nets.plain import (
+    CNN5_DIGITS_POOLS,
+    CNN5_POOLS,
+    Cnn5,
+    LstmClassifier,
+    Vgg,
+    digits_cnn,
+    lenet5,
+    lenet_300_100,
+)
 from sipp.experiments.nets.wide_resnet import WideResNet
 from sipp.records.checking import check_choice, nearest
 
@@ -25,6 +29,7 @@ CIFAR = (3, 32, 32)
 IMAGENET = (3, 224, 224)
 MNIST = (1, 28, 28)
 DIGITS = (1, 8, 8)
+Init = Literal["he", "pytorch"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,12 @@ NETS: dict[str, NetSpec] = {
     "wrn16-8": NetSpec(partial(WideResNet, 2, 8), CIFAR),
     "vgg16": NetSpec(Vgg, CIFAR),
     "densenet22": NetSpec(partial(DenseNet, 3, 12), CIFAR),
-    "cnn5": NetSpec(partial(Cnn5, 64, 3, POOLS), CIFAR),
+    "cnn5": NetSpec(partial(Cnn5, 64, 3, CNN5_POOLS), CIFAR),
     "lenet-300-100": NetSpec(partial(lenet_300_100, 28), MNIST),
     "lenet-5": NetSpec(lenet5, MNIST),
     "lstm": NetSpec(partial(LstmClassifier, 8, 64), DIGITS, is_he=False),  # a step is one row of a digit
     "digits-cnn": NetSpec(digits_cnn, DIGITS),
-    "digits-cnn5": NetSpec(partial(Cnn5, 16, 1, DIGITS_POOLS), DIGITS),
+    "digits-cnn5": NetSpec(partial(Cnn5, 16, 1, CNN5_DIGITS_POOLS), DIGITS),
     "digits-fc": NetSpec(partial(lenet_300_100, 8), DIGITS),
     "resnet18": NetSpec(partial(ImageNetResNet, BasicBlock, (2, 2, 2, 2)), IMAGENET, 1000),
     "resnet34": NetSpec(partial(ImageNetResNet, BasicBlock, (3, 4, 6, 3)), IMAGENET, 1000),
@@ -99,3 +104,27 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
     if init == "pytorch":
         torch_init_(net)
     return net
+
+
+def he_init_(net: nn.Module) -> None:
+    """Redraws every convolution and linear weight of `net` from N(0, 2 / fan_in), and sets biases to 0.
+
+    Draws come from torch's global generator, as in every torch constructor: `torch.manual_seed` fixes them.
+    Normalisation layers keep torch's own start (scale 1, shift 0).
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def torch_init_(net: nn.Module) -> None:
+    """Redraws every convolution and linear layer of `net` as torch's constructors do.
+
+    Weights and biases are uniform in +-1/sqrt(fan_in), a sixth of the variance of He's rule. Draws come from torch's
+    global generator.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()
