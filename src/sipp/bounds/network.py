@@ -191,9 +191,9 @@ def measure(scores: Scores, confidence: float) -> Measured:
     share = coverage(n, 1, confidence).share
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
-    seen = [(one, one.sensitivity_s2_FK) for one in scores.layers if one.sensitivity_s2_FK is not None]
-    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(one)).max()) for one, s2_FK in seen]
-    if any(math.isnan(one) for one in quotients):
+    seen = [(layer, layer.sensitivity_s2_FK) for layer in scores.layers if layer.sensitivity_s2_FK is not None]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(layer)).max()) for layer, s2_FK in seen]
+    if any(math.isnan(quotient) for quotient in quotients):
         return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
     if not math.isfinite(constant):

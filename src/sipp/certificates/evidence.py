@@ -231,11 +231,11 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
         has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
         return value[:, real_T.to(value.device)] if has_length else value
 
-    one = points_at(batch, slice(i, i + 1))
-    kwargs = {name: cut(value) for name, value in one.kwargs.items()}
-    args = tuple(cut(value) for value in one.args)
+    point = points_at(batch, slice(i, i + 1))
+    kwargs = {name: cut(value) for name, value in point.kwargs.items()}
+    args = tuple(cut(value) for value in point.args)
     try:
-        alone = run_model(model, replace(one, args=args, kwargs=kwargs, real_BT=None), output)
+        alone = run_model(model, replace(point, args=args, kwargs=kwargs, real_BT=None), output)
     except (DataError, ModelError, OptionError):
         return False
     there = result[i : i + 1, real_T]

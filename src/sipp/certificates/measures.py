@@ -157,7 +157,7 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
         )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
     found = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
-    return torch.stack([*(mean_at(one, counted) for one in found), none + 1], dim=1)
+    return torch.stack([*(mean_at(flags, counted) for flags in found), none + 1], dim=1)
 
 
 def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:

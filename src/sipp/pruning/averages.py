@@ -35,14 +35,14 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
     if not isinstance(average, nn.Module | list | tuple | None):
         raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
     given = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
-    for one in given:
-        if not isinstance(one, nn.Module) or one is model or _shapes(one) != _shapes(model):
+    for copied in given:
+        if not isinstance(copied, nn.Module) or copied is model or _shapes(copied) != _shapes(model):
             raise OptionError(
-                f"average is a {type(one).__name__} that is not a copy of the model", fix="make it from it"
+                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from it"
             )
-        if masks_of(one):
+        if masks_of(copied):
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
-        if getattr(one, "use_buffers", False):
+        if getattr(copied, "use_buffers", False):
             raise OptionError(
                 "the average takes in buffers, and held masks are such",
                 fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
@@ -52,8 +52,8 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
 
 def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None:
     """Holds the masks in all of them."""
-    for one in averages:
-        hold(one, masks)
+    for average in averages:
+        hold(average, masks)
 
 
 def unnamed(model: nn.Module, average: Average) -> list[Watched]:
@@ -61,21 +61,21 @@ def unnamed(model: nn.Module, average: Average) -> list[Watched]:
     if average is not None:
         return []
     # type(one), not isinstance: anything may lie about its class when it is asked
-    found = [one for one in gc.get_objects() if issubclass(type(one), AveragedModel)]
-    alike = [one for one in found if one is not model and _shapes(one) == _shapes(model)]
-    return [Watched(one, int(one.n_averaged)) for one in alike]
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), AveragedModel)]
+    alike = [average for average in found if average is not model and _shapes(average) == _shapes(model)]
+    return [Watched(average, int(average.n_averaged)) for average in alike]
 
 
 def refuse_updated(watched: Sequence[Watched]) -> None:
     """Raises where one of them was updated since."""
-    if any(int(one.average.n_averaged) != one.n_updates for one in watched):
+    if any(int(watch.average.n_averaged) != watch.n_updates for watch in watched):
         raise ModelError(WHAT, fix=FIX)
 
 
 def refuse_broken(watched: Sequence[Watched], error: Exception) -> None:
     """Raises where it was in one of them that an error came up: torch pairs its buffers with masks, and fails."""
     places = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if any(place is one.average for place in places for one in watched):
+    if any(place is watch.average for place in places for watch in watched):
         raise ModelError(WHAT, fix=FIX) from error
 
 

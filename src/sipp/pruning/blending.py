@@ -100,12 +100,13 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
     A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
     outputs that are all lost.
     """
-    least = min(min(one.error, LOST) for one in candidates)
+    least = min(min(trial.error, LOST) for trial in candidates)
 
-    def is_as_good(one: BlendTrial) -> bool:
-        return min(one.error, LOST) <= (1 + (MAGNITUDE_NOISE if one.p == 0 and not one.by_rows else NOISE)) * least
+    def is_as_good(trial: BlendTrial) -> bool:
+        noise = MAGNITUDE_NOISE if trial.p == 0 and not trial.by_rows else NOISE
+        return min(trial.error, LOST) <= (1 + noise) * least
 
-    return next(one for one in candidates if is_as_good(one))
+    return next(trial for trial in candidates if is_as_good(trial))
 
 
 def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:

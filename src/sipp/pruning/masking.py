@@ -124,12 +124,12 @@ def hold(
             entry.param.grad = _masked_grad(entry.param.grad, mask)
     for root in _roots(model):
         _add_hook(root._forward_pre_hooks, root.register_forward_pre_hook, _before_root_forward)
-    for one in optimizers:
+    for new in optimizers:
         watched = model.__dict__.setdefault(STATE, _State()).step_hooks
-        if one not in watched:
-            watched[one] = one.register_step_post_hook(functools.partial(_after_step, model))
-    for one in model.__dict__.get(STATE, _State()).step_hooks:
-        _forget(one, checked)
+        if new not in watched:
+            watched[new] = new.register_step_post_hook(functools.partial(_after_step, model))
+    for watched_optimizer in model.__dict__.get(STATE, _State()).step_hooks:
+        _forget(watched_optimizer, checked)
     _tend_below(model)
     mask_adapters(model)
     now = masks_of(model)

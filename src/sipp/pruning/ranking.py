@@ -255,8 +255,9 @@ def rows_of_few_tokens(task: ScoringTask) -> tuple[Tensor, ...]:
             counts[weight.name][use.row_start : stop] += n_patches
 
     each_use(task, on_use)
-    spared = [(counts[one.name] < FEWEST_TOKENS) & (one.name in routed) for one in task.weights]
-    names = [_words(task, one, counts[one.name]) for one, rows_F in zip(task.weights, spared) if bool(rows_F.any())]
+    spared = [(counts[weight.name] < FEWEST_TOKENS) & (weight.name in routed) for weight in task.weights]
+    few = (weight for weight, rows_F in zip(task.weights, spared) if bool(rows_F.any()))
+    names = [_words(task, weight, counts[weight.name]) for weight in few]
     if not names:
         return ()
     some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")

@@ -149,7 +149,7 @@ class Comparison:
         if value is None:
             return ""
         column = [getattr(other, field) for other in self.rows if other.keep == row.keep]
-        is_best = value == (min if field == "error" else max)(one for one in column if one is not None)
+        is_best = value == (min if field == "error" else max)(other for other in column if other is not None)
         return (f"{value:.3g}" if field == "error" else f"{value:.1%}") + (BEST if is_best else " ")
 
 

@@ -74,7 +74,8 @@ def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
     `allow_tf32` a GPU may use it in any case.
     """
     before = torch.get_float32_matmul_precision()
-    is_half = bool(operands) and all(one.is_cuda and one.dtype in (torch.float16, torch.bfloat16) for one in operands)
+    halves = (torch.float16, torch.bfloat16)
+    is_half = bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
     torch.set_float32_matmul_precision("high" if is_half or allow_tf32 else "highest")
     try:
         yield

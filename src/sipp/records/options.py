@@ -257,9 +257,8 @@ class PruneOptions:
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
     """The fields that were chosen and that `prune_to` does not take."""
     hints = get_type_hints(PruneOptions, include_extras=True)
-    taken = {
-        name for name, hint in hints.items() if any(isinstance(one, Shown) and one.prune_to for one in get_args(hint))
-    }
+    notes = {name: [note for note in get_args(hint) if isinstance(note, Shown)] for name, hint in hints.items()}
+    taken = {name for name, shown in notes.items() if any(note.prune_to for note in shown)}
     return [
         field.name
         for field in fields(PruneOptions)

@@ -31,11 +31,11 @@ class PrunedOnDisk:
 
     @property
     def n_weights(self) -> int:
-        return sum(one.n_weights for one in self.weights)
+        return sum(weight.n_weights for weight in self.weights)
 
     @property
     def kept(self) -> int:
-        return sum(one.n_kept for one in self.weights)
+        return sum(weight.n_kept for weight in self.weights)
 
     @property
     def sentence(self) -> str:
@@ -48,9 +48,9 @@ class PrunedOnDisk:
 
     def __str__(self) -> str:
         table = plain_table("weight", "weights", "kept", "error before", "error", tight=True)
-        for one in self.weights:
-            errors = number(one.error_before), number(one.error)
-            table.add_row(one.name, f"{one.n_weights:,}", f"{one.n_kept / one.n_weights:.1%}", *errors)
+        for weight in self.weights:
+            errors = number(weight.error_before), number(weight.error)
+            table.add_row(weight.name, f"{weight.n_weights:,}", f"{weight.n_kept / weight.n_weights:.1%}", *errors)
         return "\n".join([self.sentence, text_of(table)])
 
     def __repr__(self) -> str:

@@ -142,7 +142,7 @@ class BlendChoice:
 
     def __str__(self) -> str:
         others = ("magnitude", "max sensitivity")
-        known = {one.name: one.error for one in self.tried if one.name in others and one is not self.taken}
+        known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         held = "held-back " if self.is_aside else ""
         inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points} {held}inputs"
@@ -154,8 +154,8 @@ class BlendChoice:
         table = Table()
         table.add_column("score")
         table.add_column("output error", justify="right")
-        for one in sorted(self.tried, key=lambda one: one.error):
-            table.add_row(one.name, f"{one.error:.3g}")
+        for trial in sorted(self.tried, key=lambda trial: trial.error):
+            table.add_row(trial.name, f"{trial.error:.3g}")
         return view(str(self), table_html(table, bars=("output error",)))
 
 

@@ -86,13 +86,13 @@ class Repair:
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the error of each layer before and after, on `ax` or on new axes, and gives them."""
-        known = [one for one in self.layers if one.error_before is not None and one.error_after is not None]
+        known = [layer for layer in self.layers if layer.error_before is not None and layer.error_after is not None]
         errors = {
-            "after": [one.error_after or 0.0 for one in known],
-            "before": [one.error_before or 0.0 for one in known],
+            "after": [layer.error_after or 0.0 for layer in known],
+            "before": [layer.error_before or 0.0 for layer in known],
         }
         return layer_bars(
-            ax, [one.name for one in known], errors, "error of the layer's output, relative to its length"
+            ax, [layer.name for layer in known], errors, "error of the layer's output, relative to its length"
         )
 
     @property

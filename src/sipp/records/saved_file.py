@@ -106,23 +106,23 @@ class SavedFile:
     @property
     def dense_bytes(self) -> int:
         """Bytes of all numbers, each tensor in its own dtype."""
-        return sum(one.dense_bytes for one in self.tensors)
+        return sum(tensor.dense_bytes for tensor in self.tensors)
 
     @property
     def bound_bytes(self) -> float:
         """Bytes of the stored values and n H(keep) / 8 for their positions, over all tensors that are not whole."""
-        sparse = [one for one in self.tensors if one.has_mask or one.kept < one.n_weights]
-        n_weights, kept = sum(one.n_weights for one in sparse), sum(one.kept for one in sparse)
-        return sum(one.value_bytes for one in self.tensors) + entropy_bytes(n_weights, kept)
+        sparse = [tensor for tensor in self.tensors if tensor.has_mask or tensor.kept < tensor.n_weights]
+        n_weights, kept = sum(tensor.n_weights for tensor in sparse), sum(tensor.kept for tensor in sparse)
+        return sum(tensor.value_bytes for tensor in self.tensors) + entropy_bytes(n_weights, kept)
 
     @property
     def moved(self) -> str:
         """How far rounding moved the values, in words; empty where every bit is stored."""
-        rounded = [one for one in self.tensors if one.largest_change]
+        rounded = [tensor for tensor in self.tensors if tensor.largest_change]
         if not rounded:
             return ""
-        largest = percent_up(max(one.largest_change for one in rounded))
-        together = percent_up(max(one.norm_change for one in rounded))
+        largest = percent_up(max(tensor.largest_change for tensor in rounded))
+        together = percent_up(max(tensor.norm_change for tensor in rounded))
         return (
             f"{self.precision} changed weights in {len(rounded)} of {len(self.tensors)} tensors: a single weight by at "
             f"most {largest}, and a whole tensor by at most {together} of its length"
@@ -137,10 +137,10 @@ class SavedFile:
     def plot(self, ax: Any = None) -> Any:
         """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes, and gives them."""
         kilobytes = {
-            "in the file": [one.n_bytes / 1e3 for one in self.tensors],
-            "dense": [one.dense_bytes / 1e3 for one in self.tensors],
+            "in the file": [tensor.n_bytes / 1e3 for tensor in self.tensors],
+            "dense": [tensor.dense_bytes / 1e3 for tensor in self.tensors],
         }
-        return layer_bars(ax, [one.names[0] for one in self.tensors], kilobytes, "kB")
+        return layer_bars(ax, [tensor.names[0] for tensor in self.tensors], kilobytes, "kB")
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
@@ -173,11 +173,12 @@ def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
         table.add_row(name, *(cells[column] for column in columns))
 
     whole = []
-    for one in contents.tensors:
-        if one.has_mask or one.positions != "all" or one.values != "exact" or len(one.names) > 1:
-            add(escape(" = ".join(one.names)), [one], one.positions, one.dtype if one.values == "exact" else one.values)
+    for tensor in contents.tensors:
+        if tensor.has_mask or tensor.positions != "all" or tensor.values != "exact" or len(tensor.names) > 1:
+            values = tensor.dtype if tensor.values == "exact" else tensor.values
+            add(escape(" = ".join(tensor.names)), [tensor], tensor.positions, values)
         else:
-            whole.append(one)
+            whole.append(tensor)
     if whole:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     table.add_section()
@@ -186,7 +187,7 @@ def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
 
 
 def _columns(contents: SavedFile) -> list[str]:
-    return [one for one in COLUMNS if contents.moved or not one.endswith("change")]
+    return [column for column in COLUMNS if contents.moved or not column.endswith("change")]
 
 
 def _headline(contents: SavedFile) -> str:
@@ -217,17 +218,17 @@ def contents_html(contents: SavedFile) -> str:
 
 
 def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
-    kept, n_weights = sum(one.kept for one in group), sum(one.n_weights for one in group)
-    largest = max((one.largest_change for one in group), default=0.0)
-    norm = max((one.norm_change for one in group), default=0.0)
+    kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
+    largest = max((tensor.largest_change for tensor in group), default=0.0)
+    norm = max((tensor.norm_change for tensor in group), default=0.0)
     return {
         "weights": f"{n_weights:,}",
         "kept": f"{kept / max(n_weights, 1):.2%}",
         "largest change": number(largest) if largest else "",
         "norm change": number(norm) if norm else "",
-        "bytes": f"{sum(one.n_bytes for one in group):,}",
-        "bytes by entropy": f"{sum(one.bound_bytes for one in group):,.0f}",
-        "bytes dense": f"{sum(one.dense_bytes for one in group):,}",
+        "bytes": f"{sum(tensor.n_bytes for tensor in group):,}",
+        "bytes by entropy": f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
+        "bytes dense": f"{sum(tensor.dense_bytes for tensor in group):,}",
     }
 
 

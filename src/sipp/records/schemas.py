@@ -159,14 +159,14 @@ class ChoiceRecord(Record):
 
     @model_validator(mode="after")
     def _one_was_taken(self) -> ChoiceRecord:
-        if sum(one.is_taken for one in self.tried) != 1:
+        if sum(trial.is_taken for trial in self.tried) != 1:
             raise ValueError("'is_taken' must hold for one of 'tried'")
         return self
 
     @property
     def taken(self) -> TriedRecord:
         """The blend that ranked the weights."""
-        return next(one for one in self.tried if one.is_taken)
+        return next(trial for trial in self.tried if trial.is_taken)
 
 
 # --- a network of `sipp prune` --------------------------------------------------------------------------------------

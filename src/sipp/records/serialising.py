@@ -99,7 +99,7 @@ def pruning_values(pruned: Pruned) -> Values:
 
 def _choice_values(choice: BlendChoice) -> Values:
     """Which blend was taken, and how far each that was tried moves the output (T20)."""
-    tried = [{**asdict(one), "name": one.name, "is_taken": one == choice.taken} for one in choice.tried]
+    tried = [{**asdict(trial), "name": trial.name, "is_taken": trial == choice.taken} for trial in choice.tried]
     return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
 
 

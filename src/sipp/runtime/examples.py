@@ -125,7 +125,7 @@ def off_by(found: list[Any], expected: list[Any]) -> float:
 
     What is not finite has to be the same: no difference is computed of it.
     """
-    if [_kind(one) for one in found] != [_kind(one) for one in expected]:
+    if [_kind(output) for output in found] != [_kind(output) for output in expected]:
         return torch.inf
     worst = 0.0
     for one, other in zip(found, expected):
@@ -142,7 +142,7 @@ def off_by(found: list[Any], expected: list[Any]) -> float:
 
 def allowed(expected: list[Any]) -> float:
     """How far outputs may lie apart by rounding."""
-    kinds = [one.dtype for one in expected if isinstance(one, Tensor) and one.is_floating_point()]
+    kinds = [output.dtype for output in expected if isinstance(output, Tensor) and output.is_floating_point()]
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 

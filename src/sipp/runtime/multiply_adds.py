@@ -40,11 +40,11 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
         elif kind in _MATRICES:
             found[node.name] = prod(_shape(node)) * _shape(node.args[_MATRICES[kind]])[-1]
         elif kind == "scaled_dot_product_attention":
-            query, key, value = (_shape(one) for one in node.args[:3])
+            query, key, value = (_shape(operand) for operand in node.args[:3])
             found[node.name] = prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
         elif kind in _RECURRENT:
-            weights = [one for one in node.all_input_nodes if one.name in names and len(_shape(one)) == 2]
-            found[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(one)) for one in weights)
+            weights = [read for read in node.all_input_nodes if read.name in names and len(_shape(read)) == 2]
+            found[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(weight)) for weight in weights)
     return found
 
 

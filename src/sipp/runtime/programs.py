@@ -65,7 +65,7 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
         given = [value for value in pytree.tree_leaves(own) if isinstance(value, Tensor)]
         try:
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-            names = [one.name for one in session.get_inputs()]
+            names = [slot.name for slot in session.get_inputs()]
             return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
         except Exception as error:  # a number format or an operation that it has no code for
             raise ModelError(

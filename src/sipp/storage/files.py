@@ -157,11 +157,11 @@ def _plain_file(path: Path) -> os.stat_result | None:
 
 def _remove_stale(path: Path) -> None:
     """Removes what writers of this file left who were killed: nobody has written to it for a day."""
-    for one in path.parent.iterdir():
-        if staged_for(one) == path.name:
-            found = one.lstat()
+    for beside in path.parent.iterdir():
+        if staged_for(beside) == path.name:
+            found = beside.lstat()
             if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > DAY_S:
-                one.unlink()
+                beside.unlink()
 
 
 def sync_folder(folder: Path) -> None:

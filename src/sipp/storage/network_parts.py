@@ -57,10 +57,10 @@ def _remove_old(path: Path, before: set[str]) -> None:
     named = {part.name for part in _parts_of(path)}
     ours = re.compile(re.escape(_stem(path)) + rf"-[0-9]{{5}}-of-[0-9]{{5}}-[0-9a-f]{{{N_DIGITS}}}" + re.escape(SUFFIX))
     with contextlib.suppress(OSError):  # others clean up too
-        for one in _home(path).iterdir():
-            is_left = ours.fullmatch(one.name) and one.name not in named and one.is_file() and not one.is_symlink()
-            if is_left and (one.name in before or time.time() - one.stat().st_mtime > DAY_S):
-                one.unlink()
+        for file in _home(path).iterdir():
+            is_left = ours.fullmatch(file.name) and file.name not in named and file.is_file() and not file.is_symlink()
+            if is_left and (file.name in before or time.time() - file.stat().st_mtime > DAY_S):
+                file.unlink()
 
 
 def part_files(path: Path, index: Index) -> list[Path]:

@@ -250,13 +250,14 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     """The state_dict in a file of `save`, and what else is inside, after every check."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)
-    pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, [one.n_bytes for one in index.tensors])
+    lengths = [entry.n_bytes for entry in index.tensors]
+    pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, lengths)
     state, masks = decode_network(index, pieces, path)
     try:
         certificate = None if index.certificate is None else from_json(index.certificate)
     except DataError as error:
         raise DataError(f"{error}", where=path) from error
-    n_bytes = path.stat().st_size + sum(one.stat().st_size for one in part_files(path, index))
+    n_bytes = path.stat().st_size + sum(file.stat().st_size for file in part_files(path, index))
     found = contents_of(
         index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
     )

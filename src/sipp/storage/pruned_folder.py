@@ -127,7 +127,7 @@ def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, 
         return _record(path, report), (NO_NETWORK,)
     own = _record_in(metadata_in(io.BytesIO(data)))
     marks: tuple[str, ...] = ()
-    if own is not None and any(staged_for(one) == RECORD_NAME for one in folder.iterdir()):
+    if own is not None and any(staged_for(file) == RECORD_NAME for file in folder.iterdir()):
         marks = () if own == report else (CUT_SHORT,)
         path, report = weights, own
     record = _record(path, report)

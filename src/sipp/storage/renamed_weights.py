@@ -90,9 +90,9 @@ def _rules(model: Any, own: dict[str, Tensor]) -> Rename:
         longer = f"{prefix}."
         return lambda file: (longer + file if longer + file in own else file.removeprefix(longer), None, "")
     rules = get_model_conversion_mapping(model)
-    renamings = [one for one in rules if isinstance(one, WeightRenaming)]
-    converters = [one for one in rules if isinstance(one, WeightConverter)]
-    by_part = {part: one for one in converters for part in one.source_patterns}
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_part = {part: converter for converter in converters for part in converter.source_patterns}
 
     def rename(file: str) -> tuple[str, Any, str]:
         name, part = rename_source_key(file, renamings, converters, prefix, own)

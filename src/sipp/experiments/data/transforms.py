@@ -51,7 +51,7 @@ def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
 
 def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
     """The shifts of several batches as those of one, on the device; a GPU is not waited for."""
-    offsets, mirrored = torch.cat([one.offsets for one in parts], 1), torch.cat([one.mirrored for one in parts])
+    offsets, mirrored = torch.cat([part.offsets for part in parts], 1), torch.cat([part.mirrored for part in parts])
     if device.type == "cuda":
         offsets, mirrored = offsets.pin_memory(), mirrored.pin_memory()
     return Shifts(offsets.to(device, non_blocking=True), mirrored.to(device, non_blocking=True))

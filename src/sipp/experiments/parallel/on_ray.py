@@ -111,12 +111,12 @@ def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch:
                 run.recipe, run.folder, feed, stop_signal, run.checkpoint_seconds, on_epoch, memory=memory
             )
             made = tuple(train_network(context, stage))
-            outcome = StageOutcome("done", parents=tuple(one for one in made if one != stage))
+            outcome = StageOutcome("done", parents=tuple(done for done in made if done != stage))
         except Interrupted:
             outcome = StageOutcome("stopped")
         except SippError as error:
             outcome = StageOutcome("error", error)
-    return replace(outcome, warned=tuple(str(one.message) for one in caught))
+    return replace(outcome, warned=tuple(str(warning.message) for warning in caught))
 
 
 @functools.lru_cache(maxsize=1)  # Ray gives a process one stage after the other

@@ -93,7 +93,7 @@ def _raise_first(processes: Processes, error: Exception | None) -> None:
         return
     errors: list[Exception | None] = [None] * processes.count
     dist.all_gather_object(errors, error, group=processes.group)
-    raise next(one for one in errors if one is not None)
+    raise next(raised for raised in errors if raised is not None)
 
 
 def largest_of(processes: Processes, values: Sequence[int]) -> list[int]:

@@ -47,7 +47,7 @@ class Pipeline:
 
 def pipeline_names() -> list[str]:
     """The names a recipe may give: those of the files in this folder, with - for _."""
-    found = (one.name for one in pkgutil.iter_modules(__path__))
+    found = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted(name.replace("_", "-") for name in found if name != SHARED)
 
 

@@ -280,7 +280,7 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         # By way of JSON: there, strict typing tells numbers from text and still takes a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
     except ValidationError as error:
-        problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
+        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
 
 
@@ -321,9 +321,9 @@ def _described(model: type[BaseModel], values: dict[str, Any], prefix: str) -> I
 
 def _part_of(annotation: Any) -> type[BaseModel] | None:
     """The part of a recipe that an annotation stands for, with or without None; None: it is a plain value."""
-    for one in (annotation, *get_args(annotation)):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            return one
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
     return None
 
 

@@ -111,7 +111,7 @@ def read_run_files(folder: Path) -> RunFiles:
 def _key_of(record: Any) -> Any:
     """The seed, method and level of a record as it was read, which may be anything."""
     values = tuple(record.get(key) for key in ("seed", "method", "level")) if isinstance(record, dict) else ()
-    return values if all(isinstance(one, str | int | None) for one in values) else None
+    return values if all(isinstance(value, str | int | None) for value in values) else None
 
 
 def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:

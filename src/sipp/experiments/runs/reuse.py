@@ -81,8 +81,8 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
     """
 
     def suits(manifest: Manifest) -> bool:
-        same_data = all(one.data == origin.data for one in manifest.origins)
-        same_code = all((one.code, one.device) == (origin.code, origin.device) for one in manifest.origins)
+        same_data = all(source.data == origin.data for source in manifest.origins)
+        same_code = all((source.code, source.device) == (origin.code, origin.device) for source in manifest.origins)
         return same_data and (same_code or accept_changes)
 
     todo = [stage for stage in plan(recipe) if not state_files.has_state(inside(folder, stage.name), runs.FINAL)]

@@ -69,7 +69,7 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 def folders_in(root: Path) -> list[Path]:
     """The folders directly in `root`, by name; those with a manifest are runs."""
-    return sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def open_run(
 
 def _refuse_foreign(folder: Path) -> None:
     """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
-    names = sorted(one.name for one in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
     foreign = [name for name in names if name not in ours and files.staged_for(Path(name)) is None]
     if foreign and MANIFEST not in names:
@@ -157,7 +157,7 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, 
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
-    origins = [given_values(one) for one in known.origins]
+    origins = [given_values(source) for source in known.origins]
     last = origins[-1]
     changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
     if changed and not accept_changes:
@@ -172,8 +172,8 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, 
 def add_origins(folder: Path, other: Manifest) -> None:
     """Adds to the manifest the origins of another run whose networks become part of this one; the newest stays last."""
     known = read_manifest(folder)
-    origins = [given_values(one) for one in known.origins]
-    new = [one for one in map(given_values, other.origins) if one not in origins]
+    origins = [given_values(source) for source in known.origins]
+    new = [source for source in map(given_values, other.origins) if source not in origins]
     if new:
         values = {"config": known.config, "origins": [*new, *origins]}
         files.write_json(files.inside(folder, MANIFEST), values)

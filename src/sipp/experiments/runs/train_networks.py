@@ -196,7 +196,8 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
         for stage in stages:
             group.append(_start(context, stage, _prepare(context, stage)))
             _stop_if_asked(context)
-        if len({(one.state.epoch, one.state.step) for one in group}) > 1:  # killed while their checkpoints were saved
+        if len({(started.state.epoch, started.state.step) for started in group}) > 1:
+            # killed while their checkpoints were saved
             for stage in stages:
                 runs.drop_checkpoints(context.stage_folder(stage))
             yield from _train_group(context, stages, programs)
@@ -205,24 +206,24 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
 
         def on_epoch() -> None:
             nonlocal last_saved
-            for one in group:
-                context.on_epoch(one.stage.name, one.state.rows[-1])
+            for started in group:
+                context.on_epoch(started.stage.name, started.state.rows[-1])
             asked, is_due = context.stop_signal(), time.monotonic() - last_saved >= context.checkpoint_seconds
             if (asked or is_due) and group[0].state.epoch < hyper.epochs:
-                for one in group:
-                    _save(context, one, one.spent + (time.monotonic() - began) / len(stages))
+                for started in group:
+                    _save(context, started, started.spent + (time.monotonic() - began) / len(stages))
                 last_saved = time.monotonic()
             if asked:
                 raise Interrupted(asked)
 
-        members = [Member(one.state, one.stage.seed, one.changes) for one in group]
+        members = [Member(started.state, started.stage.seed, started.changes) for started in group]
         teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
         if teachers or not programs or not fits(programs[-1], members, hyper):
             programs[:] = [make_program(members, context.feed, hyper, teachers)]
         train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
         seconds = (time.monotonic() - began) / len(stages)
-        for one in group:
-            _record(context, one, one.spent + seconds)
+        for started in group:
+            _record(context, started, started.spent + seconds)
     yield from stages
 
 

@@ -87,7 +87,7 @@ def train_batches(
     # Several batches at a time: a GPU gets few large pieces of work, and is not waited for at each step.
     at_once = max(1, AHEAD // batch_size) * batch_size
     for items in order.to(feed.data.images.device).split(at_once):
-        images, sizes = feed.data.images[items], [len(one) for one in items.split(batch_size)]
+        images, sizes = feed.data.images[items], [len(batch) for batch in items.split(batch_size)]
         if augmented:  # drawn for whole batches: an item looks the same in any number of processes
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
             drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]

@@ -69,7 +69,7 @@ def make_program(members: Sequence[Member], feed: Feed, hyper: Training, teacher
     masks = {name: torch.ones_like(param) for name, param in matrices.items()} if is_held else {}
     teacher = None
     if teachers:
-        model = stack([one.model for one in teachers]).eval().requires_grad_(False)
+        model = stack([teacher.model for teacher in teachers]).eval().requires_grad_(False)
         teacher = Teacher(model, teachers[0].weight, teachers[0].temperature)
     sums = torch.zeros(len(members), 3, dtype=torch.float64, device=feed.device)
     optimizer = make_optimizer(stacked, hyper)
@@ -174,7 +174,7 @@ def _to_members(program: Program, members: Sequence[Member]) -> None:
 
 def _change_masks(program: Program, members: Sequence[Member], n_done: int) -> None:
     """Sets new masks where they are due after this many steps."""
-    due = [one for one in members if one.changes is not None and n_done in one.changes.after]
+    due = [member for member in members if member.changes is not None and n_done in member.changes.after]
     if not due:
         return
     _to_members(program, members)

@@ -136,11 +136,11 @@ def _stacked(modules: Sequence[nn.Module], path: str) -> nn.Module:
     """One module in place of those at the same path of all members."""
     first = modules[0]
     if isinstance(first, nn.Conv2d) and first.groups == 1 and first.dilation == (1, 1):
-        return StackedConv([one for one in modules if isinstance(one, nn.Conv2d)])
+        return StackedConv([module for module in modules if isinstance(module, nn.Conv2d)])
     if isinstance(first, nn.BatchNorm2d):
-        return StackedNorm([one for one in modules if isinstance(one, nn.BatchNorm2d)])
+        return StackedNorm([module for module in modules if isinstance(module, nn.BatchNorm2d)])
     if isinstance(first, nn.Linear):
-        return StackedLinear([one for one in modules if isinstance(one, nn.Linear)])
+        return StackedLinear([module for module in modules if isinstance(module, nn.Linear)])
     if isinstance(first, SubsampleAndPad):
         return StackedPad(len(modules), first.n_pad)
     raise ModelError(f"{path}: a {type(first).__name__} cannot be trained side by side", fix="set train.together=1")

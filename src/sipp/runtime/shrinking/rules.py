@@ -61,12 +61,12 @@ def _left(channels: Channels, node: Node) -> Axis | None:
 
 
 def _convolution(channels: Channels, node: Node) -> Axis | None:
-    said = named_arguments(node)
-    weight, is_transposed, groups = said["weight"], "transpose" in str(node.target), said["groups"]
+    arguments = named_arguments(node)
+    weight, is_transposed, groups = arguments["weight"], "transpose" in str(node.target), arguments["groups"]
     if weight not in channels.leaves or (is_transposed and groups > 1):
         return _left(channels, node)
     n_spatial = len(shape_of(weight)) - 2
-    padding, kernel = said["padding"], shape_of(weight)[2:]
+    padding, kernel = arguments["padding"], shape_of(weight)[2:]
     if isinstance(padding, str):
         pads = padding == "same" and max(kernel) > 1
     else:
@@ -82,8 +82,8 @@ def _product(
     channels: Channels, node: Node, n_spatial: int, groups: int, is_transposed: bool, pads: bool
 ) -> Axis | None:
     """The outputs of a layer whose weight is a parameter."""
-    said = named_arguments(node)
-    x, bias, weight = said["input"], said["bias"], channels.leaves[said["weight"]]
+    arguments = named_arguments(node)
+    x, bias, weight = arguments["input"], arguments["bias"], channels.leaves[arguments["weight"]]
     value, read = channels.tensors[weight], channels.values.get(x)
     dim = len(shape_of(x)) - n_spatial - 1
     n_in = shape_of(x)[dim]
@@ -137,10 +137,12 @@ def constant_rows(product: Product, weight: Tensor) -> Tensor:
 
 
 def _batch_norm(channels: Channels, node: Node) -> Axis | None:
-    said = named_arguments(node)
-    axis = channels.values.get(said["input"])
-    held = [said[name] for name in ("weight", "bias", "running_mean", "running_var")]
-    is_plain = held[2] is not None and not said.get("training") and all(h is None or h in channels.leaves for h in held)
+    arguments = named_arguments(node)
+    axis = channels.values.get(arguments["input"])
+    held = [arguments[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    is_plain = (
+        held[2] is not None and not arguments.get("training") and all(h is None or h in channels.leaves for h in held)
+    )
     if axis is None or axis.dim != 1 or not is_plain:
         return _left(channels, node)
     for leaf in held:
@@ -151,7 +153,7 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
         torch.full_like(axis.constant, default) if h is None else channels.tensors[channels.leaves[h]].double()
         for h, default in zip(held, defaults)
     )
-    constant = (axis.constant - mean) * (var + said["eps"]).rsqrt() * weight + bias
+    constant = (axis.constant - mean) * (var + arguments["eps"]).rsqrt() * weight + bias
     channels.several[node] = False
     return Axis(axis.dim, axis.ids, _finite(torch.where(weight == 0, bias, constant)))
 
@@ -212,7 +214,7 @@ def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
 
 def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Tensor:
     """What a pointwise operation gives for constant channels; NaN where an operand is not constant."""
-    is_known = torch.stack([~one.isnan() for one in constants.values()]).all(0)
+    is_known = torch.stack([~constant.isnan() for constant in constants.values()]).all(0)
     target: Any = node.target
 
     def number(read: Node) -> Tensor:
@@ -228,7 +230,7 @@ def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Te
         except (RuntimeError, TypeError):  # an operation that does not take one number for each channel
             pass
     if target is torch.ops.aten.mul.Tensor:
-        is_zero = torch.stack([one == 0 for one in constants.values()]).any(0)
+        is_zero = torch.stack([constant == 0 for constant in constants.values()]).any(0)
         result = torch.where(is_zero, 0.0, result)
     return _finite(result)
 
@@ -272,16 +274,16 @@ def _resized(channels: Channels, node: Node) -> Axis | None:
 
 
 def _average_pool(channels: Channels, node: Node) -> Axis | None:
-    said = named_arguments(node)
-    padding = said["padding"] if isinstance(said["padding"], (list, tuple)) else [said["padding"]]
-    is_whole = not any(padding) and not said.get("ceil_mode") and not said.get("divisor_override")
+    arguments = named_arguments(node)
+    padding = arguments["padding"] if isinstance(arguments["padding"], (list, tuple)) else [arguments["padding"]]
+    is_whole = not any(padding) and not arguments.get("ceil_mode") and not arguments.get("divisor_override")
     return _same(channels, node, _n_spatial(node), is_whole)
 
 
 def _pad(channels: Channels, node: Node) -> Axis | None:
-    said = named_arguments(node)
-    x, pads = said["self"], said["pad"]
-    axis, mode, value = channels.values.get(x), said.get("mode", "constant"), said.get("value") or 0.0
+    arguments = named_arguments(node)
+    x, pads = arguments["self"], arguments["pad"]
+    axis, mode, value = channels.values.get(x), arguments.get("mode", "constant"), arguments.get("value") or 0.0
     if axis is None:
         return _left(channels, node)
     constant = axis.constant
@@ -300,14 +302,14 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
 
 
 def _reduced(channels: Channels, node: Node) -> Axis | None:
-    said, x = named_arguments(node), node.all_input_nodes[0]
-    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), said.get("dim")  # none: over all of them
+    arguments, x = named_arguments(node), node.all_input_nodes[0]
+    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), arguments.get("dim")  # none: over all of them
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
         return _left(channels, node)
     is_mean = "sum" not in str(node.target)  # which depends on the number of positions
     constant = axis.constant if is_mean else torch.where(axis.constant == 0, axis.constant, torch.nan)
-    dim = axis.dim if said["keepdim"] else axis.dim - sum(d < axis.dim for d in dims)
+    dim = axis.dim if arguments["keepdim"] else axis.dim - sum(d < axis.dim for d in dims)
     return Axis(dim, axis.ids, constant)
 
 
@@ -341,11 +343,11 @@ def _permuted(channels: Channels, node: Node) -> Axis | None:
     axis, n_dims = channels.values.get(x), len(shape_of(x))
     if axis is None:
         return _left(channels, node)
-    order, said = list(range(n_dims)), named_arguments(node)
-    if "dims" in said:
-        order = [d % n_dims for d in said["dims"]]
+    order, arguments = list(range(n_dims)), named_arguments(node)
+    if "dims" in arguments:
+        order = [d % n_dims for d in arguments["dims"]]
     elif n_dims > 1:
-        one, other = said.get("dim0", 0) % n_dims, said.get("dim1", 1) % n_dims
+        one, other = arguments.get("dim0", 0) % n_dims, arguments.get("dim1", 1) % n_dims
         order[one], order[other] = other, one
     return Axis(order.index(axis.dim), axis.ids, axis.constant)
 
@@ -358,10 +360,10 @@ def _unsqueezed(channels: Channels, node: Node) -> Axis | None:
 
 def _squeezed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
-    axis, shape, said = channels.values.get(x), shape_of(x), named_arguments(node).get("dim")
+    axis, shape, arguments = channels.values.get(x), shape_of(x), named_arguments(node).get("dim")
     if axis is None:
         return _left(channels, node)
-    dims = range(len(shape)) if said is None else [said] if isinstance(said, int) else said
+    dims = range(len(shape)) if arguments is None else [arguments] if isinstance(arguments, int) else arguments
     gone = {d % len(shape) for d in dims if shape[d] == 1}
     if axis.dim in gone:
         return _left(channels, node)
@@ -379,8 +381,8 @@ def _expanded(channels: Channels, node: Node) -> Axis | None:
 def _sliced(channels: Channels, node: Node) -> Axis | None:
     """The channels where positions are cut out; a cut of channels has its numbers in the network's code."""
     x = node.all_input_nodes[0]
-    axis, said = channels.values.get(x), named_arguments(node)
-    dim = said["dim"] % len(shape_of(x))
+    axis, arguments = channels.values.get(x), named_arguments(node)
+    dim = arguments["dim"] % len(shape_of(x))
     if axis is None or dim == axis.dim:
         return _left(channels, node)
     channels.several[node] = True
@@ -389,9 +391,9 @@ def _sliced(channels: Channels, node: Node) -> Axis | None:
 
 
 def _joined(channels: Channels, node: Node) -> Axis | None:
-    said = named_arguments(node)
-    parts = said["tensors"]
-    dim = said["dim"] % len(shape_of(node))
+    arguments = named_arguments(node)
+    parts = arguments["tensors"]
+    dim = arguments["dim"] % len(shape_of(node))
     axes = [channels.values.get(part) for part in parts]
     known = [axis for axis in axes if axis is not None]
     if not known or any(part in channels.leaves for part in parts):
@@ -452,7 +454,7 @@ def without_views(node: Node) -> Rule | None:
 def without_numbers(node: Node) -> Rule | None:
     """The same, but what an operation with numbers gives counts as no constant: they may come from other sizes."""
     rule = without_views(node)
-    numbers = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, int | float)]
+    numbers = [argument for argument in (*node.args, *node.kwargs.values()) if isinstance(argument, int | float)]
     if rule is not _pointwise or not numbers:
         return rule
 
