@@ -28,8 +28,8 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
 from sipp.pruning.cutting import Cut
 from sipp.records.binomial import upper_limit
-from sipp.records.bounds import Coverage, Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
+from sipp.records.pruned import Coverage, Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.ranking import LayerScores, Ranking, Scores
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed
 

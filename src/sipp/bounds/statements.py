@@ -15,10 +15,9 @@ from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
-from sipp.records.bounds import Guarantee, Measured, NetworkBound, no_bound
 from sipp.records.display import listed
 from sipp.records.options import Mode
-from sipp.records.pruned import PrunedLayer, layer_bound
+from sipp.records.pruned import Guarantee, Measured, NetworkBound, PrunedLayer, layer_bound, no_bound
 from sipp.records.ranking import Ranking, Scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import factor_of

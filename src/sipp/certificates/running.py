@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError, OptionError
+from sipp.inputs.batches import fresh, on_device
 from sipp.inputs.capture import run_batch
 from sipp.records.batches import Batch
 
@@ -53,10 +52,8 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
 def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The same, where the model lies. Of several outputs the only tensor is taken where none is selected."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
-    # Copies: a first layer that works in place must not change what the other network, or the caller, sees.
-    args = tuple(_copied(value, device) for value in batch.args)
-    kwargs = {name: _copied(value, device) for name, value in batch.kwargs.items()}
-    result = run_batch(model, replace(batch, args=args, kwargs=kwargs))
+    # A copy: a first layer that works in place must not change what the other network, or the caller, sees.
+    result = run_batch(model, on_device(fresh(batch), device))
     if callable(output):
         try:
             result = output(result)
@@ -105,11 +102,3 @@ def _choices(result: Any) -> str:
         first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
         return "" if first is None else f" of {len(result)} (for example output={first})"
     return ""
-
-
-def _copied(value: Any, device: torch.device) -> Any:
-    if isinstance(value, PackedSequence):
-        movable: Any = value  # PackedSequence.to is typed for dtypes only
-        moved = movable.to(device)
-        return PackedSequence(moved.data.clone(), moved.batch_sizes, moved.sorted_indices, moved.unsorted_indices)
-    return value.to(device, copy=True)

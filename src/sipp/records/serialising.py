@@ -10,12 +10,11 @@ import torch
 
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
-from sipp.records.bounds import NetworkBound
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
 from sipp.records.hashing import seen_words
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.pruned import Pruned, not_zero, refreshed
+from sipp.records.pruned import NetworkBound, Pruned, not_zero, refreshed
 from sipp.records.ranking import BlendChoice
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 

@@ -21,13 +21,13 @@ from sipp.bounds.network import MOST_SHARE, coverage
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 from sipp.bounds.sound.operator_norms import ROUND_UP
-from sipp.inputs.batches import fresh
+from sipp.inputs.batches import fresh, on_device
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
-from sipp.records.bounds import NetworkBound, no_bound
 from sipp.records.numerics import device_of
+from sipp.records.pruned import NetworkBound, no_bound
 from sipp.records.ranking import Scores
 
 # Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
@@ -102,17 +102,15 @@ def _output(model: nn.Module, batch: Batch, kinds: list[torch.dtype]) -> Tensor:
     """The one tensor that a network returns for a batch, whose numbers get a type of the weights' if they have none."""
 
     def ready(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        is_other = value.is_floating_point() and kinds and value.dtype not in kinds
-        return value.to(device, kinds[0] if is_other else value.dtype)
+        is_other = isinstance(value, Tensor) and value.is_floating_point() and kinds and value.dtype not in kinds
+        return value.to(kinds[0]) if is_other else value
 
-    device, copied = device_of(model), fresh(batch)
+    copied = on_device(fresh(batch), device_of(model))
     kwargs = {name: ready(value) for name, value in copied.kwargs.items()}
     with scoring_mode(model, "running"):
         output = run_batch(model, replace(copied, args=tuple(ready(value) for value in copied.args), kwargs=kwargs))
-    found: Tensor = output[0] if isinstance(output, tuple | list) else output  # T13 is about one tensor
-    return found
+    first: Tensor = output[0] if isinstance(output, tuple | list) else output  # T13 is about one tensor
+    return first
 
 
 def _same_tensors(dense: nn.Module, pruned: nn.Module) -> bool:
