@@ -13,7 +13,7 @@ import sipp
 
 HOME = Path(sipp.__file__).parent
 TEXT = (HOME.parents[1] / "CONTRIBUTING.md").read_text()
-DRAWN = TEXT.partition("**The walk of `prune`**")[2].partition("**To add a score**")[0]
+DRAWN = TEXT.partition("**The walk of `prune`**")[2].partition("## How to add something")[0]
 
 
 def entered(**options: Any) -> list[str]:
