@@ -122,9 +122,9 @@ def _search(curves: Curves, budget: int) -> tuple[_Response, _Response]:
 def _guess(curves: Curves, budget: int) -> float:
     """The logarithm of the multiplier that an ordinary row has where it keeps its share of the budget."""
     share = budget / curves.cap_R.sum()
-    found = np.empty_like(curves.cap_R)
-    _slopes_at(curves.cap_R * share, curves.first_R, curves.count_R, curves.kept_C, curves.slope_C, found)
-    return float(np.clip(np.median(found), -_LARGEST_LOG, _LARGEST_LOG))
+    slopes = np.empty_like(curves.cap_R)
+    _slopes_at(curves.cap_R * share, curves.first_R, curves.count_R, curves.kept_C, curves.slope_C, slopes)
+    return float(np.clip(np.median(slopes), -_LARGEST_LOG, _LARGEST_LOG))
 
 
 @compiled_rows

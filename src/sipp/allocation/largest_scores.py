@@ -263,12 +263,12 @@ def breaking(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
     Rows lie along the first axis; matrices that some models store the other way round (inputs x outputs) may obey it
     down their columns.
     """
-    found = []
+    names = []
     for name, tensor in tensors.items():
         matrix_FK = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)
         if not obeys(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys(matrix_FK.t(), pattern)):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _groups(matrix_FK: Tensor, m: int, fill: float) -> Tensor:

@@ -80,10 +80,10 @@ def allocate_within(
     fixed: dict[int, Tensor] = {}
     while True:  # a layer that is fixed at its limit takes from the others, so more of them may fall below
         free = [i for i in range(len(limits)) if i not in fixed]
-        found = _allocated(problem, free, budget - sum(limits[i] for i in fixed), least, generator)
-        below = [i for i in free if int(found[i].sum()) < limits[i]]
+        allocated = _allocated(problem, free, budget - sum(limits[i] for i in fixed), least, generator)
+        below = [i for i in free if int(allocated[i].sum()) < limits[i]]
         if not below:
-            return [fixed.get(i, kept).to(problem.sensitivities[i].device) for i, kept in enumerate(found)]
+            return [fixed.get(i, kept).to(problem.sensitivities[i].device) for i, kept in enumerate(allocated)]
         fixed |= {i: _allocated(problem, [i], limits[i], least, generator)[i] for i in below}
 
 
@@ -154,8 +154,8 @@ def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     if budget == 0 and bool(kept_R.any()):
         kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
     elif budget < float(kept_R.sum()):
-        found = _solve(problem, budget)
-        kept_R[problem.competes_R], objective, multiplier = found.kept_R, found.objective, found.multiplier
+        solution = _solve(problem, budget)
+        kept_R[problem.competes_R], objective, multiplier = solution.kept_R, solution.objective, solution.multiplier
     parts = kept_R.split([len(layer) for layer in problem.sensitivities])
     kept = [part.to(layer.device) for part, layer in zip(parts, problem.sensitivities)]
     return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
@@ -172,9 +172,9 @@ def _solve(problem: AllocationProblem, budget: int) -> Optimum:
         if n_halvings > _HALVINGS:
             rows = (problem.sensitivities, problem.competes_R, problem.scale_R)
             curves = _curves(*rows, n_halvings=n_halvings)
-        found = optimum(curves, budget)
-        if found.is_inside or n_halvings > _MOST_HALVINGS:
-            return found
+        solution = optimum(curves, budget)
+        if solution.is_inside or n_halvings > _MOST_HALVINGS:
+            return solution
         n_halvings += _MORE_HALVINGS
 
 

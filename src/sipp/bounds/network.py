@@ -244,8 +244,8 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
     if type(model) is nn.Linear:  # a tracer takes a single layer apart
         model, weights = nn.Sequential(model), {f"0.{name}" for name in weights}
     for name, module in model.named_modules():
-        if found := hidden_behaviour(module):
-            return f"{found} in {name or 'the model itself'}"
+        if hidden := hidden_behaviour(module):
+            return f"{hidden} in {name or 'the model itself'}"
     try:
         with scoring_mode(model, "running"):
             root = fx_graph(model)
@@ -270,8 +270,8 @@ def _obstacle_in_graph(root: fx.GraphModule, weights: set[str]) -> str:
             continue
         if sources != [previous]:
             return _not_next(node)
-        if node.op != "output" and (found := _obstacle_at(root, node, weights, seen)):
-            return found
+        if node.op != "output" and (obstacle := _obstacle_at(root, node, weights, seen)):
+            return obstacle
         previous = node
     return ""
 

@@ -102,9 +102,9 @@ def _check_same_modules(dense: nn.Module, given: nn.Module) -> None:
             raise ModelError(
                 f"module {where} is a {kinds[0]} and a {kinds[1]}: they differ in more than weights", fix=ALIKE
             )
-        if (found := hidden_behaviour(theirs[name])) != hidden_behaviour(ours[name]):
+        if (hidden := hidden_behaviour(theirs[name])) != hidden_behaviour(ours[name]):
             raise ModelError(
-                f"{found or hidden_behaviour(ours[name])} in module {where} of one of the two networks only",
+                f"{hidden or hidden_behaviour(ours[name])} in module {where} of one of the two networks only",
                 fix="take it off, or put it on both",
             )
 

@@ -66,26 +66,26 @@ def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     why.update([truth.why] if truth.why else [])
     none_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
-    found = PointComparisons(point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7)
+    points = PointComparisons(point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7)
     if has_classes:
         is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
-        found = found._replace(same_class=is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
+        points = points._replace(same_class=is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
-        found = found._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
-        if bool(found.label_outside.any()):
+        points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
+        if bool(points.label_outside.any()):
             why.add("labels are outside the output's classes")
         else:
             right = [told & (out_nk.argmax(1) == truth_n) for told, out_nk in zip(is_told, (f_nk, g_nk))]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
-            found = found._replace(
+            points = points._replace(
                 has_label=none_n + 1.0,
                 dense_right=right[0],
                 pruned_right=right[1],
                 dense_loss=loss[0],
                 pruned_loss=loss[1],
             )
-    return torch.stack([value.to(BOUND_DTYPE) for value in found], dim=1)
+    return torch.stack([value.to(BOUND_DTYPE) for value in points], dim=1)
 
 
 def measure_of(name: Measure) -> Callable[[Tensor, Tensor, Batch], Tensor]:
@@ -123,10 +123,10 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     if batch.labels is None or labels == "ignore":
         none = torch.zeros_like(differ)
         return torch.stack([none, none, differ, none], dim=1).long()
-    found = truth_of(batch.labels, len(f), f.shape[1])
-    if found.classes_n is None:
-        raise DataError(found.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
-    truth = found.classes_n.to(f.device)
+    classes = truth_of(batch.labels, len(f), f.shape[1])
+    if classes.classes_n is None:
+        raise DataError(classes.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
+    truth = classes.classes_n.to(f.device)
     if ((truth < 0) | (truth >= f.shape[1])).any():
         raise DataError(
             f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such inputs or map them first"
@@ -156,8 +156,8 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
             fix="drop such inputs, or labels='ignore' for the bound that needs none",
         )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
-    found = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
-    return torch.stack([*(mean_at(flags, counted) for flags in found), none + 1], dim=1)
+    shares = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
+    return torch.stack([*(mean_at(flags, counted) for flags in shares), none + 1], dim=1)
 
 
 def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:

@@ -25,16 +25,16 @@ def check_token_logits(logits: Tensor, batch: Batch) -> None:
 
 def tokens_of(batch: Batch) -> Tensor:
     """The token numbers of a batch (n x T)."""
-    given = batch.kwargs.get(TOKENS, batch.args[0] if batch.args else None)
-    is_tokens = isinstance(given, Tensor) and given.ndim == 2 and not given.is_floating_point()
+    tokens = batch.kwargs.get(TOKENS, batch.args[0] if batch.args else None)
+    is_tokens = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
     if not is_tokens:
-        what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        what = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise DataError(
             f"its first input is {what}, not token numbers (batch x tokens)",
             where=batch.where,
             fix=f"give what sipp.text gives, or dicts with {TOKENS}",
         )
-    return given.long()  # type: ignore[union-attr]
+    return tokens.long()  # type: ignore[union-attr]
 
 
 def real_positions(batch: Batch, shape: torch.Size, device: torch.device) -> Tensor:
@@ -47,11 +47,11 @@ def real_positions(batch: Batch, shape: torch.Size, device: torch.device) -> Ten
 def token_losses(logits_nTV: Tensor, tokens_nT: Tensor) -> Tensor:
     """-log p of each token but the first, from the logits before it (n x (T - 1), float64, nats)."""
     rows, next_ = logits_nTV[:, :-1].flatten(0, 1), tokens_nT[:, 1:].flatten().to(logits_nTV.device)
-    found = [
+    losses = [
         -part.to(_precise(part)).log_softmax(1).gather(1, wanted[:, None])[:, 0].double()
         for part, wanted in zip(rows.split(_step(rows)), next_.split(_step(rows)))
     ]
-    return torch.cat(found).reshape(len(tokens_nT), -1)
+    return torch.cat(losses).reshape(len(tokens_nT), -1)
 
 
 def token_changes(dense_nTV: Tensor, pruned_nTV: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,8 +65,9 @@ def token_changes(dense_nTV: Tensor, pruned_nTV: Tensor) -> tuple[Tensor, Tensor
         is_fine = f.isfinite().all(1) & g.isfinite().all(1)
         log_f, log_g = (part.to(_precise(part)).log_softmax(1) for part in (f, g))
         p = log_f.exp()
-        found = torch.where(p > 0, p * (log_f - log_g), 0.0).sum(1, dtype=torch.float64)
-        kl.append(torch.where(is_fine, found.clamp(min=0.0), torch.inf))  # rounding may make an equal pair negative
+        divergence = torch.where(p > 0, p * (log_f - log_g), 0.0).sum(1, dtype=torch.float64)
+        divergence = divergence.clamp(min=0.0)  # rounding may make an equal pair negative
+        kl.append(torch.where(is_fine, divergence, torch.inf))
         differs.append((f.argmax(1) != g.argmax(1)) | ~is_fine)
     shape = dense_nTV.shape[:2]
     return torch.cat(kl).reshape(shape), torch.cat(differs).reshape(shape)

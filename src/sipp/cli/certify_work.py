@@ -20,7 +20,7 @@ from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
-from sipp.records.hashing import SeenPoints, seen_points, told_of
+from sipp.records.hashing import SeenPoints, seen_points, with_all_points
 from sipp.records.schemas import PrunedRecord
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, check_file, check_ledger, write_file
@@ -57,7 +57,7 @@ def answer(request: CertifyRequest) -> Answer:
         seen = reader.draw(source, None, "--calibration")
         known = seen.batches
         if recorded is not None:  # what the folder knows stays known, whatever is said beside
-            known = told_of(recorded, held_out(seen.batches, "calibration").keys())
+            known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
     if request.verify is not None:
         found = _verified(request, (dense, pruned), fresh, known)
     else:

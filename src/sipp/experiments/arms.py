@@ -39,9 +39,9 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
         return Arm(label)
     words = label.split() if isinstance(label, str) else []
     if len(words) < 2:
-        found = method_of(words[0] if words else label)
-        refuse_fitted(found.name, "a run trains them")
-        return Arm(found.name)
+        method = method_of(words[0] if words else label)
+        refuse_fitted(method.name, "a run trains them")
+        return Arm(method.name)
     row = method_of(words[0])
     if len(words) > 2 or words[1] not in get_args(Reduce):
         raise OptionError(

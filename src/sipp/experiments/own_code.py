@@ -30,10 +30,10 @@ def named(spec: str) -> Any:
     module_name, _, attribute = spec.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    found: Any = importlib.import_module(module_name)
+    value: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def own_network(spec: str) -> nn.Module:
@@ -46,8 +46,8 @@ def own_network(spec: str) -> nn.Module:
 
 def own_images(spec: str) -> ImageSet:
     """The data that the user's callable gives: four tensors, images N x C x H x W in float32 and labels from 0 on."""
-    given = _called(spec, "data")
-    parts = given if isinstance(given, tuple) else ()
+    tensors = _called(spec, "data")
+    parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
     images, labels = torch.cat([parts[0], parts[2]]), torch.cat([parts[1], parts[3]])
@@ -66,10 +66,10 @@ def source_digest(spec: str) -> str:
 
 def _called(spec: str, what: str) -> Any:
     """What the callable of this name gives; a network in its place is one object, which runs would share."""
-    made = tried(spec, what, lambda: named(spec))
-    if isinstance(made, nn.Module) or not callable(made):
-        raise OptionError(f"{spec!r} is a {type(made).__name__}, no function or class", fix=CALLABLE)
-    return tried(spec, what, made)
+    maker = tried(spec, what, lambda: named(spec))
+    if isinstance(maker, nn.Module) or not callable(maker):
+        raise OptionError(f"{spec!r} is a {type(maker).__name__}, no function or class", fix=CALLABLE)
+    return tried(spec, what, maker)
 
 
 def tried(spec: str, what: str, work: Callable[[], Any]) -> Any:

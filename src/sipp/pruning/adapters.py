@@ -82,10 +82,10 @@ def _adapters(layer: Any) -> list[str]:
 
 @torch.no_grad()
 def _with_adapters(layer: Any, weight: Tensor) -> Tensor:
-    found = weight.clone()
+    total = weight.clone()
     for adapter in _adapters(layer):
-        found += layer.get_delta_weight(adapter).to(found.dtype)
-    return found
+        total += layer.get_delta_weight(adapter).to(total.dtype)
+    return total
 
 
 def _masked_delta(layer: Any, adapter: str) -> Tensor:
@@ -113,8 +113,8 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         parts = {WEIGHT: delta}
         if getattr(base, BIAS, None) is not None:
             parts[BIAS] = torch.zeros_like(base.bias, dtype=delta.dtype)
-        given = layer.lora_dropout[adapter](x.to(delta.dtype))
-        added = added + functional_call(base, parts, (given, *args), kwargs)
+        dropped = layer.lora_dropout[adapter](x.to(delta.dtype))
+        added = added + functional_call(base, parts, (dropped, *args), kwargs)
         if last.bias is not None:
             added = added + last.bias * layer.scaling[adapter]
     return added.to(result.dtype)

@@ -34,8 +34,8 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
     """The averages that are given, each a copy of the model that can be held as the model is."""
     if not isinstance(average, nn.Module | list | tuple | None):
         raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
-    given = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
-    for copied in given:
+    averages = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
+    for copied in averages:
         if not isinstance(copied, nn.Module) or copied is model or _shapes(copied) != _shapes(model):
             raise OptionError(
                 f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from it"
@@ -47,7 +47,7 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
                 "the average takes in buffers, and held masks are such",
                 fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
             )
-    return given
+    return averages
 
 
 def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None:
@@ -61,8 +61,8 @@ def unnamed(model: nn.Module, average: Average) -> list[Watched]:
     if average is not None:
         return []
     # type(one), not isinstance: anything may lie about its class when it is asked
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), AveragedModel)]
-    alike = [average for average in found if average is not model and _shapes(average) == _shapes(model)]
+    averages = [thing for thing in gc.get_objects() if issubclass(type(thing), AveragedModel)]
+    alike = [average for average in averages if average is not model and _shapes(average) == _shapes(model)]
     return [Watched(average, int(average.n_averaged)) for average in alike]
 
 

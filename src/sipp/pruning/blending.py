@@ -80,13 +80,13 @@ def choose(
         only = BlendTrial(UNTRAINED, "max", moved_by(masks), is_shared=True)
         return masks, BlendChoice(only, (only,), n_points, blend.is_aside)
     tried: list[BlendTrial] = []
-    found: list[list[Tensor]] = []
+    cuts: list[list[Tensor]] = []
     for p, reduce, by_rows in _candidates(blend):
         scores = blend.lengths if by_rows and blend.lengths is not None else blended(blend, dense, p, reduce)
-        found.append(cut(scores, by_rows))
-        tried.append(BlendTrial(p, reduce, moved_by(found[-1]), by_rows=by_rows))
+        cuts.append(cut(scores, by_rows))
+        tried.append(BlendTrial(p, reduce, moved_by(cuts[-1]), by_rows=by_rows))
     taken = tried.index(best_of(tried))
-    return found[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_aside)
+    return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_aside)
 
 
 def n_candidates(blend: BlendInputs) -> int:
@@ -115,6 +115,6 @@ def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
         return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
     if not blend.sensitivities and blend.lengths is not None:
         return [(0.0, "mean", True)]
-    found: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
-    found += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
-    return found if blend.lengths is None else [*found, (0.0, "mean", True)]
+    candidates: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
+    candidates += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
+    return candidates if blend.lengths is None else [*candidates, (0.0, "mean", True)]

@@ -230,11 +230,11 @@ def _sampled_rows(
     blind = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
     if ranking.floor is not None:
         least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
-        found = [_blind_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
+        best = [_blind_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
         if (
-            sum(int(mask_FK.sum()) for mask_FK in found) + int((problem.caps_R > 0).sum()) <= budget
+            sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
         ):  # else they come last
-            blind = found
+            blind = best
     n_blind = [int(mask_FK.sum()) for mask_FK in blind]
     layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_blind)]
     rows = sparsify_layers(
@@ -273,13 +273,13 @@ def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows
 
 def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that are spared, of the parameters that hold some: {parameter name: bool tensor of its shape}."""
-    found = {}
+    spared = {}
     for weight, spared_F in zip(ranking.weights, ranking.spared):
         if bool(spared_F.any()):
             mask = masks[weight.name]
             spared_FK = spared_F[:, None].expand(weight.n_rows, weight.fan_in)
-            found[weight.name] = from_rows(weight, spared_FK, mask).to(mask.device)
-    return found
+            spared[weight.name] = from_rows(weight, spared_FK, mask).to(mask.device)
+    return spared
 
 
 def put_back(

@@ -169,8 +169,8 @@ def release(model: nn.Module) -> None:
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the masks that are held, by canonical name; empty if none is."""
-    found = ((entry, _mask_of(entry)) for entry in _parameters(model))
-    return {entry.name: _whole(mask).clone() for entry, mask in found if mask is not None}
+    held = ((entry, _mask_of(entry)) for entry in _parameters(model))
+    return {entry.name: _whole(mask).clone() for entry, mask in held if mask is not None}
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     for name in names:
         if not isinstance(name, str):
             raise OptionError(f"{name!r:.60} is not a parameter's name", fix=fix)
-    found = {name: known.get(name) or known.get(_canonical(name)) for name in names}
-    unknown = [name for name, entry in found.items() if entry is None]
+    resolved = {name: known.get(name) or known.get(_canonical(name)) for name in names}
+    unknown = [name for name, entry in resolved.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
         lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
         raise OptionError(f"the model has no parameter {'; '.join(lines)}", fix=fix)
-    return {name: entry for name, entry in found.items() if entry is not None}
+    return {name: entry for name, entry in resolved.items() if entry is not None}
 
 
 def _roots(model: nn.Module) -> list[nn.Module]:
@@ -239,13 +239,13 @@ def _check_module(model: Any) -> None:
 
 def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[_Held, Tensor]]:
     """(parameter, its new mask on its device), one pair per parameter, every pair checked."""
-    found: dict[str, tuple[_Held, Tensor]] = {}
-    for given, entry in _resolve(model, masks).items():
-        mask = _checked_mask(entry, masks[given])
-        if entry.name in found and not torch.equal(found[entry.name][1], mask):
-            raise OptionError(f"{given!r} is tied to {entry.name!r} but has another mask", fix="give one mask for both")
-        found[entry.name] = (entry, mask)
-    return list(found.values())
+    checked: dict[str, tuple[_Held, Tensor]] = {}
+    for name, entry in _resolve(model, masks).items():
+        mask = _checked_mask(entry, masks[name])
+        if entry.name in checked and not torch.equal(checked[entry.name][1], mask):
+            raise OptionError(f"{name!r} is tied to {entry.name!r} but has another mask", fix="give one mask for both")
+        checked[entry.name] = (entry, mask)
+    return list(checked.values())
 
 
 def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
@@ -298,16 +298,16 @@ def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimiz
         raise OptionError(
             f"optimizer is a {type(optimizer).__name__}", fix="give a torch.optim.Optimizer, or a list of them"
         )
-    given = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     own = set(model.parameters())
-    for one in given:
+    for one in optimizers:
         if not isinstance(one, Optimizer):
             raise OptionError(f"optimizer is a {type(one).__name__}", fix="give the torch.optim.Optimizer inside it")
         if not any(param in own for group in one.param_groups for param in group["params"]):
             raise OptionError(
                 f"the {type(one).__name__} holds no parameter of the model", fix="make it from this model"
             )
-    return given
+    return optimizers
 
 
 # --- masks beside their parameters ----------------------------------------------------------------------------------

@@ -199,10 +199,10 @@ def _scored(
 
 def _few(batch: Batch) -> Any:
     """The first points of a batch, as a model takes them; all of it where points cannot be cut off."""
-    given: Any = batch.kwargs or batch.args
-    values = list(given.values()) if isinstance(given, dict) else list(given)
+    inputs: Any = batch.kwargs or batch.args
+    values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
     few = [value[:N_EXAMPLES] if isinstance(value, Tensor) else value for value in values]
-    return dict(zip(given, few)) if isinstance(given, dict) else few
+    return dict(zip(inputs, few)) if isinstance(inputs, dict) else few
 
 
 def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:

@@ -170,8 +170,8 @@ class AccuracyCertificate:
         if self.measure == "next-token":
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
-            given = _counted(self, "labelled inputs").rstrip(",")
-            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
+            inputs = _counted(self, "labelled inputs").rstrip(",")
+            claim = f"pruning lowers the accuracy {points}: of {inputs}, {self.n_lost:,} were right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
@@ -181,12 +181,12 @@ class AccuracyCertificate:
 
     def _of_tokens(self, limit: str, points: str) -> str:
         """The claim about next tokens; a sequence counts once, however long it is."""
-        over, given = "on average over the positions of a sequence", _counted(self, "sequences")
+        over, inputs = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
-            return f"pruning lowers the accuracy of the next token {points}, {over} ({given.rstrip(',')})."
+            return f"pruning lowers the accuracy of the next token {points}, {over} ({inputs.rstrip(',')})."
         seen = percent_up(self.n_differ / (self.n + self.n_duplicates))
         return (
-            f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {given} "
+            f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {inputs} "
             f"it was {seen})."
         )
 
@@ -217,17 +217,17 @@ def _claim_in_words(cert: Certificate) -> str:
     delta, confidence = percent(cert.delta), percent(cert.confidence)
     if cert.k_allowed is None:
         needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
-        given, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
-        text = f"No claim: {given} are too few to say anything about all but {delta} of inputs with {confidence} "
+        inputs, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
+        text = f"No claim: {inputs} are too few to say anything about all but {delta} of inputs with {confidence} "
         text += f"confidence; at least {needed:,}{distinct} are needed."
         if cert.fixed == "epsilon":
             text += f" They only show that at most {percent_up(cert.delta_hat)} of inputs are further off than "
             text += f"{_limit(cert)}."
         return text
-    given = _counted(cert, "holdout inputs")
-    counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
+    inputs = _counted(cert, "holdout inputs")
+    counts = f"{cert.violations:,} of {inputs} were further off, {cert.k_allowed:,} were allowed"
     if cert.fixed == "delta":
-        counts = f"{cert.violations:,} of {given} were further off; the limit is the smallest that leaves at most "
+        counts = f"{cert.violations:,} of {inputs} were further off; the limit is the smallest that leaves at most "
         counts += f"{cert.k_allowed:,}"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)

@@ -110,8 +110,8 @@ def check_path(name: str, value: Any, example: str) -> Path:
 
 def check_size(name: str, value: Any) -> int:
     """A number of bytes: itself, or what "5GB" and its like mean."""
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    n_bytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found is not None else value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
     if not _is(n_bytes, int) or n_bytes < 1:
         raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
     return int(n_bytes)
@@ -162,8 +162,8 @@ def problem_words(problem: Mapping[str, Any]) -> str:
     if kind == "value_error":  # a check of our own, which has its own words
         return f"{key}: {context['error']}" if problem["loc"] else str(context["error"])
     wanted = _WANTED[kind].format(**context) if kind in _WANTED else problem["msg"]
-    given = problem["input"]
-    return f"{key} {wanted}" + ("" if isinstance(given, dict) else f", found {given!r:.60}")
+    value = problem["input"]
+    return f"{key} {wanted}" + ("" if isinstance(value, dict) else f", found {value!r:.60}")
 
 
 def first_problem(error: Any) -> str:

@@ -85,12 +85,12 @@ class Comparison:
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
-        found = [f"the output moved by {percent_up(row.error)} of its length"]
+        measured = [f"the output moved by {percent_up(row.error)} of its length"]
         if row.same is not None:
-            found.append(f"the largest output stayed the same for {_down(row.same)}")
+            measured.append(f"the largest output stayed the same for {_down(row.same)}")
         if row.accuracy is not None and self.dense_accuracy is not None:
-            found.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
-        return ", ".join(found)
+            measured.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
+        return ", ".join(measured)
 
     @property
     def _head(self) -> str:
@@ -140,8 +140,8 @@ class Comparison:
         heads = (f"{keep:g}: {word}" if name == "error" else word for keep in keeps for name, word in shown)
         table = plain_table("keep", *heads, tight=True)
         for label in dict.fromkeys(row.name for row in self.rows):
-            found = {row.keep: row for row in self.rows if row.name == label}
-            table.add_row(label, *(self._cell(found[keep], name) for keep in keeps for name, _ in shown))
+            by_keep = {row.keep: row for row in self.rows if row.name == label}
+            table.add_row(label, *(self._cell(by_keep[keep], name) for keep in keeps for name, _ in shown))
         return table
 
     def _cell(self, row: Compared, field: str) -> str:

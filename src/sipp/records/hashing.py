@@ -21,9 +21,9 @@ Entry = tuple[str, list[Any], bytes | memoryview]  # name; element type and shap
 def entries_hash(entries: Iterable[Entry]) -> str:
     """SHA-256 over all entries, sorted by their names without the parts that wrappers add."""
     digest = hashlib.sha256()
-    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), said, data) for name, said, data in entries]
-    for name, said, data in sorted(named, key=lambda entry: entry[0]):
-        digest.update(json.dumps([name, *said]).encode())
+    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), kind, data) for name, kind, data in entries]
+    for name, kind, data in sorted(named, key=lambda entry: entry[0]):
+        digest.update(json.dumps([name, *kind]).encode())
         digest.update(data)
     return digest.hexdigest()
 
@@ -52,7 +52,7 @@ class SeenPoints:
         return _short_hash(key) in self.hashes
 
 
-def seen_words(keys: Iterable[bytes]) -> str:
+def seen_text(keys: Iterable[bytes]) -> str:
     """What a record says of these points: their short hashes, one behind the other, in an order that tells nothing."""
     return "".join(sorted({_short_hash(key) for key in keys}))
 
@@ -62,7 +62,7 @@ def seen_points(words: str, *, is_all: bool) -> SeenPoints:
     return SeenPoints(frozenset(words[i : i + SHORT] for i in range(0, len(words), SHORT)), is_all)
 
 
-def told_of(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
+def with_all_points(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
     """The points of a record and others that someone says to be all that chose the network."""
     return SeenPoints(known.hashes | {_short_hash(key) for key in keys}, is_all=True)
 

@@ -87,8 +87,8 @@ def _value(cell: str) -> float | None:
     """The first number of a cell; infinite where it says so, None where there is none."""
     if re.match(r"inf|unlimited", cell):
         return math.inf
-    found = re.search(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", cell)
-    return None if found is None else float(found[0].replace(",", ""))
+    match = re.search(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", cell)
+    return None if match is None else float(match[0].replace(",", ""))
 
 
 def _largest(cells: Iterable[str]) -> float:

@@ -29,15 +29,15 @@ def buffers_hash(model: nn.Module) -> str | None:
 def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that the state_dict leaves out, by name; not the masks of `hold`, which the weights in it obey."""
     inside = model.state_dict().keys()
-    found: dict[str, Tensor] = {}
+    outside: dict[str, Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         state = module.__dict__.get(HOLD_STATE)
         masks = () if state is None else {name + MASK_SUFFIX for name in state.names}
         for local, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             name = f"{prefix}.{local}" if prefix else local
             if name not in inside and local not in masks:
-                found[name] = buffer
-    return found
+                outside[name] = buffer
+    return outside
 
 
 def tensors_hash(model: nn.Module) -> str:

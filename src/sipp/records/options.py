@@ -60,8 +60,8 @@ def check_repair(repair: Any) -> Repairing:
         check_choice("repair", repair, ("joint", "refit"))
     else:
         check_flag("repair", repair)
-    found: Repairing = repair
-    return found
+    checked: Repairing = repair
+    return checked
 
 
 def check_floor(floor: Any) -> Floor:
@@ -70,8 +70,8 @@ def check_floor(floor: Any) -> Floor:
         check_choice("floor", floor, ("method", "off"))
     elif check_number("floor", floor, least=0) >= 1:
         raise OptionError(f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer")
-    found: Floor = floor
-    return found
+    checked: Floor = floor
+    return checked
 
 
 def floor_of(text: str) -> Floor:
@@ -287,8 +287,8 @@ class Pattern:
 
 def pattern_of(text: Any) -> Pattern:
     """The pattern that "2:4" names; an OptionError where it names none."""
-    found = _FORM.fullmatch(text) if isinstance(text, str) else None
-    n, m = (int(found.group(1)), int(found.group(2))) if found is not None else (0, 0)
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
     if not 1 <= n <= m <= MOST_GROUP:
         raise OptionError(
             f"pattern={text!r:.60} is not a pattern n:m with 1 <= n <= m",

@@ -88,8 +88,8 @@ class Guarantee:
         constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
         if not self.contradicted:  # then more points would not help
             constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
-        found = f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
-        return found + (f"; {WEIGHTS_ALONE.format(self.left_out)}" if self.met and self.left_out else "")
+        statement = f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
+        return statement + (f"; {WEIGHTS_ALONE.format(self.left_out)}" if self.met and self.left_out else "")
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -165,10 +165,10 @@ class NetworkBound:
             return f"no bound: {self.reason}"
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
-        found = f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage}"
+        statement = f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage}"
         if self.guarantee is None:
-            return f"{found}; met, assumes only independent inputs"
-        return f"{found}; rests on an assumption: {self.guarantee}"
+            return f"{statement}; met, assumes only independent inputs"
+        return f"{statement}; rests on an assumption: {self.guarantee}"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

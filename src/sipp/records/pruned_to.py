@@ -60,7 +60,7 @@ class PrunedTo:
         return table
 
     @property
-    def _said(self) -> tuple[str, str]:
+    def _words_now(self) -> tuple[str, str]:
         """The verdict and the certificate's sentence, as long as they are about the network as it is now."""
         if self.certificate is None:
             return self.verdict, ""
@@ -69,7 +69,7 @@ class PrunedTo:
         return self.verdict, self.certificate.sentence
 
     def __str__(self) -> str:
-        verdict, sentence = self._said
+        verdict, sentence = self._words_now
         said = [textwrap.fill(sentence, WIDTH)] if sentence else []
         return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
 
@@ -77,7 +77,7 @@ class PrunedTo:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
     def _repr_html_(self) -> str:
-        verdict, said = self._said
+        verdict, said = self._words_now
         path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
         network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
         return view(verdict, text_html(said), *path, *network)

@@ -234,17 +234,18 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
 
 def _words(contents: SavedFile) -> list[tuple[str, str]]:
     """Labels and texts: how it was pruned and what was said of it, marked where the stored values are others."""
-    said = contents.statements
+    statements = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
-    if said is not None:
-        lines.append(("pruned", f"{said.method}, {said.kept:,} of {said.n_weights:,} weights kept"))
+    if statements is not None:
+        lines.append(("pruned", f"{statements.method}, {statements.kept:,} of {statements.n_weights:,} weights kept"))
         wrong = contents.breaking_pattern
         if wrong is not None:
             broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
             checked = f"is what the file says, but {broken}" if wrong else "along every row, checked"
-            lines.append(("pattern", f"{said.pattern} {checked}"))
+            lines.append(("pattern", f"{statements.pattern} {checked}"))
         lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
-        lines += [("measured", said.measured), ("network", said.network), ("rows", said.rows_and_layers)]
+        lines.append(("measured", statements.measured))
+        lines += [("network", statements.network), ("rows", statements.rows_and_layers)]
     if contents.certificate is not None:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
         lines.append(("certificate", note + contents.certificate.sentence))

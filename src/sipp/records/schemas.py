@@ -132,8 +132,8 @@ class CertificateRecord(Record):
     @property
     def is_useless(self) -> bool:
         """Whether what it certifies says nothing."""
-        found = None if self.is_refusal else from_values(given_values(self))
-        return isinstance(found, Certificate) and found.is_useless
+        certificate = None if self.is_refusal else from_values(given_values(self))
+        return isinstance(certificate, Certificate) and certificate.is_useless
 
     @cached_property
     def sentence(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
-from sipp.records.hashing import seen_words
+from sipp.records.hashing import seen_text
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.pruned import NetworkBound, Pruned, not_zero, refreshed
@@ -59,7 +59,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
         **pruning_values(now),
-        "seen": seen_words(pruned.seen),
+        "seen": seen_text(pruned.seen),
         "seen_all": pruned.seen_all and bool(now.described_hash),  # who chose changed weights is not known
     }
 
@@ -67,7 +67,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
 def pruning_values(pruned: Pruned) -> Values:
     """How a network was pruned and what was said of it then, whatever became of its weights."""
     guarantee, measured, repair = pruned.guarantee, pruned.measured, pruned.repair
-    found = {
+    values = {
         "method": pruned.method,
         "keep": pruned.keep,
         "budget": pruned.budget,
@@ -93,7 +93,7 @@ def pruning_values(pruned: Pruned) -> Values:
         "repaired": repair and {**asdict(repair), "words": repair.sentence},
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
-    return {key: json_value(value) for key, value in found.items()}
+    return {key: json_value(value) for key, value in values.items()}
 
 
 def _choice_values(choice: BlendChoice) -> Values:

@@ -121,9 +121,9 @@ class Arena:
         free = self._free.get(key, [])
         if free:
             return free.pop()
-        made = self.add_image(n, channels, height, width, border)
-        self._shared.add(made.data_CHWN.data_ptr())
-        return made
+        buffer = self.add_image(n, channels, height, width, border)
+        self._shared.add(buffer.data_CHWN.data_ptr())
+        return buffer
 
     def add_image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
         return self.add(image_buffer(n, channels, height, width, border))

@@ -128,9 +128,10 @@ def export(
         call = own_tensors(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-            made = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
-        write_atomic(target, made.content)
-        return Exported(target, to, len(made.content), made.off_by, made.n_points, made.n_tokens, made.has_tokens)
+            traced = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
+        write_atomic(target, traced.content)
+        sizes = traced.n_points, traced.n_tokens, traced.has_tokens
+        return Exported(target, to, len(traced.content), traced.off_by, *sizes)
     content = _weights(own, to)
     write_atomic(target, content)
     return Exported(target, to, len(content), 0.0, None)
@@ -149,13 +150,13 @@ def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Expor
     """
     target, source = check_path("path", path, "read_small.py"), check_path("file", file, "net.safetensors")
     state, _ = read_network(source)
-    found = standalone_reader.read(str(source))
+    arrays = standalone_reader.read(str(source))
     for name, tensor in state.items():
         if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             state[name] = tensor.view(torch.uint8)  # as the program gives them
         elif tensor.dtype == torch.bfloat16:
             state[name] = tensor.float()
-    _check_same(state, {name: torch.from_numpy(array.copy()) for name, array in found.items()})
+    _check_same(state, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     content = Path(standalone_reader.__file__).read_bytes()
     write_atomic(target, content)
     return Exported(target, "reader", len(content), 0.0, None)
@@ -189,20 +190,20 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
-    made = staged(folder)
+    unfinished = staged(folder)
     try:
         try:
             try:
-                save(made, max_shard_size=shard)
+                save(unfinished, max_shard_size=shard)
             except (ValueError, TypeError) as error:
                 raise OptionError(f"shard={shard!r:.40} is not a size ({error!s:.80})", fix="give '5GB'") from error
-            back = load(made, local_files_only=True)
+            back = load(unfinished, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
-            beside = _belonging(model, made, tokenizer)
-            n_bytes = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
-            publish(made, folder)
+            beside = _belonging(model, unfinished, tokenizer)
+            n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
+            publish(unfinished, folder)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"could not be written ({error.strerror or error})", where=folder, fix="free space, or give another place"
@@ -217,8 +218,8 @@ def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
         if not callable(getattr(tokenizer, "save_pretrained", None)):
             raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give one of transformers")
         tokenizer.save_pretrained(made)
-    said = getattr(getattr(model, "config", None), "_name_or_path", "")
-    folder = Path(said) if isinstance(said, str) and said else None
+    origin = getattr(getattr(model, "config", None), "_name_or_path", "")
+    folder = Path(origin) if isinstance(origin, str) and origin else None
     if tokenizer is None and folder is not None and folder.is_dir():
         for path in belonging(folder):
             if path.name not in before:
@@ -231,6 +232,6 @@ def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
     if set(state) != set(back):
         raise ModelError(f"{sorted({*state} ^ {*back})[:3]} were lost on the way", fix="report this network")
     for name, tensor in state.items():
-        found = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
-        if tensor.shape != found.shape or not torch.equal(raw_bytes(tensor), raw_bytes(found)):
+        read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
+        if tensor.shape != read.shape or not torch.equal(raw_bytes(tensor), raw_bytes(read)):
             raise ModelError("is not the same after it was written and read", where=name, fix="report this network")

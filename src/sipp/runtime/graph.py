@@ -53,8 +53,8 @@ class Op:
 
     def reads(self) -> list[int]:
         """The values it reads."""
-        found = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
-        return [*found, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
+        numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+        return [*numbers, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
 
 
 @dataclass(frozen=True)
@@ -265,8 +265,8 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
     if not (is_product and is_constant and _is_open(source, readers) and source.addend is None):
         return False
     old = constants[source.args[1].value]
-    made, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
-    is_lost = ~made.isfinite() | (is_kept & (made.abs() < torch.finfo(made.dtype).tiny))
+    scaled, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
+    is_lost = ~scaled.isfinite() | (is_kept & (scaled.abs() < torch.finfo(scaled.dtype).tiny))
     return not bool(is_lost.any())
 
 

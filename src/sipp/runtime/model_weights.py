@@ -77,16 +77,16 @@ def strides_of(model: nn.Module) -> Strides:
 def other_strides(model: nn.Module, given: Strides) -> list[Strides]:
     """The same weights, all of them in one of torch's two formats, where they are not so already."""
     weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
-    made = [
+    choices = [
         {name: weights[name].contiguous(memory_format=form).stride() for name in given}
         for form in (torch.contiguous_format, torch.channels_last)
     ]
-    return [strides for strides in made if strides != given]
+    return [strides for strides in choices if strides != given]
 
 
 def lay_out(model: nn.Module, strides: Strides) -> None:
     """Lays out these parameters with these strides, where they are not so already."""
     for name, parameter in model.named_parameters():
         if name in strides and parameter.stride() != strides[name]:
-            made = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")
-            parameter.data = made.copy_(parameter.detach())
+            moved = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")
+            parameter.data = moved.copy_(parameter.detach())

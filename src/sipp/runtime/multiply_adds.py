@@ -26,7 +26,7 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
     `shapes` are those of the weights; where a network was made smaller, its own: positions are as they were.
     """
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for node in program.graph.nodes:
         target: Any = node.target
         if not isinstance(target, torch._ops.OpOverload):
@@ -36,16 +36,16 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
             weight = node.args[1]
             name = names.get(weight.name)
             shape = shapes.get(name, _shape(weight)) if name else _shape(weight)
-            found[name or node.name] = found.get(name or node.name, 0) + _positions(node, kind) * prod(shape)
+            counts[name or node.name] = counts.get(name or node.name, 0) + _positions(node, kind) * prod(shape)
         elif kind in _MATRICES:
-            found[node.name] = prod(_shape(node)) * _shape(node.args[_MATRICES[kind]])[-1]
+            counts[node.name] = prod(_shape(node)) * _shape(node.args[_MATRICES[kind]])[-1]
         elif kind == "scaled_dot_product_attention":
             query, key, value = (_shape(operand) for operand in node.args[:3])
-            found[node.name] = prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+            counts[node.name] = prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
         elif kind in _RECURRENT:
             weights = [read for read in node.all_input_nodes if read.name in names and len(_shape(read)) == 2]
-            found[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(weight)) for weight in weights)
-    return found
+            counts[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(weight)) for weight in weights)
+    return counts
 
 
 def _positions(node: Node, kind: str) -> int:

@@ -14,10 +14,10 @@ PLACINGS = (CAT, PAD)
 
 def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
     """The step of a concatenation of channels or of a padding with zeros; None where it is left to torch."""
-    found = _parts(op, values, arena)
-    if found is None:
+    placing = _parts(op, values, arena)
+    if placing is None:
         return None
-    shape, parts = found
+    shape, parts = placing
     n, channels, height, width = shape
     out = arena.add_image(n, channels, height, width, border)  # never shared: what is zero around the parts stays so
     result = out.inner

@@ -18,22 +18,22 @@ def plain_copy(model: nn.Module) -> nn.Module:
         if is_lazy(tensor):
             raise ModelError("has no values yet, its module is lazy", where=name, fix="run the model on an input first")
     try:
-        made = copy.deepcopy(model, _values_with_a_history(model))
+        copied = copy.deepcopy(model, _values_with_a_history(model))
     except Exception as error:  # their classes, their __deepcopy__: anything may be raised
         raise ModelError(
             f"cannot be copied ({type(error).__name__}: {error})",
             where=type(model).__name__,
             fix="keep what has no copy (locks, files) out of its attributes, or give it a __deepcopy__",
         ) from error
-    release(made)
-    for module in made.modules():
+    release(copied)
+    for module in copied.modules():
         hooks = [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Method)]
         for key, hook in hooks:
             del module._forward_pre_hooks[key]
             _fold(module, hook._tensor_name)
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # which torch.export does not record: padded tokens would be 0
-    return made.eval()
+    return copied.eval()
 
 
 def _fold(module: nn.Module, name: str) -> None:

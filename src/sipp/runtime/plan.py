@@ -60,12 +60,12 @@ class Plan:
                 step.run(values)
             if flag.is_raised:
                 return None
-            theirs, found = {*self.places, *_places(inputs)}, []
+            theirs, outputs = {*self.places, *_places(inputs)}, []
             for ref in self.graph.outputs:
-                found.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
+                outputs.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
                 if len(self.graph.outputs) > 1:
-                    theirs |= _places(found[-1:])
-            return found
+                    theirs |= _places(outputs[-1:])
+            return outputs
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -225,13 +225,13 @@ def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
 
 def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
     """The widest padding that convolutions ask of each value they read."""
-    found: dict[int, tuple[int, int]] = {}
+    borders: dict[int, tuple[int, int]] = {}
     for op in graph.ops:
         if op.target is CONV and len(op.args) > 4:
             rows, columns = (list(op.args[4]) * 2)[:2]
-            have = found.get(op.args[0].value, (0, 0))
-            found[op.args[0].value] = max(rows, have[0]), max(columns, have[1])
-    return found
+            have = borders.get(op.args[0].value, (0, 0))
+            borders[op.args[0].value] = max(rows, have[0]), max(columns, have[1])
+    return borders
 
 
 def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:

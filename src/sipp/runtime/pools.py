@@ -65,8 +65,8 @@ def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:
     height, width = x.shape[2:]
     if op.target is ADAPTIVE:
         size = op.args[1]
-        made = [_adaptive(n, m) for n, m in zip((height, width), size)]
-        return made[0], made[1]
+        windows = [_adaptive(n, m) for n, m in zip((height, width), size)]
+        return windows[0], windows[1]
     args = [*op.args[1:], *[None] * 6][:6]
     kernel = pair(args[0])
     stride, padding = pair(args[1] or kernel), pair(args[2] or 0)
@@ -78,8 +78,8 @@ def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:
         dilation, ceil, counts_padding = (1, 1), bool(args[3]), args[4] is None or bool(args[4])
     if ceil:
         return None
-    made = [_sliding(*given, counts_padding) for given in zip((height, width), kernel, stride, padding, dilation)]
-    return made[0], made[1]
+    windows = [_sliding(*axis, counts_padding) for axis in zip((height, width), kernel, stride, padding, dilation)]
+    return windows[0], windows[1]
 
 
 def _sliding(n: int, kernel: int, stride: int, padding: int, dilation: int, counts_padding: bool) -> _Windows:

@@ -50,8 +50,8 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
     with _quiet():
         try:
             names = _output_names(model, call)
-            made = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names)
-            proto = made.model_proto  # type: ignore[union-attr]
+            exported = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names)
+            proto = exported.model_proto  # type: ignore[union-attr]
             content = proto.SerializeToString()
         except Exception as error:  # any of its hundred passes
             raise ModelError(
@@ -62,17 +62,17 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
     options.log_severity_level = 3  # errors
 
     def by_onnxruntime(own: Call) -> list[Any]:
-        given = [value for value in pytree.tree_leaves(own) if isinstance(value, Tensor)]
+        tensors = [value for value in pytree.tree_leaves(own) if isinstance(value, Tensor)]
         try:
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             names = [slot.name for slot in session.get_inputs()]
-            return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+            return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, tensors)})]
         except Exception as error:  # a number format or an operation that it has no code for
             raise ModelError(
                 f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_other_way(model)
             ) from error
 
-    return _told(program, call, content, _compared(model, call, by_onnxruntime, "onnxruntime"))
+    return _described(program, call, content, _compared(model, call, by_onnxruntime, "onnxruntime"))
 
 
 def program_bytes(model: nn.Module, call: Call) -> Traced:
@@ -85,10 +85,10 @@ def program_bytes(model: nn.Module, call: Call) -> Traced:
         file.seek(0)
         back = torch.export.load(file).module()
     off_by = _compared(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    return _told(program, call, file.getvalue(), off_by)
+    return _described(program, call, file.getvalue(), off_by)
 
 
-def _told(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
+def _described(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
     has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
     return Traced(content, off_by, _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens)
 
@@ -110,10 +110,10 @@ def _output_names(model: nn.Module, call: Call) -> list[str] | None:
     """The model's own names of its outputs, where it gives them; None: it gives no names."""
     args, kwargs = copies(*call)
     with torch.no_grad():
-        found = model(*args, **kwargs)
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        outputs = model(*args, **kwargs)
+    if not isinstance(outputs, Mapping) or not all(isinstance(value, Tensor) for value in outputs.values()):
         return None
-    return [str(name) for name in found]
+    return [str(name) for name in outputs]
 
 
 def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:

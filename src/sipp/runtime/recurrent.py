@@ -41,10 +41,10 @@ class Cell:
 
 def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
     """The step of a whole LSTM, or None where it is left to torch: other options, or dense is faster."""
-    found = _read(op, values, constants)
-    if found is None:
+    lstm = _read(op, values, constants)
+    if lstm is None:
         return None
-    x, weights, n_layers, directions, batch_first = found
+    x, weights, n_layers, directions, batch_first = lstm
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden, per_cell = weights[1].shape[1], len(weights) // (n_layers * directions)
     number, h0, c0 = (ref.value for ref in (op.args[0], *op.args[1]))

@@ -91,16 +91,16 @@ class Sparse:
                 self._is_beyond = True
                 warnings.warn(BEYOND, stacklevel=2)
             return self._run_dense(self._given if compiled is None else compiled.strides, args, kwargs)
-        found = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
-        if found is NOT_FINITE:
+        output = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
+        if output is NOT_FINITE:
             with self._lock:
-                found = self._run_dense(self._given, args, kwargs)
+                output = self._run_dense(self._given, args, kwargs)
                 if self._was_finite:  # the weights stay out where such calls come one after the other
                     self._pack()
                 self._was_finite = False
-            return found
+            return output
         self._was_finite = True
-        return found
+        return output
 
     def __reduce__(self) -> Any:
         raise ModelError(
@@ -112,8 +112,8 @@ class Sparse:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
         with self._lock, torch.no_grad():  # no other thread compiles meanwhile, which moves the weights
             self._unpack(strides)
-            found = self._model(*args, **kwargs)
-            return found.clone() if isinstance(found, Tensor) else pytree.tree_map(_copied, found)
+            output = self._model(*args, **kwargs)
+            return output.clone() if isinstance(output, Tensor) else pytree.tree_map(_copied, output)
 
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
@@ -179,9 +179,9 @@ class Sparse:
                 dense()
                 times[i] = steps.dense_time(dense, TRIALS)
         best = min(times, key=times.__getitem__)
-        found = NOT_FINITE if is_whole else _run(plan, chunk, inputs)
-        is_finite = is_whole or found is not NOT_FINITE
-        is_same = found is NOT_FINITE or _is_same(found, ways[0]())
+        output = NOT_FINITE if is_whole else _run(plan, chunk, inputs)
+        is_finite = is_whole or output is not NOT_FINITE
+        is_same = output is NOT_FINITE or _is_same(output, ways[0]())
         is_raced = is_finite and is_same and not is_whole
         raced = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
         is_dense = not is_raced or min(raced[0]) > steps.LEAST_GAIN * min(raced[1])

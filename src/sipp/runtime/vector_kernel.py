@@ -171,9 +171,9 @@ def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
 def _look_up(b: Any, window: Any, place: Any) -> Any:
     """The elements of a window at these places: one instruction where the processor has it."""
     if LOOKUP is None:
-        found = constant(0.0, LANES)
+        elements = constant(0.0, LANES)
         for lane in range(LANES):
             i = b.zext(b.extract_element(place, I32(lane)), I64)
-            found = b.insert_element(found, load(b, address_of(b, window, i)), I32(lane))
-        return found
+            elements = b.insert_element(elements, load(b, address_of(b, window, i)), I32(lane))
+        return elements
     return call(b, LOOKUP, vector(LANES), [load(b, window, vector(LANES)), place])

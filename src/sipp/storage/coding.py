@@ -74,8 +74,8 @@ def pieces_of(data: memoryview, lengths: Sequence[int]) -> Iterator[memoryview]:
 
 def raw_bits(tensor_K: Tensor) -> NDArray[np.unsignedinteger]:
     """The bits of a flat tensor as whole numbers; shares its memory."""
-    found: NDArray[np.unsignedinteger] = tensor_K.view(torch.uint8).numpy().view(f"u{tensor_K.element_size()}")
-    return found
+    bits: NDArray[np.unsignedinteger] = tensor_K.view(torch.uint8).numpy().view(f"u{tensor_K.element_size()}")
+    return bits
 
 
 def from_bits(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> Tensor:

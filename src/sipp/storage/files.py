@@ -80,8 +80,8 @@ def staged(path: Path) -> Path:
 
 def staged_for(path: Path) -> str | None:
     """The name that a temporary file or folder was to get; None where it is none of ours."""
-    found = _TEMPORARY_NAME.fullmatch(path.name)
-    return None if found is None else found.group(1)
+    match = _TEMPORARY_NAME.fullmatch(path.name)
+    return None if match is None else match.group(1)
 
 
 def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
@@ -93,12 +93,12 @@ def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | N
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
-        made = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         if like is not None and os.name == "posix":
-            if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+            if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid):
                 with contextlib.suppress(OSError):  # only some may give files away
                     os.chown(path, like.st_uid, like.st_gid)
-            if made.st_mode & 0o777 != mode:  # the umask took some away
+            if status.st_mode & 0o777 != mode:  # the umask took some away
                 os.chmod(path, mode)
         os.fsync(file.fileno())
 
@@ -119,12 +119,12 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     try:
         target = path if not path.is_symlink() else Path(os.path.realpath(path))
         there = _plain_file(target)
-        made = staged(target)
+        unfinished = staged(target)
         try:
-            write_through(made, data, like=there)
-            os.replace(made, target)
+            write_through(unfinished, data, like=there)
+            os.replace(unfinished, target)
         finally:
-            made.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"could not be written ({error.strerror or error}); what was there before is untouched",
@@ -146,21 +146,21 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 def _plain_file(path: Path) -> os.stat_result | None:
     """What is known of the file there, None where nothing is; devices, pipes and loops of links are refused."""
     try:
-        found = os.lstat(path)  # a link that is still one leads nowhere
+        status = os.lstat(path)  # a link that is still one leads nowhere
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):
-        what = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.ELOOP if stat.S_ISLNK(found.st_mode) else None
+    if not stat.S_ISREG(status.st_mode):
+        what = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.ELOOP if stat.S_ISLNK(status.st_mode) else None
         raise OSError(what or errno.EINVAL, os.strerror(what) if what else "it is not a plain file")
-    return found
+    return status
 
 
 def _remove_stale(path: Path) -> None:
     """Removes what writers of this file left who were killed: nobody has written to it for a day."""
     for beside in path.parent.iterdir():
         if staged_for(beside) == path.name:
-            found = beside.lstat()
-            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > DAY_S:
+            status = beside.lstat()
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > DAY_S:
                 beside.unlink()
 
 
@@ -204,10 +204,10 @@ def write_json(path: Path, values: Values) -> None:
 
 def read_json(path: Path) -> Values:
     """The values of a file of `write_json`; DataError names the file and what is wrong with it."""
-    found = read_sealed(path)
-    if found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
-        raise DataError(f"format {found.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
-    values: Values = found["values"]
+    content = read_sealed(path)
+    if content.get("format") != FORMAT or not isinstance(content.get("values"), dict):
+        raise DataError(f"format {content.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
+    values: Values = content["values"]
     return values
 
 
@@ -219,15 +219,15 @@ def seal(values: Values) -> Values:
 def read_sealed(path: Path, data: bytes | None = None) -> Values:
     """The values that `seal` was given, from a JSON file or its bytes; DataError where they were changed since."""
     try:
-        found = json.loads(read_file(path) if data is None else data)
+        content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
-    check = found.pop("check", None) if isinstance(found, dict) else None
-    if not isinstance(found, dict) or check != _check_of(found):
+    check = content.pop("check", None) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(
             "its checksum does not fit its content; it was changed after it was written, or cut", where=path
         )
-    return found
+    return content
 
 
 def read_file(path: Path) -> bytes:

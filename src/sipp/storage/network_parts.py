@@ -31,12 +31,12 @@ def planned_parts(path: Path, pieces: Sequence[bytes], shard_bytes: int) -> list
         if groups[-1] and sum(map(len, groups[-1])) + len(piece) > shard_bytes:
             groups.append([])
         groups[-1].append(piece)
-    found: list[tuple[Part, Sequence[bytes]]] = []
+    parts: list[tuple[Part, Sequence[bytes]]] = []
     for i, group in enumerate(groups, start=1):
         digest = sha256_of(*group)
         name = f"{_stem(path)}-{i:05d}-of-{len(groups):05d}-{digest[:N_DIGITS]}{SUFFIX}"
-        found.append((Part(name=name, sha256=digest, n_bytes=sum(map(len, group))), group))
-    return found
+        parts.append((Part(name=name, sha256=digest, n_bytes=sum(map(len, group))), group))
+    return parts
 
 
 def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequence[bytes]]]) -> int:

@@ -133,11 +133,11 @@ def _encode(
     rounded = round_values(value_K, row_K, n_rows, rounding, names[0])
     planes = encode_numbers(rounded.stored_K, coded=coded)
     scales = [] if rounded.scale_F is None else encode_numbers(rounded.scale_F, coded=coded)
-    said: Literal["stored"] | Positions | None = None if kept_K is None else "stored"
+    stored_mask: Literal["stored"] | Positions | None = None if kept_K is None else "stored"
     own = b""
     if kept_K is not None and not np.array_equal(kept_K, is_stored_K):  # -0.0 among the pruned ones
         own_kind, own = encode_positions(kept_K)
-        said = Positions(kind=own_kind, kept=int(np.count_nonzero(kept_K)), n_bytes=len(own))
+        stored_mask = Positions(kind=own_kind, kept=int(np.count_nonzero(kept_K)), n_bytes=len(own))
     entry = Entry(
         names=names,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -150,7 +150,7 @@ def _encode(
             largest_change=rounded.largest_change,
             norm_change=rounded.norm_change,
         ),
-        mask=said,
+        mask=stored_mask,
     )
     return entry, [code, *planes, *scales, own]
 
@@ -258,12 +258,12 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     except DataError as error:
         raise DataError(f"{error}", where=path) from error
     n_bytes = path.stat().st_size + sum(file.stat().st_size for file in part_files(path, index))
-    found = contents_of(
+    contents = contents_of(
         index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
     )
-    if found.certificate_about == "values before rounding" and not index.is_moved:
+    if contents.certificate_about == "values before rounding" and not index.is_moved:
         raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)
-    return state, found
+    return state, contents
 
 
 def _stored(entry: Entry) -> StoredTensor:

@@ -74,10 +74,10 @@ def _is_pruned(folder: Path) -> bool:
 def _says(path: Path, key: str) -> Any:
     """What a JSON file says under this key; None where it is no such file."""
     try:
-        found = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
+        content = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
         return None
-    return found.get(key) if isinstance(found, dict) else None
+    return content.get(key) if isinstance(content, dict) else None
 
 
 PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))

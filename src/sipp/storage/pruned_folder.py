@@ -92,8 +92,8 @@ def _record_of(folder: Path) -> bytes | None:
 
 
 def _record_in(metadata: dict[str, Any]) -> bytes | None:
-    found = metadata.get(RECORD_KEY)
-    return found.encode(errors="surrogatepass") if isinstance(found, str) else None
+    record = metadata.get(RECORD_KEY)
+    return record.encode(errors="surrogatepass") if isinstance(record, str) else None
 
 
 def is_pruned_folder(folder: Path) -> bool:

@@ -32,18 +32,18 @@ class RenamedWeights:
         """These tensors of the network, on the CPU."""
         wanted = list(names)
         read = self.source.read(file for name in wanted for file, _ in self.made_of[name])
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name in wanted:
             if name not in self.converters:
                 ((file, _),) = self.made_of[name]
-                found[name] = read.pop(file)
+                tensors[name] = read.pop(file)
                 continue
             converter = copy.deepcopy(self.converters[name])
             for file, part in self.made_of[name]:
                 converter.add_tensor(name, file, part, read.pop(file))
-            made = converter.convert(name, model=self.model, config=self.model.config)
-            found |= {key: one[0] if isinstance(one, list) else one for key, one in made.items()}
-        return found
+            converted = converter.convert(name, model=self.model, config=self.model.config)
+            tensors |= {key: one[0] if isinstance(one, list) else one for key, one in converted.items()}
+        return tensors
 
     def as_in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the network as the files hold them; under the network's names where they cannot be taken apart."""

@@ -34,11 +34,11 @@ class ShardedWeights:
         by_file: dict[str, list[str]] = {}
         for name in names:
             by_file.setdefault(self.file_of[name], []).append(name)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for file, wanted in by_file.items():
             with safe_open(self.folder / file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name).clone() for name in wanted}
-        return found
+                tensors |= {name: opened.get_tensor(name).clone() for name in wanted}
+        return tensors
 
 
 def sharded_weights(folder: Path) -> ShardedWeights:
@@ -47,15 +47,15 @@ def sharded_weights(folder: Path) -> ShardedWeights:
         return ShardedWeights(folder, dict.fromkeys(names_in(folder / ONE_FILE), ONE_FILE))
     path = folder / INDEX
     try:
-        found = json.loads(read_file(path))["weight_map"]
-        if not all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
+        file_of = json.loads(read_file(path))["weight_map"]
+        if not all(isinstance(name, str) and Path(file).name == file for name, file in file_of.items()):
             raise TypeError("files must lie beside it")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"is not an index of weights ({type(error).__name__}: {error})", where=path) from error
-    missing = sorted(file for file in set(found.values()) if not (folder / file).is_file())
+    missing = sorted(file for file in set(file_of.values()) if not (folder / file).is_file())
     if missing:
         raise DataError(f"names {missing[0]}, which is not there", where=path)
-    return ShardedWeights(folder, found)
+    return ShardedWeights(folder, file_of)
 
 
 def names_in(path: Path) -> list[str]:
@@ -76,8 +76,8 @@ def belonging(folder: Path, *more: str) -> list[Path]:
 
     No link that leads elsewhere is among them: a folder of others could name any file of this machine.
     """
-    found = {path for pattern in (*BELONGING, *more) for path in folder.glob(pattern)}
-    return sorted(path for path in found if path.is_file() and path.resolve().parent == folder.resolve())
+    paths = {path for pattern in (*BELONGING, *more) for path in folder.glob(pattern)}
+    return sorted(path for path in paths if path.is_file() and path.resolve().parent == folder.resolve())
 
 
 def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:

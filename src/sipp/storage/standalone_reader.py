@@ -43,12 +43,12 @@ def read(path: str) -> dict[str, Any]:
         if digest != part["sha256"]:
             raise ValueError(f"{part['name']} is another part than the one that {path} was saved with")
         content += data
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     at = 0
     for entry in index["tensors"]:
         array, at = _tensor(entry, content, at)
-        found.update(dict.fromkeys(entry["names"], array))
-    return found
+        tensors.update(dict.fromkeys(entry["names"], array))
+    return tensors
 
 
 def _unpacked(path: str, *kinds: str) -> tuple[bytes, bytes, str]:

@@ -52,10 +52,10 @@ def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
     outer = read_json(inside(folder, name + VALUES))
     path = inside(folder, name + TENSORS)
     data = read_file(path)
-    found = sha256_of(data)
-    if found != outer.get("tensors_sha256"):
+    digest = sha256_of(data)
+    if digest != outer.get("tensors_sha256"):
         raise DataError(
-            f"SHA-256 {found[:12]} is not the one it was saved with; it was changed after it was written, or cut",
+            f"SHA-256 {digest[:12]} is not the one it was saved with; it was changed after it was written, or cut",
             where=path,
         )
     if not isinstance(outer.get("values"), dict):

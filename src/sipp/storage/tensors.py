@@ -67,8 +67,8 @@ def metadata_in(file: BinaryIO) -> dict[str, Any]:
         header = json.loads(file.read(n_bytes)) if n_bytes <= MOST_HEADER else {}
     except (ValueError, RecursionError):
         return {}
-    found = header.get("__metadata__") if isinstance(header, dict) else None
-    return found if isinstance(found, dict) else {}
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
@@ -98,7 +98,7 @@ def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
     from torch import Tensor
     from torch.nn import Parameter
 
-    made: dict[tuple[object, ...], Any] = {}
+    copies: dict[tuple[object, ...], Any] = {}
 
     def own(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -107,11 +107,11 @@ def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
         if value.is_contiguous() and memory.nbytes() == value.nbytes:
             return value
         place = (memory.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
-        if place not in made:
+        if place not in copies:
             copied = value.detach().clone()
             is_parameter = isinstance(value, Parameter)
-            made[place] = Parameter(copied, requires_grad=value.requires_grad) if is_parameter else copied
-        return made[place]
+            copies[place] = Parameter(copied, requires_grad=value.requires_grad) if is_parameter else copied
+        return copies[place]
 
     return {name: own(value) for name, value in tensors.items()}
 
@@ -130,12 +130,12 @@ def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
 def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
     """The tensors of a safetensors file as they lie there; DataError names `where` they were to come from."""
     try:
-        found = {name: RawTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
+        tensors = {name: RawTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
     except (SafetensorError, ValueError, KeyError) as error:
         raise DataError(f"not a safetensors file: {error}", where=where) from error
-    unknown = next((name for name, one in found.items() if one.kind not in _FLOATS | _WHOLE), None)
+    unknown = next((name for name, one in tensors.items() if one.kind not in _FLOATS | _WHOLE), None)
     if unknown is not None:
         raise DataError(
-            f"{unknown!r:.60} has the element type {found[unknown].kind}, which is not read here", where=where
+            f"{unknown!r:.60} has the element type {tensors[unknown].kind}, which is not read here", where=where
         )
-    return found
+    return tensors

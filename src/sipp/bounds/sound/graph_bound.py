@@ -117,10 +117,10 @@ def _propagate(traced: TracedNetworks, fold_batchnorm: bool, nodes: list[NodeBou
     root = traced.graphs[0]
     values: dict[fx.Node, Any] = {}
     uses = {node: len(node.users) for node in root.graph.nodes}
-    given = iter(traced.args)
+    arguments = iter(traced.args)
     for node in root.graph.nodes:
         if node.op == "placeholder":
-            values[node] = _placeholder(node, given, traced)
+            values[node] = _placeholder(node, arguments, traced)
         elif node.op == "get_attr":
             values[node] = ConstantPair(_attribute(root, node.target), _attribute(traced.graphs[1], node.target))
         elif node.op == "output":
@@ -264,9 +264,9 @@ def _rerun(node: fx.Node, root: fx.GraphModule, args: Any, kwargs: Any, other: A
 
 def _leaves(value: Any) -> Iterator[Any]:
     """Everything inside nested tuples, lists, dicts and slices."""
-    found: list[Any] = []
-    map_aggregate(value, found.append)
-    return iter(found)
+    leaves: list[Any] = []
+    map_aggregate(value, leaves.append)
+    return iter(leaves)
 
 
 def _placeholder(node: fx.Node, given: Iterator[Any], traced: TracedNetworks) -> Any:
@@ -288,7 +288,7 @@ def _output(result: Any, n_samples: int) -> ValueAndError:
 
 
 def _attribute(root: nn.Module, path: Any) -> Any:
-    found: Any = root
+    attribute: Any = root
     for part in str(path).split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute

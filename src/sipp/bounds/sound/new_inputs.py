@@ -51,10 +51,10 @@ def sound_network_bound(
         return no_bound("too few inputs to hold one back: pass more, or a holdout", None, mode="sound")
     for batch in data.batches():
         inputs: Any = batch.kwargs or batch.args
-        found = sound_bound(dense, pruned, inputs)
-        if found.epsilon is None:
-            return no_bound(found.reason, None, mode="sound")
-        epsilon = found.epsilon if same else float(_as_run(dense, pruned, batch, found).max())
+        bound = sound_bound(dense, pruned, inputs)
+        if bound.epsilon is None:
+            return no_bound(bound.reason, None, mode="sound")
+        epsilon = bound.epsilon if same else float(_as_run(dense, pruned, batch, bound).max())
         worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
         keys |= set(draw_keys_of(batch))
     covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)

@@ -153,8 +153,8 @@ def _check_model(side: str, model: nn.Module) -> None:
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity", fix="repair or reload it")
     for name, module in model.named_modules():
-        if found := hidden_behaviour(module):
-            raise NoBound(f"{found} in module {name or 'the model itself'} of the {side} model")
+        if hidden := hidden_behaviour(module):
+            raise NoBound(f"{hidden} in module {name or 'the model itself'} of the {side} model")
 
 
 def _export(model: nn.Module, args: Any, kwargs: Any) -> fx.GraphModule:

@@ -46,9 +46,9 @@ def load_cifar10(folder: Path | str, *, n_per_file: int = N_PER_FILE, checksum: 
     """
     check_choice("checksum", checksum, ("official", "skip"))
     records = np.concatenate(_read_all(Path(folder), n_per_file))  # N x 3073
-    if checksum == "official" and (found := sha256_of(records.data)) != SHA256:
+    if checksum == "official" and (digest := sha256_of(records.data)) != SHA256:
         raise DataError(
-            f"this is not CIFAR-10 as published (sha256 {found[:12]} instead of {SHA256[:12]})",
+            f"this is not CIFAR-10 as published (sha256 {digest[:12]} instead of {SHA256[:12]})",
             where=folder,
             fix="fetch it again, or pass checksum='skip' if other data in this layout is meant",
         )
@@ -83,10 +83,10 @@ def _checked(read: Callable[[Path, int], np.ndarray], path: Path, n_records: int
 
 def _read_bin(path: Path, n_records: int) -> np.ndarray:
     """Records n x 3073 of one binary file, whose size must be exact."""
-    expected, found = n_records * RECORD_BYTES, path.stat().st_size
-    if found != expected:
+    expected, n_bytes = n_records * RECORD_BYTES, path.stat().st_size
+    if n_bytes != expected:
         raise DataError(
-            f"{found} bytes instead of {expected} ({n_records} records); it is cut or not CIFAR-10", where=path
+            f"{n_bytes} bytes instead of {expected} ({n_records} records); it is cut or not CIFAR-10", where=path
         )
     return np.fromfile(path, np.uint8).reshape(n_records, RECORD_BYTES)
 
@@ -167,32 +167,32 @@ def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: s
         return target
     try:
         files = _download(url, progress)
-        if (found := sha256_of(*files.values())) != SHA256:
-            raise DataError(f"sha256 {found[:12]} instead of {SHA256[:12]}", where=url)
+        if (digest := sha256_of(*files.values())) != SHA256:
+            raise DataError(f"sha256 {digest[:12]} instead of {SHA256[:12]}", where=url)
     except (OSError, EOFError, zlib.error, tarfile.TarError, http.client.HTTPException, DataError) as error:
         raise DataError(
             f"CIFAR-10 could not be fetched ({url}: {error}). Run it again, or put data_batch_1.bin .. "
             f"data_batch_5.bin and test_batch.bin of the official binary version into {target}"
         ) from error
-    made = staged(target)
+    unfinished = staged(target)
     try:
         make_folder(folder)
-        made.mkdir()
+        unfinished.mkdir()
         for name, records in files.items():
-            write_through(made / f"{name}.bin", records)
-        sync_folder(made)
-        publish(made, target)
+            write_through(unfinished / f"{name}.bin", records)
+        sync_folder(unfinished)
+        publish(unfinished, target)
     except OSError as error:
         raise DataError(f"cannot fetch CIFAR-10 into {folder}: {error}") from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
 def _download(url: str, progress: Advance | None) -> dict[str, bytes]:
     """The six files of the archive at `url`, unpacked while they come in; no other member of it is looked at."""
     n_bytes = N_PER_FILE * RECORD_BYTES
-    found: dict[str, bytearray] = {}
+    files: dict[str, bytearray] = {}
     with (
         urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
         tarfile.open(fileobj=response, mode="r|gz") as tar,
@@ -202,11 +202,11 @@ def _download(url: str, progress: Advance | None) -> dict[str, bytes]:
             file = tar.extractfile(member) if name in FILES and member.isreg() else None
             if file is None:
                 continue
-            found[name] = bytearray()
-            while len(found[name]) <= n_bytes and (chunk := file.read(CHUNK)):
-                found[name] += chunk
+            files[name] = bytearray()
+            while len(files[name]) <= n_bytes and (chunk := file.read(CHUNK)):
+                files[name] += chunk
                 if progress is not None:
                     progress(len(chunk))
-    if missing := [name for name in FILES if name not in found]:
+    if missing := [name for name in FILES if name not in files]:
         raise DataError(f"the archive does not hold {', '.join(missing)}")
-    return {name: bytes(found[name]) for name in FILES}
+    return {name: bytes(files[name]) for name in FILES}

@@ -19,8 +19,8 @@ class Messages:
 
     def take_epochs(self) -> list[tuple[str, EpochRow]]:
         """The epochs since the last call."""
-        found, self.epochs = self.epochs, []
-        return found
+        taken, self.epochs = self.epochs, []
+        return taken
 
     def stop(self, number: int) -> None:
         self.number = number

@@ -131,10 +131,10 @@ def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
         load_scores(path)
     device = device_named(run.device)
     feed = load_feed(run.recipe, data_root=run.data_root, device=device, n_workers=run.n_workers)
-    found = OriginRecord(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
-    if found != run.origin:
+    origin = OriginRecord(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
+    if origin != run.origin:
         raise OptionError(
-            f"{here} has other data or code than the machine that began the run ({found}, not {run.origin})",
+            f"{here} has other data or code than the machine that began the run ({origin}, not {run.origin})",
             fix="install the same version and put the same data everywhere",
         )
     return feed, {}
@@ -214,8 +214,8 @@ def run_on_ray(
 
 def _outcome(ray: Any, ref: Any) -> StageOutcome:
     try:
-        found: StageOutcome = ray.get(ref)
-        return found
+        outcome: StageOutcome = ray.get(ref)
+        return outcome
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError:

@@ -113,9 +113,9 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
     for name in sorted(tensors):
         parts.append(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         parts.append(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    found: list[str] = [""] * processes.count
-    dist.all_gather_object(found, sha256_of(*parts), group=processes.group)
-    others = [index for index, one in enumerate(found) if one != found[0]]
+    digests: list[str] = [""] * processes.count
+    dist.all_gather_object(digests, sha256_of(*parts), group=processes.group)
+    others = [index for index, one in enumerate(digests) if one != digests[0]]
     if others:
         raise ModelError(
             f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"

@@ -47,15 +47,15 @@ class Pipeline:
 
 def pipeline_names() -> list[str]:
     """The names a recipe may give: those of the files in this folder, with - for _."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in found if name != SHARED)
+    files = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in files if name != SHARED)
 
 
 def pipeline_of(name: str) -> Pipeline:
     """The pipeline of this name."""
     check_choice("pipeline", name, pipeline_names())
-    found: Pipeline = import_module(f"{__name__}.{name.replace('-', '_')}").PIPELINE
-    return found
+    pipeline: Pipeline = import_module(f"{__name__}.{name.replace('-', '_')}").PIPELINE
+    return pipeline
 
 
 def parent_of(name: str, stage: Stage) -> Stage | None:

@@ -51,15 +51,15 @@ def _cut_once(
     now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
     ranking = rank_for(context, stage, now, norm_stats="running")
     budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
-    made = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
-    state.model.load_state_dict(made.network.state)  # sampling changes the weights that it keeps (T8)
-    blend = {} if made.facts["choice"] is None else {"blend": made.facts["choice"]["words"]}
-    path = [*state.facts.get("path", []), {"after_step": step, "keep": made.facts["keep"], **blend}]
+    prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
+    state.model.load_state_dict(prepared.network.state)  # sampling changes the weights that it keeps (T8)
+    blend = {} if prepared.facts["choice"] is None else {"blend": prepared.facts["choice"]["words"]}
+    path = [*state.facts.get("path", []), {"after_step": step, "keep": prepared.facts["keep"], **blend}]
     before = state.facts.get("part_seconds", {})
-    spent = {**made.facts["part_seconds"], "compile": compiling_seconds() - compiled}
+    spent = {**prepared.facts["part_seconds"], "compile": compiling_seconds() - compiled}
     seconds = {part: before.get(part, 0.0) + now_spent for part, now_spent in spent.items()}
-    bound = {**made.facts["bound"], "speaks_of": f"the network right after its last cut, against {LAST_CUT}"}
-    return made.network.masks, {**made.facts, "bound": bound, "path": path, "part_seconds": seconds}
+    bound = {**prepared.facts["bound"], "speaks_of": f"the network right after its last cut, against {LAST_CUT}"}
+    return prepared.network.masks, {**prepared.facts, "bound": bound, "path": path, "part_seconds": seconds}
 
 
 PIPELINE = Pipeline(

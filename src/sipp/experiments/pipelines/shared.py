@@ -98,8 +98,8 @@ def _cut(
     assert stage.method is not None
     began = clock()
     left = only_alive(ranking, alive)
-    found = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
-    pruned = pruned_of(left, found, statements_of(left, found))
+    sparse = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
+    pruned = pruned_of(left, sparse, statements_of(left, sparse))
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
@@ -139,7 +139,7 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
     if not len(splits.holdout):
         return None
     try:
-        found = certify(
+        certificate = certify(
             ranking.model,
             pruned.model,
             eval_batches(context.feed, splits.holdout),
@@ -150,23 +150,23 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
         )
     except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
         return {"verdict": f"refused: {error}"}
-    return certificate_values(found)
+    return certificate_values(certificate)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
     """All that is known of a pruned network before it is retrained."""
-    said = pruning_values(pruned)
-    layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in said["layers"]]
+    values = pruning_values(pruned)
+    layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in values["layers"]]
     for weight, layer in zip(ranking.weights, layers):
         mask_FK = to_rows(weight, masks[weight.name])
         layer |= {"kept": int(mask_FK.sum()), "dead_rows": int((~mask_FK.any(1)).sum())}
     kept = sum(layer["kept"] for layer in layers)
     return {
-        **{key: said[key] for key in ("n_weights", "budget", "guarantee", "choice")},
+        **{key: values[key] for key in ("n_weights", "budget", "guarantee", "choice")},
         "kept": kept,
         "keep": kept / ranking.n_weights,
         "before": accuracy_values(before),
-        "bound": said["bound"]
+        "bound": values["bound"]
         | {
             "contradicted": pruned.guarantee is not None and pruned.guarantee.contradicted,
             "speaks_of": "the network before retraining, against the network it was pruned from",

@@ -75,8 +75,8 @@ def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str
 
     Without a `name` it has that of its base.
     """
-    found = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
-    return check_recipe(_with_own_methods(_with_settings(found, settings)), where=where)
+    recipe = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
+    return check_recipe(_with_own_methods(_with_settings(recipe, settings)), where=where)
 
 
 def _with_own_methods(values: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def _without_short(values: dict[str, Any]) -> dict[str, Any]:
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """`above` over `below`, mapping by mapping; lists and values are replaced whole, and end what they stand for."""
     ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
-    found = {key: value for key, value in below.items() if key not in ended}
+    values = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
-        old = found.get(key)
-        found[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return found
+        old = values.get(key)
+        values[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return values
 
 
 def _with_settings(values: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -48,16 +48,16 @@ def _value(loader: Any, node: Any, where: str) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_value(loader, item, where) for item in node.value]
     if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             if key_node.tag != _PREFIX + "str":
                 raise OptionError(f"the key {key!r} is not plain text", where=at)
-            if key in found:
+            if key in mapping:
                 line = key_node.start_mark.line + 1
                 raise OptionError(f"the key {key!r} is given twice", where=f"{where}, line {line}")
-            found[key] = _value(loader, value_node, where)
-        return found
+            mapping[key] = _value(loader, value_node, where)
+        return mapping
     if node.tag not in _PLAIN:
         raise OptionError(f"{node.value!r} is not a number, text, true, false or null", where=at)
     return loader.construct_object(node)

@@ -44,7 +44,7 @@ class UnreadableRun:
 
 def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
     """Every run below `out`, by name; one that cannot be read does not hide the others."""
-    found: list[RunStatus | UnreadableRun] = []
+    runs: list[RunStatus | UnreadableRun] = []
     for folder in store.folders_in(out):
         try:
             if not (folder / store.MANIFEST).exists():
@@ -54,13 +54,13 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
             ended: RunState = "finished" if n_done == len(stages) else "stopped"
             state: RunState = "running" if store.is_locked(folder) else ended
             n_origins = len(manifest.origins)
-            found.append(RunStatus(folder, config["name"], config["pipeline"], n_done, len(stages), state, n_origins))
+            runs.append(RunStatus(folder, config["name"], config["pipeline"], n_done, len(stages), state, n_origins))
         except SippError as error:
-            found.append(UnreadableRun(folder, error.fault, error.fix))
+            runs.append(UnreadableRun(folder, error.fault, error.fix))
         except OSError as error:
             what = f"{error.filename or folder}: {error.strerror or error}"
-            found.append(UnreadableRun(folder, what, "allow reading it"))
-    return found
+            runs.append(UnreadableRun(folder, what, "allow reading it"))
+    return runs
 
 
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:

@@ -56,7 +56,7 @@ def find_reusable(
 ) -> dict[Stage, Path]:
     """The folder of each of these stages that another run below `root`, whose manifest suits, has finished."""
     wanted = {stage_key(recipe, stage): stage for stage in stages}
-    found: dict[Stage, Path] = {}
+    reusable: dict[Stage, Path] = {}
     own = runs.run_name(config_of(recipe))
     for folder in runs.folders_in(root):
         if folder.name == own or not (folder / runs.MANIFEST).is_file() or not wanted:
@@ -69,8 +69,8 @@ def find_reusable(
         for stage in plan(other) if suits(manifest) else ():
             key = stage_key(other, stage)
             if key in wanted and state_files.has_state(folder / stage.name, runs.FINAL):
-                found[wanted.pop(key)] = folder / stage.name
-    return found
+                reusable[wanted.pop(key)] = folder / stage.name
+    return reusable
 
 
 def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept_changes: bool = False) -> None:

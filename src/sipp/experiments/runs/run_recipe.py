@@ -105,11 +105,11 @@ def run(
             code = tuple(path.resolve() for path in code_files)
             places, n_threads = (folder.resolve(), data_root.resolve()), torch.get_num_threads()
             job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin, code)
-            made = run_on_ray(job, ray or RayOptions(), stop_signal, show)
+            finished = run_on_ray(job, ray or RayOptions(), stop_signal, show)
         else:
             context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)
-            made = train_networks(context)
-        for stage in stack.enter_context(closing(made)):  # closed before the lock is given back
+            finished = train_networks(context)
+        for stage in stack.enter_context(closing(finished)):  # closed before the lock is given back
             add_records([stage.name])
             show(stage.name, None)
     return Finished(folder, [records[name] for name in names if name in records], len(records) - n_before)

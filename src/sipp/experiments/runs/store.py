@@ -202,9 +202,9 @@ def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], value
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
     """The newest checkpoint that is sound; a damaged one is named in a warning and the one before it is taken."""
     for name in checkpoints(stage):
-        found = load_if_sound(stage, name)
-        if found is not None:
-            return found
+        loaded = load_if_sound(stage, name)
+        if loaded is not None:
+            return loaded
     return None
 
 
@@ -237,15 +237,15 @@ def drop_checkpoints(stage: Path) -> None:
 
 def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
     """The record of each of these stages that is done, from its own folder."""
-    found = {}
+    records = {}
     for name in names:
         stage = files.inside(folder, name)
         if state_files.has_state(stage, FINAL):
             try:
-                found[name] = state_files.load_values(stage, FINAL)["record"]
+                records[name] = state_files.load_values(stage, FINAL)["record"]
             except DataError:  # damaged: its stage says so in its turn, and is done again
                 continue
-    return found
+    return records
 
 
 def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Values]) -> None:
@@ -253,8 +253,8 @@ def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Valu
 
     A run begins by reading all records from their stages, so that no stop at any moment can lose or double one.
     """
-    found = (records[name] for name in names if name in records)
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in found)
+    in_order = (records[name] for name in names if name in records)
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in in_order)
     path = files.inside(folder, RECORDS)
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())

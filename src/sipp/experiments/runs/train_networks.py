@@ -73,11 +73,11 @@ def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
 
 def finished(processes: Processes, folder: Path) -> Network | None:
     """A stage's result if it was done before and is sound; checkpoints that a kill left beside it are dropped."""
-    found = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
-    if found is None:
+    saved = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
+    if saved is None:
         return None
     from_leader(processes, lambda: runs.drop_checkpoints(folder))
-    return network_from_tensors(found[0])
+    return network_from_tensors(saved[0])
 
 
 def _prepare(context: RunContext, stage: Stage) -> Prepared:
@@ -87,17 +87,17 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
     if saved is not None:
         return Prepared(network_from_tensors(saved[0]), dict(saved[1]))
     if stage.method is None:
-        made = Prepared(initial_network(context, stage.seed), {})
+        prepared = Prepared(initial_network(context, stage.seed), {})
     else:
         parent = parent_of(context.recipe.pipeline, stage)
         network = None if parent is None else finished(context.processes, context.stage_folder(parent))
-        made = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
-    tensors, facts = made.network.tensors(), {**made.facts, "seconds": time.monotonic() - clock}
+        prepared = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
+    tensors, facts = prepared.network.tensors(), {**prepared.facts, "seconds": time.monotonic() - clock}
     if "part_seconds" in facts:
         facts["part_seconds"] = {**facts["part_seconds"], "compile": compiling_seconds() - compiled}
     check_same(context.processes, tensors, what="weights and masks")
     from_leader(context.processes, lambda: save_state(folder, runs.START, tensors, facts))
-    return Prepared(made.network, facts)
+    return Prepared(prepared.network, facts)
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,9 @@ def _batches(feed: Feed, hyper: Training, seeds: Sequence[int], epoch: int) -> I
         for seed in distinct
     ]
     for number, batches in enumerate(zip(*each)):
-        found = [(_filled_up(images, hyper.precision), labels) for _, (images, labels) in batches]
-        images = torch.cat([found[place][0] for place in places], 1)
-        labels = torch.stack([found[place][1] for place in places], 1)
+        ready = [(_filled_up(images, hyper.precision), labels) for _, (images, labels) in batches]
+        images = torch.cat([ready[place][0] for place in places], 1)
+        labels = torch.stack([ready[place][1] for place in places], 1)
         yield number, images.contiguous(memory_format=torch.channels_last), labels
 
 

@@ -66,8 +66,8 @@ def fastest_way(
     So they come from the memory they would come from in a network of so many such layers. `dense`: what torch takes,
     where that is not this layer as it is.
     """
-    made, why = _ways(weight, x)
-    ways = {make: make(weight, bias) for make in made}
+    makers, why = _ways(weight, x)
+    ways = {make: make(weight, bias) for make in makers}
     ways = {make: way for make, way in ways.items() if way.n_bytes <= MOST_BYTES * weight.nbytes}
     if not ways:
         return Chosen(dense_way, True, why=why or "values and places take no fewer bytes")
@@ -103,10 +103,10 @@ def way_error(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float
     """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
     expected = F.linear(x, weight, bias).double()
     try:
-        found = way.call(x, way.tensors).double()
+        sums = way.call(x, way.tensors).double()
     except RuntimeError:
         return math.inf
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=TINY))
+    return float((sums - expected).abs().max() / expected.abs().max().clamp(min=TINY))
 
 
 def timing_group(weight: Tensor, x: Tensor) -> Hashable:

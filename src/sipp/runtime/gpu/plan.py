@@ -49,8 +49,8 @@ class GpuPlan:
         with torch.autocast("cuda", enabled=False):
             for step in self.steps:
                 step.run(values)
-        found = [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
-        return pytree.tree_unflatten(found, self.graph.out_spec)
+        outputs = [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+        return pytree.tree_unflatten(outputs, self.graph.out_spec)
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
@@ -139,10 +139,10 @@ def _steps_of(
     if not chosen.is_dense and not (by := way_error(way, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
         chosen = Chosen(dense_way, True, chosen.seconds, chosen.dense_seconds, is_off(by))
     if chosen.is_dense and len(group) > 1:  # alone, one of them may be worth it
-        made: dict[int, Step] = {}
+        steps: dict[int, Step] = {}
         for each in group:
-            made |= _steps_of([each], graph, values, n_bytes, known)
-        return made
+            steps |= _steps_of([each], graph, values, n_bytes, known)
+        return steps
     if chosen.is_dense:
         return {
             op.out: replace(

@@ -39,13 +39,13 @@ class Recorded:
 
     def __call__(self, inputs: list[Any]) -> Any:
         torch.cuda.current_stream().wait_event(self._done)  # the call before may have been on another stream
-        for own, given in zip(self._inputs, inputs):
+        for own, value in zip(self._inputs, inputs):
             if isinstance(own, Tensor):
-                own.copy_(given)
+                own.copy_(value)
         self._graph.replay()
-        found = own_results(self._found)
+        results = own_results(self._found)
         self._done.record()
-        return found
+        return results
 
 
 def own_results(found: Any) -> Any:

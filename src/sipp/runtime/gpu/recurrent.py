@@ -60,10 +60,10 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
         current[op.out] = _run(read, ways, current[number], current[h0], current[c0])
 
     fast(values)
-    found = values.pop(op.out)
+    results = values.pop(op.out)
     with torch.backends.cudnn.flags(allow_tf32=False):  # as exact as ours is
         expected = op.target(*arguments_of(values, op.args))
-    if not all(_agree(own, other) for own, other in zip(found, expected)):
+    if not all(_agree(own, other) for own, other in zip(results, expected)):
         return None
     seconds = recording.kernel_seconds([lambda: fast(values)])
     dense_seconds = recording.kernel_seconds([lambda: op.target(*arguments_of(values, op.args))])
@@ -118,14 +118,14 @@ def _run(read: Read, ways: list[Way], x: Tensor, h0: Tensor, c0: Tensor) -> tupl
     source = list((x.transpose(0, 1) if read.batch_first else x).unbind())
     states, cells = [], []
     for layer in range(len(ways) // read.directions):
-        found = []
+        both_ways = []
         for direction in range(read.directions):
             n = layer * read.directions + direction
             steps, state, cell = _walk(ways[n], source[::-1] if direction else source, h0[n], c0[n], gates)
-            found.append(steps[::-1] if direction else steps)
+            both_ways.append(steps[::-1] if direction else steps)
             states.append(state)
             cells.append(cell)
-        source = found[0] if read.directions == 1 else [torch.cat(both, 1) for both in zip(*found)]
+        source = both_ways[0] if read.directions == 1 else [torch.cat(both, 1) for both in zip(*both_ways)]
     out = torch.stack(source, 1 if read.batch_first else 0)
     return out, torch.stack(states), torch.stack(cells)
 

@@ -14,26 +14,26 @@ from sipp.runtime.shrinking.rules import summed
 def apply(model: nn.Module, plan: Smaller) -> None:
     """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
     tensors = parameters_and_buffers(model)
-    made = {name: tensors[name].detach() for name, _ in plan.stays}
+    new = {name: tensors[name].detach() for name, _ in plan.stays}
     owners = _owners(model)
     grouped = {}
     for layer, is_needed, stays in zip(plan.layers, plan.is_needed, plan.read):
-        _take_over_constants(layer, is_needed, made)
+        _take_over_constants(layer, is_needed, new)
         product = layer.product
         if product.groups > 1:
-            weight = made[product.weight]
+            weight = new[product.weight]
             out_stays = plan.stays[product.weight, 0]
             n_groups, columns = sorted_groups(layer, stays, out_stays)
             columns = columns.view(*columns.shape, *[1] * (weight.ndim - 2)).expand(-1, -1, *weight.shape[2:])
             grouped[product.weight] = n_groups, columns.to(weight.device)
     for (name, dim), stays in plan.stays.items():
-        made[name] = made[name].index_select(dim, stays.to(made[name].device))
+        new[name] = new[name].index_select(dim, stays.to(new[name].device))
     for name, (n_groups, columns) in grouped.items():
-        made[name] = made[name].gather(1, columns)
+        new[name] = new[name].gather(1, columns)
         for module, _ in owners[id(tensors[name])]:
             module.groups = n_groups  # type: ignore[assignment]
     changed = []
-    for name, values in made.items():
+    for name, values in new.items():
         if values.shape != tensors[name].shape or not torch.equal(values, tensors[name]):
             changed += _replace(owners[id(tensors[name])], tensors[name], values)
     for module in changed:
@@ -76,12 +76,12 @@ Owners = list[tuple[nn.Module, str]]
 
 def _owners(model: nn.Module) -> dict[int, Owners]:
     """Where each tensor is registered, by its id: modules and local names."""
-    found: dict[int, Owners] = {}
+    owners: dict[int, Owners] = {}
     for module in model.modules():
         for local, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
-                found.setdefault(id(tensor), []).append((module, local))
-    return found
+                owners.setdefault(id(tensor), []).append((module, local))
+    return owners
 
 
 def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:

@@ -100,31 +100,31 @@ def channels_of(
     """The channels of a traced network whose parameters and buffers are `tensors`."""
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     first = {id(tensor): name for name, tensor in reversed(tensors.items())}
-    found = Channels({}, Counter(), tensors, regroups)
+    channels = Channels({}, Counter(), tensors, regroups)
     for node in program.graph.nodes:
         if node.op == "placeholder":
             name = kinds[node.name].target
             if kinds[node.name].kind.name in ("PARAMETER", "BUFFER") and name in tensors:
-                found.leaves[node] = first[id(tensors[name])]
-                found.n_reads[found.leaves[node]] += len(node.users)
-            found.values[node] = None
+                channels.leaves[node] = first[id(tensors[name])]
+                channels.n_reads[channels.leaves[node]] += len(node.users)
+            channels.values[node] = None
         elif node.op == "output":
             for read in node.all_input_nodes:
-                found.keep(found.values[read])
-                found.fixed |= {found.leaves[read]} if read in found.leaves else set()
+                channels.keep(channels.values[read])
+                channels.fixed |= {channels.leaves[read]} if read in channels.leaves else set()
         else:
             rule = rule_of(node)
-            found.values[node] = None if rule is None else rule(found, node)
+            channels.values[node] = None if rule is None else rule(channels, node)
             if rule is None:
-                found.keep_all(node)
-    for name in found.fixed:
+                channels.keep_all(node)
+    for name in channels.fixed:
         for dim in range(tensors[name].ndim):
-            if (name, dim) in found.sides:
-                found.tie(found.sides[name, dim], torch.zeros_like(found.sides[name, dim]))
-    for product in found.products:
-        if product.groups > 1 and product.weight in found.fixed:
-            found.tie(product.ids, torch.zeros_like(product.ids))
-    return found
+            if (name, dim) in channels.sides:
+                channels.tie(channels.sides[name, dim], torch.zeros_like(channels.sides[name, dim]))
+    for product in channels.products:
+        if product.groups > 1 and product.weight in channels.fixed:
+            channels.tie(product.ids, torch.zeros_like(product.ids))
+    return channels
 
 
 def shape_of(node: Node) -> tuple[int, ...]:

@@ -38,12 +38,12 @@ def rule_of(node: Node) -> Rule | None:
 
 def named_arguments(node: Node) -> dict[str, Any]:
     """The arguments of an operation by name, defaults filled in."""
-    found = {}
+    arguments = {}
     target: Any = node.target
     for i, argument in enumerate(target._schema.arguments):
         default = argument.default_value if argument.has_default_value() else None
-        found[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
-    return found
+        arguments[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
+    return arguments
 
 
 def _nothing(channels: Channels, node: Node) -> Axis | None:
@@ -101,10 +101,10 @@ def _product(
     added = None if bias is None else channels.leaves[bias]
     if added is not None:
         channels.tie(out_ids, channels.side(added, 0))
-    made = Product(weight, added, read.ids, read.constant, out_ids, groups, is_transposed, pads)
-    channels.products.append(made)
+    product = Product(weight, added, read.ids, read.constant, out_ids, groups, is_transposed, pads)
+    channels.products.append(product)
     offsets = 0.0 if added is None else channels.tensors[added].double()
-    return Axis(len(shape_of(node)) - n_spatial - 1, out_ids, _finite(constant_rows(made, value) + offsets))
+    return Axis(len(shape_of(node)) - n_spatial - 1, out_ids, _finite(constant_rows(product, value) + offsets))
 
 
 def reads_of(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
@@ -225,8 +225,8 @@ def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Te
     result = unknown(n_channels)
     if bool(is_known.any()):
         try:
-            made = target(*torch.fx.node.map_arg(node.args, number), **torch.fx.node.map_arg(node.kwargs, number))
-            result = torch.where(is_known, made.detach().cpu().double(), torch.nan).expand(n_channels)
+            results = target(*torch.fx.node.map_arg(node.args, number), **torch.fx.node.map_arg(node.kwargs, number))
+            result = torch.where(is_known, results.detach().cpu().double(), torch.nan).expand(n_channels)
         except (RuntimeError, TypeError):  # an operation that does not take one number for each channel
             pass
     if target is torch.ops.aten.mul.Tensor:
@@ -423,7 +423,7 @@ def _item(channels: Channels, node: Node) -> Axis | None:
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = {
+    rules: dict[str, Rule] = {
         "linear": _linear, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
         "embedding": _embedding, "prelu": _prelu, "_prelu_kernel": _prelu, "pad": _pad, "constant_pad_nd": _pad,
         "mean": _reduced, "sum": _reduced, "amax": _reduced, "amin": _reduced, "softmax": _softmax,
@@ -432,14 +432,14 @@ def _rules() -> dict[str, Rule]:
         "slice": _sliced, "select": _sliced, "split": _sliced, "split_with_sizes": _sliced, "chunk": _sliced,
         "unbind": _sliced, "cat": _joined, "_assert_tensor_metadata": _nothing,
     }  # fmt: skip
-    found |= dict.fromkeys(SHAPES, _viewed)
+    rules |= dict.fromkeys(SHAPES, _viewed)
     for n in (1, 2, 3):
-        found |= {f"conv{n}d": _convolution, f"conv_transpose{n}d": _convolution, f"avg_pool{n}d": _average_pool}
+        rules |= {f"conv{n}d": _convolution, f"conv_transpose{n}d": _convolution, f"avg_pool{n}d": _average_pool}
         pools = ("max_pool{}d", "max_pool{}d_with_indices", "adaptive_max_pool{}d", "adaptive_avg_pool{}d")
         upsampled = ("upsample_nearest{}d", "_upsample_nearest_exact{}d")
-        found |= {name.format(n): _resized for name in (*pools, *upsampled)}
+        rules |= {name.format(n): _resized for name in (*pools, *upsampled)}
     smooth = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
-    return found | dict.fromkeys((*smooth, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _resized)
+    return rules | dict.fromkeys((*smooth, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _resized)
 
 
 SHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
