@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import threading
+import warnings
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
+from sipp.errors import ModelError
 from sipp.records.speed import Speed
 from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
@@ -41,10 +44,12 @@ class PlanCache(Generic[Kept]):
     """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
 
     Kinds that come in turn do not push each other out: one more than there are places has none until it has come
-    PATIENCE times while the plan used longest ago was not used at all. Not for several threads at once.
+    PATIENCE times while the plan used longest ago was not used at all. Threads take turns by its lock.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_beyond = False  # whether a kind had no place
         self._plans: dict[Hashable, Kept] = {}  # the one used longest ago first
         self._waiting: dict[Hashable, int] = {}
 
@@ -53,6 +58,18 @@ class PlanCache(Generic[Kept]):
 
     def all(self) -> list[Kept]:
         return list(self._plans.values())
+
+    def plan_for(self, kind: Hashable, make: Callable[[], Kept]) -> Kept | None:
+        """The plan for this kind, made now where it is to have a place; None where torch runs it, with one warning."""
+        with self.lock:
+            known = self.used(kind)
+            is_next = known is None and self.has_place(kind)
+        if is_next:
+            return make()
+        if known is None and not self.is_beyond:
+            self.is_beyond = True
+            warnings.warn(BEYOND, stacklevel=3)
+        return known
 
     def used(self, kind: Hashable) -> Kept | None:
         """The plan for this kind, now the one used last; None where there is none."""
@@ -77,3 +94,11 @@ class PlanCache(Generic[Kept]):
             del self._plans[next(iter(self._plans))]
         self._waiting.clear()
         self._plans[kind] = compiled
+
+
+def refuse_copy(what: str) -> NoReturn:
+    """Raises: `what` a compiled network is made of cannot leave its process."""
+    raise ModelError(
+        f"a compiled network can be neither copied nor pickled: its {what} for this process",
+        fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
+    )

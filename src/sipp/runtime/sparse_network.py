@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
 from collections.abc import Hashable
 from contextlib import suppress
 from functools import partial
@@ -36,7 +34,7 @@ from sipp.runtime.model_weights import (
 )
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan import Plan, flat_inputs, make_plan, table_of, whole_plan
-from sipp.runtime.plan_cache import BEYOND, Compiled, PlanCache
+from sipp.runtime.plan_cache import Compiled, PlanCache, refuse_copy
 from sipp.runtime.steps import Step
 from sipp.runtime.table import Words, as_html, as_text, sparse_words, steps_table
 
@@ -70,8 +68,7 @@ class Sparse:
         self._given = self._laid_out = strides_of(self._model)
         self._packed: dict[str, PackedParameter] = {}
         self._compiled: PlanCache[Compiled] = PlanCache()
-        self._lock = threading.RLock()
-        self._is_beyond = False
+        self._lock = self._compiled.lock
         self._was_finite = True  # the call before
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
@@ -81,15 +78,8 @@ class Sparse:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = in_order(self._model, kwargs)
         kind = kind_of(args, kwargs, "cpu")
-        with self._lock:
-            compiled = self._compiled.used(kind)
-            is_next = compiled is None and self._compiled.has_place(kind)
-        if is_next:
-            compiled = self._compile(kind, args, kwargs)
+        compiled = self._compiled.plan_for(kind, lambda: self._compile(kind, args, kwargs))
         if compiled is None or compiled.is_dense:
-            if compiled is None and not self._is_beyond:
-                self._is_beyond = True
-                warnings.warn(BEYOND, stacklevel=2)
             return self._run_dense(self._given if compiled is None else compiled.strides, args, kwargs)
         output = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
         if output is NOT_FINITE:
@@ -103,10 +93,7 @@ class Sparse:
         return output
 
     def __reduce__(self) -> Any:
-        raise ModelError(
-            "a compiled network can be neither copied nor pickled: its code is for this process",
-            fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
-        )
+        refuse_copy("code is")
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
@@ -126,7 +113,7 @@ class Sparse:
     @torch.inference_mode(False)
     def _pack(self) -> None:
         """Empties the weights that no plan holds, unless torch is to run the network."""
-        if not self._is_beyond and not any(each.is_dense for each in self._compiled.all()):
+        if not self._compiled.is_beyond and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
             self._packed |= pack_parameters(self._model, held)  # some may be packed still: memory may have ended
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
@@ -23,7 +20,7 @@ from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
 from sipp.runtime.graph import reads_memory, trace_plain
 from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.plan_cache import BEYOND, PlanCache
+from sipp.runtime.plan_cache import PlanCache, refuse_copy
 from sipp.runtime.steps import LEAST_GAIN, Step
 from sipp.runtime.table import MB, MS, Words, as_html, as_text, left_to_torch, steps_table
 
@@ -73,8 +70,7 @@ class SparseOnGpu:
         turn_off_caches(self._model)
         self._on = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
         self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
-        self._lock = threading.RLock()
-        self._is_beyond = False
+        self._lock = self._compiled.lock
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # of compilation
         kwargs = in_order(self._model, kwargs)
@@ -83,24 +79,14 @@ class SparseOnGpu:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = in_order(self._model, kwargs)
         kind = kind_of(args, kwargs, DEVICE)
-        with self._lock:
-            compiled = self._compiled.used(kind)
-            is_next = compiled is None and self._compiled.has_place(kind)
-        if is_next:
-            compiled = self._compile(kind, args, kwargs)
+        compiled = self._compiled.plan_for(kind, lambda: self._compile(kind, args, kwargs))
         with self._lock, torch.no_grad(), torch.cuda.device_of(self._on):
             if compiled is not None:
                 return compiled.run(pytree.tree_leaves((args, kwargs)))
-            if not self._is_beyond:
-                self._is_beyond = True
-                warnings.warn(BEYOND, stacklevel=2)
             return recording.own_results(self._model(*args, **kwargs))
 
     def __reduce__(self) -> Any:
-        raise ModelError(
-            "a compiled network can be neither copied nor pickled: its graphs are for this process",
-            fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
-        )
+        refuse_copy("graphs are")
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
