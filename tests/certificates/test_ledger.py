@@ -21,6 +21,7 @@ from sipp.records.pruned_to import PrunedTo
 from sipp.verbs import prune_to as tolerance
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune_to import prune_to
+from sipp.verbs.verify import verify
 
 
 @pytest.fixture(autouse=True)
@@ -302,3 +303,23 @@ def test_a_function_that_saw_the_outputs_is_a_look_though_the_points_are_refused
         with pytest.raises(DataError, match="calibration"):
             certify(classifier(), classifier(), x, calibration=x[:5], output=output, ledger=ledger)
         assert len(lines(ledger)) == n_looks
+
+
+# ---- without a ledger
+
+
+def test_a_second_claim_in_one_session_is_warned_of_and_a_repeated_one_is_not() -> None:
+    net, x = classifier(), points(300, 77)
+    pruned = sipp.prune(net, None, keep=0.9, method="wt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        certificate = sipp.certify(net, pruned, x)
+        sipp.certify(net, pruned, x.flip(0))  # the same claim
+        assert verify(certificate, net, pruned.model, x).ok
+        sipp.certify_accuracy(net, pruned, points(300, 78))  # other inputs
+        prune_to(net, points(300, 1), points(300, 79), epsilon=0.9, levels=(0.9,), method="wt")  # one claim
+    with pytest.warns(UserWarning, match="already used for another certificate") as caught:
+        sipp.certify_accuracy(net, pruned, x)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="already used for another certificate"):
+        sipp.certify(net, sipp.prune(net, None, keep=0.8, method="wt"), x)
