@@ -23,12 +23,12 @@ def as_text(table: Table, said: Words) -> str:
 
 def as_html(table: Table, said: Words) -> str:
     """The same for a notebook."""
-    return table_html(table, bars=("ms dense", "ms here")) + labels_html(said)
+    return table_html(table, bars=("ms torch", "ms here")) + labels_html(said)
 
 
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
     """One line for every step; with notes, those left to torch are named only where it is said why."""
-    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms dense", "ms here")
+    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here")
     table = plain_table(*columns, *(["why"] if with_notes else []), texts=("kernel", "why"), tight=True)
     for step in steps:
         if with_notes and step.kernel == "torch" and not step.note:
@@ -59,7 +59,7 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
             ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
         elif not compiled.is_same:
             ran = "torch runs all of it: the steps gave something else on the example, or it draws numbers"
-    times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
+    times = f"{compiled.seconds * MS:.3f} ms a call, torch {compiled.dense_seconds * MS:.3f} ms"
     speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     return (

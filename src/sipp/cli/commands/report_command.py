@@ -37,7 +37,8 @@ def report(
         read = files_read(runs)
     with naming_option(f"--out {out}", "give another page"):
         check_file(out, PAGE, force=force, inputs=[("the page", path) for path in read], makes_folder=True)
-    results, broken = read_whole_results(runs)
+    with naming_option(f"sipp report {' '.join(map(str, runs))}", "see sipp report --help"):
+        results, broken = read_whole_results(runs)
     if not results:
         raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:
