@@ -164,7 +164,7 @@ def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
     first = walk(x, ledger=ledger).certificate
     assert (first.ledger_kept, first.prior_uses, first.marked) == (True, 0, False) and len(lines(ledger)) == 1
     second = walk(loader(x), ledger=ledger).certificate
-    assert second.prior_uses == 1 and "no longer a first look" in second.sentence
+    assert second.prior_uses == 1 and "this claim alone" in second.sentence
     assert certify_accuracy(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
     assert walk(points(300, 5), ledger=ledger).certificate.prior_uses == 0
 
@@ -176,7 +176,7 @@ def test_a_comparison_is_one_look_whatever_it_compares(n_first: int, tmp_path: P
     sipp.compare(classifier(), points(100, 1), holdout=x[:n_first], **options)
     assert [(use["claim"], use["n"]) for use in lines(ledger)] == [("compare", n_first)]
     cert = certify(classifier(), classifier(), x, ledger=ledger)
-    assert cert.marked and "no longer a first look" in cert.sentence
+    assert cert.marked and "this claim alone" in cert.sentence
     assert walk(x, ledger=ledger).certificate.prior_uses == 2
 
 

@@ -52,7 +52,7 @@ from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
 
 IN_WALK = "see the certificate below."
-LOOKED = "; but the holdout was used, so a claim on the same inputs is no longer a first look"
+LOOKED = "; but the holdout was used, so take other inputs for your next claim"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 

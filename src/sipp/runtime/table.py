@@ -54,17 +54,17 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
         if reads_memory(plan.graph):
-            ran = "torch runs all of it: an operation takes values as they lie in memory"
+            ran = "torch runs all of it: an operation depends on the memory layout"
         elif not compiled.is_finite:
-            ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
+            ran = "torch runs all of it: a value inside was not finite, which only the model itself passes on"
         elif not compiled.is_same:
-            ran = "torch runs all of it: the steps gave something else on the example, or it draws numbers"
-    times = f"{compiled.seconds * MS:.3f} ms a call, torch {compiled.dense_seconds * MS:.3f} ms"
+            ran = "torch runs all of it: the steps gave other outputs on the example, or the model is random"
+    times = f"{compiled.seconds * MS:.3f} ms per call, torch {compiled.dense_seconds * MS:.3f} ms"
     speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     return (
         ("left to torch", left_to_torch(plan.steps)),
         ("network", ran if compiled.is_dense else f"{ran}; {times}: {speed}"),
         ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
-        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the network on all"),
+        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the whole network on all threads"),
     )

@@ -18,8 +18,8 @@ from sipp.records.saved_file import SavedFile
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
-    "in buffers that no state_dict holds (persistent=False), `into` has other values than the saved network, which a "
-    "stored certificate is about; set them, or certify this network"
+    "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "
+    "network, so a stored certificate does not cover it; set them, or certify again"
 )
 
 

@@ -33,7 +33,7 @@ def bench(
     out: Annotated[
         Path | None,
         option(
-            f"New file for the record; the page shows it if it is called {BENCH_NAME} and in the folder.", OUTPUT_PANEL
+            f"New file for the record; as {BENCH_NAME} in the network's folder, it appears on the page.", OUTPUT_PANEL
         ),
     ] = None,
     force: Force = False,
@@ -42,7 +42,7 @@ def bench(
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
     threads: Annotated[
-        int | None, option("Threads; default: torch's.", MACHINE_PANEL, least=1, most=MOST_THREADS)
+        int | None, option("Threads; default: as many as torch uses.", MACHINE_PANEL, least=1, most=MOST_THREADS)
     ] = None,
     repeats: Annotated[
         int,

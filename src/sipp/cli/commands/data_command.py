@@ -23,7 +23,7 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> None:
-    """List the data sets and whether they are here, or download CIFAR-10."""
+    """List the data sets and which of them you have, or download CIFAR-10."""
     with only_json(as_json):
         if name == "list":
             found = [_digits(), _cifar10(folder), _imagenet(folder)]

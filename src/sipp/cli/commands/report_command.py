@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write a page about runs or pruned networks that works offline, and figures for print.
 
-    Records that were changed after they were written are refused; what cannot be checked is marked.
+    It refuses records that were changed after they were written, and marks what it cannot check.
     """
     _check_places(out, figures)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
