@@ -248,6 +248,8 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
     verdict = getattr(outcome.certificate, "verdict", "")
     if outcome.walk is not None:
         verdict = "not certified: no level below the dense network passes"
+        if outcome.pruned is None and outcome.walk.path:  # no other was tried
+            verdict = f"not certified: keep {outcome.walk.path[0].keep:.2%}, the first level tested, does not pass"
     loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
     spec = outcome.holdout.spec if outcome.holdout is not None else request.data
     return CommandError(

@@ -172,7 +172,8 @@ class AccuracyCertificate:
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
             given = _counted(self, "labelled inputs").rstrip(",")
-            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} were right "
+            were = "was" if self.n_lost == 1 else "were"
+            claim = f"pruning lowers the accuracy {points}: of {given}, {self.n_lost:,} {were} right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
@@ -226,10 +227,11 @@ def _claim_in_words(cert: Certificate) -> str:
             text += f"{_limit(cert)}."
         return text
     given = _counted(cert, "holdout inputs")
-    counts = f"{cert.violations:,} of {given} were further off, {cert.k_allowed:,} were allowed"
+    counts = f"{cert.violations:,} of {given} {'was' if cert.violations == 1 else 'were'} further off"
     if cert.fixed == "delta":
-        counts = f"{cert.violations:,} of {given} were further off; the limit was chosen so that no more than "
-        counts += f"{cert.k_allowed:,} are"
+        counts += f"; the limit was chosen to allow at most {cert.k_allowed:,}"
+    else:
+        counts += f", {cert.k_allowed:,} {'was' if cert.k_allowed == 1 else 'were'} allowed"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
@@ -304,7 +306,7 @@ FIELD_WORDS = {
     "k_allowed": "violations that the claim allows",
     "delta_hat": "proved limit on the share of inputs further off",
     "drop_upper": "proved limit on the drop in accuracy",
-    "measure": "what epsilon limits",
+    "measure": "what was compared",
 }
 LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
 SHEET_DIGITS = 4

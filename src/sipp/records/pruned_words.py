@@ -158,8 +158,8 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
             why = "but with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
     if pruned.choice is not None:
-        before = ", before repair" if pruned.repair is not None else ""
-        lines.append(("chosen", f"{pruned.method} picked {pruned.choice}{before}"))
+        when = "before repair, " if pruned.repair is not None else ""
+        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
     lines += _statements(pruned, in_full=in_full)
