@@ -443,7 +443,7 @@ def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None
             show(words)
         if not request.options.repair:
             show(
-                "further:         --repair fits the kept weights to the dense outputs, so that fewer of them are enough"
+                "further:         --repair fits the kept weights to the dense outputs, so that you can keep fewer of them"
             )
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")

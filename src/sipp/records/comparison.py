@@ -81,7 +81,7 @@ class Comparison:
             text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
             text += f" At keep {smaller[0]:g} even the best moved it by {percent_up(self.best(smaller[0]).error)}."
-        return text + " These inputs chose it, so certify it on others."
+        return text + " It was chosen on these inputs, so certify it on other inputs."
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
