@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.inputs.point_keys import SKETCH_SIZE
 from sipp.records.pruned_to import PrunedTo
 from sipp.verbs import prune_to as tolerance
@@ -318,7 +318,7 @@ def test_a_second_claim_in_one_session_is_warned_of_and_a_repeated_one_is_not() 
         assert verify(certificate, net, pruned.model, x).ok
         sipp.certify_accuracy(net, pruned, points(300, 78))  # other inputs
         prune_to(net, points(300, 1), points(300, 79), epsilon=0.9, levels=(0.9,), method="wt")  # one claim
-    with pytest.warns(UserWarning, match="already used for another certificate") as caught:
+    with pytest.warns(HoldoutReusedWarning, match="already used for another certificate") as caught:
         sipp.certify_accuracy(net, pruned, x)
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="already used for another certificate"):

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.records.certificate import is_hash
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
@@ -86,7 +86,7 @@ def _warn_of_second(evidence: dict[str, Any], kind: str) -> None:
     own = (kind, evidence["dense_hash"], evidence["pruned_hash"])
     earlier = _claimed.setdefault(evidence["data_hash"], set())
     if earlier - {own}:
-        warnings.warn(SECOND, stacklevel=6)
+        warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=6)
     earlier.add(own)
 
 
