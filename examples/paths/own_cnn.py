@@ -65,5 +65,5 @@ judged = sipp.assess(net, pruned.model, loader)  # training has changed the weig
 print(sipp.save(judged, "net.sipp.safetensors", certificate=certificate))
 print(sipp.page(judged, certificate, path="page.html"))
 
-again = sipp.load("net.sipp.safetensors", into=Net()).eval()
+again = sipp.load("net.sipp.safetensors", into=Net())
 print(sipp.sparse(again, next(iter(holdout))[0]))

@@ -1,6 +1,6 @@
 """The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own.
 
-One warning has a class of its own, for code that counts dead rows itself and leaves it out.
+Two warnings have classes of their own, for code that tells of dead rows or of a holdout's uses itself.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class OptionError(SippError):
 
 class UnknownOption(OptionError, TypeError):
     """An argument that a function does not have, with what it is called here: a TypeError, as Python's own would be."""
+
+
+class HoldoutReusedWarning(UserWarning):
+    """A holdout was used for a second claim in one session, without a ledger that would count its uses."""
 
 
 class DeadRowsWarning(UserWarning):

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.inputs.point_keys import SKETCH_SIZE
 from sipp.records.pruned_to import PrunedTo
 from sipp.verbs import prune_to as tolerance
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune_to import prune_to
+from sipp.verbs.verify import verify
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +164,7 @@ def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
     first = walk(x, ledger=ledger).certificate
     assert (first.ledger_kept, first.prior_uses, first.marked) == (True, 0, False) and len(lines(ledger)) == 1
     second = walk(loader(x), ledger=ledger).certificate
-    assert second.prior_uses == 1 and "no longer a first look" in second.sentence
+    assert second.prior_uses == 1 and "this claim alone" in second.sentence
     assert certify_accuracy(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
     assert walk(points(300, 5), ledger=ledger).certificate.prior_uses == 0
 
@@ -175,7 +176,7 @@ def test_a_comparison_is_one_look_whatever_it_compares(n_first: int, tmp_path: P
     sipp.compare(classifier(), points(100, 1), holdout=x[:n_first], **options)
     assert [(use["claim"], use["n"]) for use in lines(ledger)] == [("compare", n_first)]
     cert = certify(classifier(), classifier(), x, ledger=ledger)
-    assert cert.marked and "no longer a first look" in cert.sentence
+    assert cert.marked and "this claim alone" in cert.sentence
     assert walk(x, ledger=ledger).certificate.prior_uses == 2
 
 
@@ -302,3 +303,23 @@ def test_a_function_that_saw_the_outputs_is_a_look_though_the_points_are_refused
         with pytest.raises(DataError, match="calibration"):
             certify(classifier(), classifier(), x, calibration=x[:5], output=output, ledger=ledger)
         assert len(lines(ledger)) == n_looks
+
+
+# ---- without a ledger
+
+
+def test_a_second_claim_in_one_session_is_warned_of_and_a_repeated_one_is_not() -> None:
+    net, x = classifier(), points(300, 77)
+    pruned = sipp.prune(net, None, keep=0.9, method="wt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        certificate = sipp.certify(net, pruned, x)
+        sipp.certify(net, pruned, x.flip(0))  # the same claim
+        assert verify(certificate, net, pruned.model, x).ok
+        sipp.certify_accuracy(net, pruned, points(300, 78))  # other inputs
+        prune_to(net, points(300, 1), points(300, 79), epsilon=0.9, levels=(0.9,), method="wt")  # one claim
+    with pytest.warns(HoldoutReusedWarning, match="already used for another certificate") as caught:
+        sipp.certify_accuracy(net, pruned, x)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="already used for another certificate"):
+        sipp.certify(net, sipp.prune(net, None, keep=0.8, method="wt"), x)

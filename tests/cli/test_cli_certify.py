@@ -45,7 +45,7 @@ def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
     assert json.loads(cert.read_text())["verdict"] == "certified"
     assert run(*options(files), "--out", cert).returncode == 2  # it is there, and --force was not given
     again = run(*options(files), "--verify", cert)
-    assert again.returncode == 0 and again.stdout.startswith("verified\nbelieved, not checked: ")
+    assert again.returncode == 0 and again.stdout.startswith("verified\nnot checked: ")
     assert "calibration_checked: the certificate says yes" in again.stdout  # and it was not compared again
     whole = run(*options(files), "--verify", cert, "--calibration", files / "calibration.npy")
     assert whole.returncode == 0 and "calibration_checked" not in whole.stdout

@@ -272,3 +272,18 @@ def test_a_stored_network_of_a_folder_is_timed_and_exported(hf: Path, tmp_path: 
     done = run("bench", file, *net, *text, "--batch", 2, "--repeats", 5)
     assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
     assert run("export", file, *net, "--to", "hf", "--out", tmp_path / "out").returncode == 0
+
+
+def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path) -> None:
+    model = mlp()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.utils.prune.l1_unstructured(module, "weight", 0.5)
+    torch.save(model.state_dict(), folder / "masked.pt")
+    assert any(name.endswith("weight_orig") for name in model.state_dict())
+    words = ["--model", "cli_zoo:mlp", "--dense", folder / "dense.safetensors", "--data", folder / "data.npz", "--json"]
+    done = run("eval", *words, "--pruned", folder / "masked.pt")
+    arrays = np.load(folder / "data.npz")
+    with torch.no_grad():
+        right = model(torch.from_numpy(arrays["inputs"])).argmax(1).numpy() == arrays["labels"]
+    assert json.loads(done.stdout)["pruned_accuracy"] == right.mean() < 0.9

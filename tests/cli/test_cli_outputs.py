@@ -357,4 +357,4 @@ def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: 
 
 def test_help_says_so() -> None:
     for name in ("prune", "score", "certify", "report", "demo"):
-        assert "or other files" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name
+        assert "files are never replaced" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

@@ -260,7 +260,8 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert found.line.startswith(grew) and grew in str(contents) and "smaller" not in found.line
     assert "certified: outputs within " in found.line
     assert found.line.endswith(f"; 20 inputs per call, 1 thread: {found.runs[-1].words}")
-    assert "torch running the same pruned network" in done.stdout
+    assert "PyTorch running the same pruned network" in done.stdout
+    assert "ms torch" in done.stdout and "ms dense" not in done.stdout  # dense: before pruning, and nothing else
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
@@ -298,13 +299,13 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     assert prune(folder, "--out", net).returncode == 0
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
     done = run(*words, "--out", net / "bench.json")
-    assert done.stdout.splitlines()[-1].endswith("4 inputs per call, 1 thread: runs as dense: nothing gained")
+    assert done.stdout.splitlines()[-1].endswith("4 inputs per call, 1 thread: run by torch: nothing gained")
     found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
     assert {(step.kernel, step.ratio, step.n_bytes == step.n_dense_bytes) for step in found.steps} == {
         ("torch", None, True)
     }
     page = render(read_results([net]), version="")
-    assert "runs as dense: nothing gained" in page and "Step by step" not in page and "x faster" not in page
+    assert "run by torch: nothing gained" in page and "Step by step" not in page and "x faster" not in page
     (net / "bench.json").write_text(json.dumps(seal({**found.model_dump(mode="json"), "format": 1})))
     (result,) = read_results([net])
     assert "is of another version" in result.marks[0]  # an older record has no spread

@@ -47,7 +47,7 @@ def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
 def test_both_sides_of_the_limit_are_met() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
-    assert "what it costs:   not known for new inputs yet" in str(
+    assert "what it costs:   not measured on new inputs yet" in str(
         much
     ) and "what it costs:   the output moved by" in str(little)
     assert "Nothing is guaranteed for new inputs" in " ".join(str(little).split())

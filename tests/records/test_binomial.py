@@ -200,9 +200,9 @@ def test_the_verdict_follows_from_the_counts():
 
 def test_sentences_say_the_numbers_and_never_more():
     assert "all but at most 5 % of inputs" in certificate().sentence
-    assert "at most 12.4 % of its length" in certificate().sentence  # 12.341 rounded up
+    assert "at most 12.4 % of its norm" in certificate().sentence  # 12.341 rounded up
     assert "With 95 % confidence" in certificate().sentence
-    chosen = "further off; the limit is the smallest that leaves at most 38)"  # not luck: it was chosen on the points
+    chosen = "further off; the limit was chosen to allow at most 38)"  # not luck: it was chosen on the points
     assert chosen in certificate().sentence
     assert (
         "30 of 1,000 holdout inputs were further off, 38 were allowed"
@@ -212,9 +212,9 @@ def test_sentences_say_the_numbers_and_never_more():
     asked = certificate(fixed="epsilon", violations=60)
     assert "Not certified at 12.341 %" in asked.sentence and "more than the 5 % asked for" in asked.sentence
     assert "not finite" in certificate(violations=39, epsilon=math.inf).sentence
-    assert "first look" not in certificate().sentence and not certificate().marked
+    assert "this claim alone" not in certificate().sentence and not certificate().marked
     again = certificate(prior_uses=2)
-    assert again.marked and "used 2 times before" in again.sentence and "no longer a first look" in again.sentence
+    assert again.marked and "used 2 times before" in again.sentence and "this claim alone" in again.sentence
     copies = certificate(n_duplicates=3).sentence
     assert (
         "3 of the inputs are copies" in copies and "38 of 1,003 holdout inputs, 1,000 of them distinct, were" in copies

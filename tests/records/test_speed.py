@@ -29,9 +29,9 @@ def test_where_calls_vary_so_much_that_the_ratio_could_be_one():
 
 
 def test_no_gain_and_a_loss_are_called_so():
-    assert words([1.0] * 10, [1.02, 0.99] * 5) == "as fast as dense (1.0 to 1.0)"
+    assert words([1.0] * 10, [1.02, 0.99] * 5) == "as fast as torch (1.0 to 1.0)"
     assert words([1.0] * 10, [0.5, 0.4] * 5) == "2.2 x slower (2.0 to 2.5)"
-    assert words([1.0] * 10, [1.89] * 10, runs_dense=True) == "runs as dense: nothing gained"
+    assert words([1.0] * 10, [1.89] * 10, runs_dense=True) == "run by torch: nothing gained"
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(1.234, "1.2"), (9.96, "10"), (20.06, "20"), (123.4, "120")])

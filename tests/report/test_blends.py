@@ -88,7 +88,7 @@ def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> N
     pruned = sipp.prune(net, torch.rand(40, 12), keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), progress=False)
     sipp.save_folder(pruned, tmp_path / "net")
     page, plots = page_of(tmp_path / "net")
-    assert "in shares of its layer" in page and "No other was tried" in page
+    assert "in shares of its layer" in page and "No other score was tried" in page
     assert not any(name.endswith("-blend") for name in plots)
 
 

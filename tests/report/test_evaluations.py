@@ -47,7 +47,7 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
 
 def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(None, None, dense_loss=None, pruned_loss=None)))
-    assert "The output moved by 20 % of its length on average" in page
+    assert "The output moved by 20 % of its norm on average" in page
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
     page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))

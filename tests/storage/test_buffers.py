@@ -84,7 +84,7 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model_hash(sipp.load(path, into=Scaled())) == certificate.pruned_hash
-    with pytest.warns(UserWarning, match="buffers that no state_dict holds"):
+    with pytest.warns(UserWarning, match="buffers that are not part of a state_dict"):
         sipp.load(path, into=Scaled(3.0))
 
 
@@ -123,5 +123,5 @@ def test_a_file_without_a_certificate_tells_of_other_buffers_too(pruned: sipp.Pr
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sipp.load(path, into=Scaled())
-    with pytest.warns(UserWarning, match="buffers that no state_dict holds"):
+    with pytest.warns(UserWarning, match="buffers that are not part of a state_dict"):
         sipp.load(path, into=Scaled(3.0))

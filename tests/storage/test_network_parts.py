@@ -179,7 +179,7 @@ def test_commands_write_and_read_parts(tmp_path: Path, capsys: pytest.CaptureFix
     dense = tmp_path / "plain.safetensors"
     data = ["--data", "digits", "--dense", str(dense), "--points", "20"]
     assert fail_well(app, ["eval", "--model", "digits-cnn", "--pruned", str(path), *data]) == 0
-    assert " x smaller; kept values" in capsys.readouterr().out
+    assert " x smaller; the kept values" in capsys.readouterr().out
     assert fail_well(app, ["prune", *words[:-2], str(tmp_path / "folder"), "--shard", "5GB"]) == 2
     assert fail_well(app, ["prune", *words, "large", "--force"]) == 2
     assert "is not a size" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,10 @@ def test_the_network_to_fill_may_come_second(tmp_path):
     sipp.save(net, tmp_path / "net")
     other = torch.nn.Linear(4, 2)
     assert sipp.load(tmp_path / "net", other) is other and torch.equal(other.weight, net.weight)
+
+
+def test_a_network_comes_back_ready_to_use(path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+    sipp.save(net, path)
+    back = sipp.load(path, into=copy.deepcopy(net))
+    assert not any(module.training for module in back.modules()) and net.training

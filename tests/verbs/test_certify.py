@@ -415,10 +415,10 @@ def test_a_second_use_of_the_points_is_marked(tmp_path):
     assert (first.prior_uses, first.marked, first.ledger_kept) == (0, False, True)
     second = certify(dense, pruned, list(points(100).flip(0).split(8)), ledger=str(ledger))
     assert (second.prior_uses, second.marked) == (1, True)
-    assert "no longer a first look" in second.sentence and "first look" not in first.sentence
+    assert "this claim alone" in second.sentence and "this claim alone" not in first.sentence
     assert certify(dense, pruned, points(100, seed=5), ledger=ledger).prior_uses == 0
     accuracy = certify_accuracy(dense, pruned, points(100), ledger=ledger)
-    assert accuracy.prior_uses == 2 and "no longer a first look" in accuracy.sentence
+    assert accuracy.prior_uses == 2 and "this claim alone" in accuracy.sentence
     assert len(ledger.read_text().splitlines()) == 4
     assert certify(dense, pruned, points(100)).ledger_kept is False
 
@@ -598,7 +598,7 @@ def test_json_goes_out_and_comes_back():
 
 
 FORGERIES = {
-    "schema": ["sipp-certificate/5", None, []],
+    "schema": ["sipp-certificate/6", None, []],
     "measure": ["class", None, 1],
     "kind": ["other", None, ["output"], "accuracy"],
     "fixed": ["beta", None, 1],

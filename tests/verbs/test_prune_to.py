@@ -141,7 +141,7 @@ def test_no_level_passes() -> None:
     model = net()
     best = prune_to(model, points(50, 1), points(300, 2), epsilon=0.0, levels=(0.5, 0.25), method="sipp-det")
     assert best.pruned is None and best.certificate is None and best.model is model and best.keep == 1.0
-    assert "not certified" in best.verdict and "dense" in str(best)
+    assert "not certified: keep 50.00%, the first level tested, does not pass" in str(best) and "dense" in str(best)
     assert len(best.path) == 1 and not best.path[0].passed
 
 

@@ -77,7 +77,7 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
         causes.insert(
             0,
             f"the theory assumes that every weight sometimes gives more than 1/C = {1 / c_constant:.3g} of its row's "
-            f"sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n} {unit}",
+            f"sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
         )
     if n < conditions.n_needed:
         repeated = "" if scores.n_points == n or scores.batch_dependent else ", equal ones counted once"
@@ -135,7 +135,7 @@ def paper_bound(
     elif math.isinf(epsilon):
         causes.append("epsilon is infinite: a row has no bound, or the output is zero for an input")
     if obstacle:
-        causes.append(f"the paper's formula is not a bound here: {obstacle}")
+        causes.append(f"the paper's formula does not apply: {obstacle}")
     if covered.share > MOST_SHARE:
         maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
         causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
@@ -210,7 +210,7 @@ def measured_network(
     covered = network_coverage(scores, measured.confidence, holdout)
     share = min(1.0, measured.share + covered.share)
     epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
-    reason = f"the paper's formula is not a bound here: {obstacle}" if obstacle else ""
+    reason = f"the paper's formula does not apply: {obstacle}" if obstacle else ""
     if epsilon is None or math.isinf(epsilon):
         reason = reason or "a norm is unknown, or epsilon is infinite"
     elif share > MOST_SHARE:

@@ -83,7 +83,7 @@ def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
             side = "pruned" if name in theirs else "dense"
             raise ModelError(
                 f"{name} is in the {side} network only; both must have the same names",
-                fix="make torch.nn.utils.prune permanent with its `remove`, call sipp.release, or give masks",
+                fix="call sipp.release on both: it makes masks of torch.nn.utils.prune permanent; or give masks",
             )
         if ours[name].shape != theirs[name].shape:
             shapes = f"{tuple(ours[name].shape)} and {tuple(theirs[name].shape)}"

@@ -1,5 +1,6 @@
 """The ledger: a JSON-lines file with one line for every use of a holdout.
 
+Without a file, claims are remembered as long as the process lives, and a second one on the same points is warned of.
 A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
 """
 
@@ -8,13 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.records.certificate import is_hash
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
+CLAIMS = ("output", "accuracy")  # what is in a certificate; a walk ends with one of these
+SECOND = (
+    "these holdout inputs were already used for another certificate. Each of the two holds at its own confidence, but "
+    "both together, or the better one of them, at less. Use new inputs for each claim, or pass ledger=FILE: it counts "
+    "the uses, and the certificates mention them"
+)
+_claimed: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: what was claimed in this process
 
 
 def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
@@ -53,6 +62,7 @@ def record_use(
     points, or these with some exchanged, was looked at. Lines of older versions have no sketch.
     """
     if ledger is None:
+        _warn_of_second(evidence, kind)
         return {"ledger_kept": False, "prior_uses": 0}
     entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
     line = json.dumps({**entry, "sketch": list(sketch)}).encode() + b"\n"
@@ -67,6 +77,17 @@ def record_use(
     except OSError as error:
         raise DataError(f"ledger {os.fspath(ledger)!r} could not be written, so no claim is made: {error}") from error
     return {"ledger_kept": True, "prior_uses": n_uses(ledger_lines(ledger, start), json.loads(line))}
+
+
+def _warn_of_second(evidence: dict[str, Any], kind: str) -> None:
+    """Warns where another claim was made with the same points in this process; to repeat one is no second look."""
+    if kind not in CLAIMS:
+        return
+    own = (kind, evidence["dense_hash"], evidence["pruned_hash"])
+    earlier = _claimed.setdefault(evidence["data_hash"], set())
+    if earlier - {own}:
+        warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=6)
+    earlier.add(own)
 
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:

@@ -1,7 +1,7 @@
-"""The work of `sipp bench FILE`: bytes on disk and in memory, and speed against the dense network.
+"""The work of `sipp bench FILE`: bytes on disk and in memory, and speed against torch.
 
-Dense is torch running the same pruned network in inference mode, in its better memory format. Calls take turns; the
-median over pairs counts.
+`dense_ms` is torch running the same pruned network in inference mode, in its better memory format. Calls take turns;
+the median over pairs counts.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     n_threads = torch.get_num_threads()
     to_make = "; sipp export --to small makes the file" if contents.path.is_dir() else ""
     line = (
-        f"{size} ({contents.n_bytes:,} bytes, dense {contents.dense_bytes:,}{to_make}); "
+        f"{size} ({contents.n_bytes:,} bytes, before pruning {contents.dense_bytes:,}{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")
         + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
         f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"

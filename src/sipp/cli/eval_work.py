@@ -70,9 +70,9 @@ class Evaluation:
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
-                "largest (how far the output moved, divided by its length)"
+                "largest (how far the output moved, relative to its norm)"
             )
-        lines.append("                 measured on these inputs only; sipp certify bounds the error on new ones")
+        lines.append("                 measured on these inputs only; sipp certify bounds the error on new inputs")
         return "\n".join(lines)
 
 

@@ -37,8 +37,8 @@ COMMANDS = {
     "recipes": "List the recipes, or explain every key of one.",
     "runs": "List the runs in a folder and how far each has got.",
     "report": "Write a page about runs or pruned networks that works offline, and figures for print.",
-    "data": "List the data sets and whether they are here, or download CIFAR-10.",
-    "bench": "Time a pruned network against the dense one, step by step and as a whole.",
+    "data": "List the data sets and which of them you have, or download CIFAR-10.",
+    "bench": "Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.",
 }
 
 

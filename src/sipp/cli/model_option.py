@@ -172,7 +172,17 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
     for prefix in PREFIXES:
         if not known.intersection(state) and all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
+    return _without_torch_masks(state, known)
+
+
+def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str, Tensor]:
+    """The tensors with masks of torch.nn.utils.prune as zeros: NAME_orig and NAME_mask become NAME."""
+    masked = [name for name in known if {f"{name}_orig", f"{name}_mask"} <= state.keys() - known]
+    if any(state[f"{name}_orig"].shape != state[f"{name}_mask"].shape for name in masked):
+        return state  # something else that is called so: refused by its names
+    folded = {name: state[f"{name}_orig"].masked_fill(state[f"{name}_mask"] == 0, 0) for name in masked}
+    taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
+    return {name: value for name, value in state.items() if name not in taken} | folded
 
 
 def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

@@ -187,7 +187,7 @@ OutputPart = Annotated[
 ]
 Ledger = Annotated[
     Path | None,
-    option("File that records every use of a holdout; checking a certificate only reads it.", GUARANTEE_PANEL),
+    option("File that records every use of a holdout; --verify only reads it.", GUARANTEE_PANEL),
 ]
 ReduceOver = Annotated[Reduce, option("How to combine positions: max (with bounds) or mean (without).", PRUNE_PANEL)]
 Seed = Annotated[int, prune_option("seed")]
@@ -214,7 +214,9 @@ AcceptChanges = Annotated[
 Force = Annotated[
     bool,
     option(
-        "Replace what this command wrote earlier, but never files it reads, or other files.", OUTPUT_PANEL, "--force"
+        "Replace what this command wrote earlier; files it reads and other files are never replaced.",
+        OUTPUT_PANEL,
+        "--force",
     ),
 ]
 Json = Annotated[

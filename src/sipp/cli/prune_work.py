@@ -52,7 +52,7 @@ from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
 
 IN_WALK = "see the certificate below."
-LOOKED = "; but the holdout was used, so a claim on the same inputs is no longer a first look"
+LOOKED = "; but the holdout was used, so take other inputs for your next claim"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 
@@ -248,6 +248,8 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
     verdict = getattr(outcome.certificate, "verdict", "")
     if outcome.walk is not None:
         verdict = "not certified: no level below the dense network passes"
+        if outcome.pruned is None and outcome.walk.path:  # no other was tried
+            verdict = f"not certified: keep {outcome.walk.path[0].keep:.2%}, the first level tested, does not pass"
     loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
     spec = outcome.holdout.spec if outcome.holdout is not None else request.data
     return CommandError(
@@ -440,9 +442,7 @@ def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None
         if words := more_points_words(request, outcome):
             show(words)
         if not request.options.repair:
-            show(
-                "further:         --repair fits the kept weights to the dense outputs, so that fewer of them are enough"
-            )
+            show("further:         --repair fits the kept weights to the dense outputs, so you can keep fewer")
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:

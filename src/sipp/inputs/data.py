@@ -132,7 +132,7 @@ class Data:
         if n_seen == 0:
             raise DataError(f"{role} holds no inputs; a used-up iterator looks like this too, give a list or a loader")
         if left:
-            warnings.warn(f"asked for {self.n_points} inputs, {role} has only {n_seen}", stacklevel=2)
+            warnings.warn(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}", stacklevel=2)
 
     def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
         """The first batch, and the data as if that had not been read."""

@@ -46,6 +46,7 @@ from torch.utils.hooks import RemovableHandle
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.pruning.adapters import check_adapters, mask_adapters, merge_adapters
+from sipp.pruning.torch_masks import fold_torch_masks
 from sipp.records.network_hash import HOLD_STATE as STATE
 from sipp.records.network_hash import MASK_SUFFIX
 
@@ -139,6 +140,7 @@ def hold(
 def release(model: nn.Module) -> None:
     """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, and the same keys.
 
+    It ends what `hold` began, and does the same for masks of torch.nn.utils.prune (instead of its `remove`).
     What LoRA added to held weights is merged into them with the mask; without it, pruned weights would come back.
 
     Example:
@@ -153,6 +155,7 @@ def release(model: nn.Module) -> None:
     """
     _check_module(model)
     merge_adapters(model)
+    fold_torch_masks(model)
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
         _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))
@@ -214,6 +217,8 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     unknown = [name for name, entry in resolved.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
+        if any(f"{name}_orig" in known for name in unknown):
+            fix = "call sipp.release(model) first: torch.nn.utils.prune has renamed its parameters"
         lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
         raise OptionError(f"the model has no parameter {'; '.join(lines)}", fix=fix)
     return {name: entry for name, entry in resolved.items() if entry is not None}

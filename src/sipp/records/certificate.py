@@ -23,9 +23,10 @@ from sipp.records.checking import first_problem, refuse_constant
 from sipp.records.display import WIDTH, exactly, percent, percent_up, points_up
 from sipp.records.html import folded, table_html, text_html, view
 
-SCHEMA = "sipp-certificate/4"
-OF_POINTS = "sipp-certificate/1"  # as earlier versions wrote them: this one counted copies as independent points,
-OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3")  # and only the last says what it measures
+SCHEMA = "sipp-certificate/5"
+OF_POINTS = "sipp-certificate/1"  # as earlier versions wrote them: this one counted copies as independent points;
+# it and the next do not say what they measure
+OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3", "sipp-certificate/4")
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
@@ -171,7 +172,8 @@ class AccuracyCertificate:
             return start + self._of_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
             inputs = _counted(self, "labelled inputs").rstrip(",")
-            claim = f"pruning lowers the accuracy {points}: of {inputs}, {self.n_lost:,} were right "
+            were = "was" if self.n_lost == 1 else "were"
+            claim = f"pruning lowers the accuracy {points}: of {inputs}, {self.n_lost:,} {were} right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
@@ -225,10 +227,11 @@ def _claim_in_words(cert: Certificate) -> str:
             text += f"{_limit(cert)}."
         return text
     inputs = _counted(cert, "holdout inputs")
-    counts = f"{cert.violations:,} of {inputs} were further off, {cert.k_allowed:,} were allowed"
+    counts = f"{cert.violations:,} of {inputs} {'was' if cert.violations == 1 else 'were'} further off"
     if cert.fixed == "delta":
-        counts = f"{cert.violations:,} of {inputs} were further off; the limit is the smallest that leaves at most "
-        counts += f"{cert.k_allowed:,}"
+        counts += f"; the limit was chosen to allow at most {cert.k_allowed:,}"
+    else:
+        counts += f", {cert.k_allowed:,} {'was' if cert.k_allowed == 1 else 'were'} allowed"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
@@ -238,7 +241,7 @@ def _claim_in_words(cert: Certificate) -> str:
         end = f" Even a network that always outputs zero is within {percent(USELESS)}." if cert.is_useless else ""
         return (
             f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output "
-            f"differs from the dense network's by at most {epsilon} of its length ({counts}).{end}"
+            f"differs from the dense network's by at most {epsilon} of its norm ({counts}).{end}"
         )
     if cert.fixed == "delta":
         return f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
@@ -270,19 +273,19 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     if not cert.calibration_checked:
         text += " sipp could not check this: it was not told which inputs were used for pruning."
     if cert.n_duplicates:
-        text += f" {cert.n_duplicates:,} of the inputs are copies of others: they prove nothing, so each input counts"
-        text += " once, but one that goes wrong counts with every copy."
+        text += f" {cert.n_duplicates:,} of the inputs are copies of others. Copies add no evidence, so each input"
+        text += " counts once; only an input that goes wrong counts with all its copies."
     if cert.marked:
         times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
-        text += f" These inputs were used {times} before, so this is no longer a first look: the confidence holds for"
-        text += " this claim alone, not for the best of several."
+        text += f" These inputs were used {times} before, so the confidence is that of this claim alone, not of the"
+        text += " best of several."
     return text
 
 
 # What a person reads beside the fields of a certificate
 FIELD_WORDS = {
-    "fixed": "what was asked for; the other was measured",
-    "epsilon": "error of the output, relative to its length",
+    "fixed": "which of epsilon and delta was given; the other was measured",
+    "epsilon": "error of the output, relative to its norm",
     "delta": "share of inputs that may be further off",
     "confidence": "how sure the claim is",
     "violations": "inputs further off than epsilon",
@@ -297,13 +300,13 @@ FIELD_WORDS = {
     "pruned_hash": "of the pruned network",
     "dtype": "of the outputs",
     "output": "which part of the output was compared; None: all of it",
-    "calibration_checked": "no calibration input is in the holdout",
-    "ledger_kept": "uses of the inputs are recorded",
+    "calibration_checked": "whether the holdout was checked for calibration inputs",
+    "ledger_kept": "whether a ledger records the uses of these inputs",
     "prior_uses": "earlier claims on these inputs, in the ledger",
     "k_allowed": "violations that the claim allows",
-    "delta_hat": "proved limit on the share further off",
+    "delta_hat": "proved limit on the share of inputs further off",
     "drop_upper": "proved limit on the drop in accuracy",
-    "measure": "what is limited",
+    "measure": "what was compared",
 }
 LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never claims more than the record
 SHEET_DIGITS = 4

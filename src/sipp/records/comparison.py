@@ -72,7 +72,7 @@ class Comparison:
             best = self.best(self.keeps[0])
             return (
                 f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, moves the output "
-                f"by {percent_up(best.error)} of its length on {inputs}. Try a larger keep"
+                f"by {percent_up(best.error)} of its norm on {inputs}. Try a larger keep"
                 f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
             )
         chosen = usable[-1]
@@ -81,11 +81,11 @@ class Comparison:
             text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
             text += f" At keep {smaller[0]:g} even the best moved it by {percent_up(self.best(smaller[0]).error)}."
-        return text + " It was chosen on these inputs, so certify it on others."
+        return text + " It was chosen on these inputs, so certify it on other inputs."
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
-        measured = [f"the output moved by {percent_up(row.error)} of its length"]
+        measured = [f"the output moved by {percent_up(row.error)} of its norm"]
         if row.same is not None:
             measured.append(f"the largest output stayed the same for {_down(row.same)}")
         if row.accuracy is not None and self.dense_accuracy is not None:
@@ -105,7 +105,7 @@ class Comparison:
     @property
     def _words(self) -> str:
         """What the columns mean."""
-        words = "error: how far the output moved, relative to its length; same: inputs with the same largest output"
+        words = "error: how far the output moved, relative to its norm; same: inputs with the same largest output"
         words += "; right: inputs classified correctly" if self.dense_accuracy is not None else ""
         return f"{words}; {BEST}: best"
 

@@ -186,7 +186,7 @@ class PruneOptions:
     floor: Annotated[
         Floor,
         Shown(
-            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its own default).",
+            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
             "What to prune",
             prune_to=True,
             parse=floor_of,
@@ -208,7 +208,9 @@ class PruneOptions:
         float, Shown("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
     ] = CONFIDENCE
     delta: Annotated[float, Shown("Theory: the allowed failure probability.", "Guarantee")] = DELTA
-    bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound one by operator norms.", "Guarantee")] = "paper"
+    bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")] = (
+        "paper"
+    )
     looks_at_assumption: bool = False
     statements: Annotated[
         bool, Shown("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")

@@ -19,7 +19,7 @@ from sipp.records.ranking import BlendChoice, DrawUnit
 from sipp.records.repair import Repair
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
-WEIGHTS_ALONE = "rows and layers are sums of weights times inputs here, without {}, which changed too"
+WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
 LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
 ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
 CHANGED = (
@@ -135,7 +135,7 @@ class Measured:
         if self.epsilon is None:
             return f"{text}. There is no bound for the network: {self.network_reason}."
         share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
-        return f"{text}; for all but {share}, the output moves by at most {most} times its size, {two}."
+        return f"{text}; for all but {share}, the output moves by at most {most} times its norm, {two}."
 
     def _repr_html_(self) -> str:
         return text_html(str(self))

@@ -153,12 +153,13 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
         if pruned.kept > pruned.budget:  # what is spared comes beside the budget
-            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that met too few tokens are left as they are"
+            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that saw too few tokens are left as they are"
         if pruned.draws == "fixed":
             why = "but with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
     if pruned.choice is not None:
-        lines.append(("chosen", f"{pruned.method} picked {pruned.choice}"))
+        when = "before repair, " if pruned.repair is not None else ""
+        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
     lines += _statements(pruned, in_full=in_full)
@@ -229,10 +230,10 @@ def moved_warning(pruned: Pruned) -> str:
         return ""
     inputs = _inputs_of(moved, pruned.repair)
     if not math.isfinite(moved.error):
-        return f"an output is not finite, or the dense one is 0, on {inputs}: check what the dense model gives"
+        return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
     return (
-        f"the output moved by {percent_up(moved.error)} of its length (norm) on {inputs}: measure what that costs "
-        "before you use it"
+        f"the output moved by {percent_up(moved.error)} of its norm on {inputs}: measure what that costs before you "
+        "use it"
     )
 
 
@@ -247,7 +248,7 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
             return "sipp eval measures accuracy, --holdout bounds the error on new inputs, sipp report makes a page"
         return (
             "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
-            "sipp.save_folder(pruned, folder) stores it; sipp.sparse(pruned, example) runs it faster"
+            "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
         )
     if pruned.repair is not None:
         repair = "more data for the repair" if in_shell else "sipp.repair with steps= and more data"
@@ -267,7 +268,7 @@ def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
     n_fitted = None if repair is None else repair.n_judged_fit
     if repair is None or n_fitted is None or n_fitted >= repair.n_points or not moved.aside:
         return text
-    return f"{text}, when fitted to {n_fitted:,} others"  # in the end these were fitted too
+    return f"{text}, with a fit to {n_fitted:,} others"  # in the end these were fitted too
 
 
 def cost_of(pruned: Pruned) -> str:
@@ -282,11 +283,11 @@ def cost_of(pruned: Pruned) -> str:
         found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
     if not found or not min(found)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
-            return "not known for new inputs yet."
-        moved = f"{percent_up(pruned.moved.error)} of its length (norm) on {_inputs_of(pruned.moved, pruned.repair)}"
+            return "not measured on new inputs yet."
+        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved, pruned.repair)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(found)
     return (
-        f"the output moves by at most {percent_up(epsilon)} of its length (norm), for all but {percent_up(share)} of "
-        f"new inputs, {sure(confidence)}."
+        f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
+        f"inputs, {sure(confidence)}."
     )

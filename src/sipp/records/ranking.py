@@ -145,10 +145,10 @@ class BlendChoice:
         known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         held = "held-back " if self.is_aside else ""
-        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points} {held}inputs"
+        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
         where = "used to choose it" if self.is_aside else "that were also used for scoring"
-        text = f"{self.taken.name}: output error {self.taken.error:.3g} on {inputs} {where}"
-        return text + (f" ({beside})" if beside else "")
+        text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
+        return f"{text} on {inputs} {where}"
 
     def _repr_html_(self) -> str:
         table = Table()

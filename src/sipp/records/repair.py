@@ -91,15 +91,14 @@ class Repair:
             "after": [layer.error_after or 0.0 for layer in known],
             "before": [layer.error_before or 0.0 for layer in known],
         }
-        return layer_bars(
-            ax, [layer.name for layer in known], errors, "error of the layer's output, relative to its length"
-        )
+        names = [layer.name for layer in known]
+        return layer_bars(ax, names, errors, "error of the layer's output, relative to its norm")
 
     @property
     def sentence(self) -> str:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
-        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_points} inputs"
+        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_points:,} inputs"
         if self.way != "refit":
             by = "together" if self.way == "joint" else f"by {self.way}"
             n_moved = sum(layer.n_moved for layer in self.layers)
@@ -118,5 +117,5 @@ class Repair:
             if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
                 text += f" (fitted to {self.n_judged_fit:,} other inputs)"
         elif self.n_judged == 0:
-            text += "; too few distinct inputs to hold any back, so the error on new ones is unknown"
+            text += "; too few distinct inputs to hold any back, so the error on new inputs is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -125,7 +125,7 @@ class SavedFile:
         together = percent_up(max(tensor.norm_change for tensor in rounded))
         return (
             f"{self.precision} changed weights in {len(rounded)} of {len(self.tensors)} tensors: a single weight by at "
-            f"most {largest}, and a whole tensor by at most {together} of its length"
+            f"most {largest}, and a whole tensor by at most {together} of its norm"
         )
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ COLUMNS = {  # and their words, where they do not speak for themselves
     "positions": "how the positions of kept values are stored",
     "values": "their format",
     "largest change": "of a single weight by rounding, as a share of it",
-    "norm change": "of the whole tensor, as a share of its length",
+    "norm change": "of the whole tensor, as a share of its norm",
     "bytes": "",
     "bytes by entropy": "the values, and the least that their positions need on average",
     "bytes dense": "all values, zeros included",
@@ -194,7 +194,7 @@ def _headline(contents: SavedFile) -> str:
     size = size_words(contents.n_bytes, contents.dense_bytes)
     return (
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
-        f"kept values and the entropy of their positions: {contents.bound_bytes:,.0f}"
+        f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
     )
 
 

@@ -31,12 +31,12 @@ def speed_of(sparse: Sequence[float], dense: Sequence[float]) -> Speed:
 def speed_headline(speed: Speed, *, runs_dense: bool) -> str:
     """The speed in three words; no number where the pairs of calls do not agree on which way is faster."""
     if runs_dense:
-        return "runs as dense"
+        return "run by torch"
     if speed.low > 1 and speed.ratio >= LEAST_GAIN:
         return f"{_two_digits(speed.ratio)} x faster"
     if speed.high < 1 and speed.ratio * LEAST_GAIN <= 1:
         return f"{_two_digits(1 / speed.ratio)} x slower"
-    return "as fast as dense" if speed.high <= STEADY * speed.low else "not clear"
+    return "as fast as torch" if speed.high <= STEADY * speed.low else "not clear"
 
 
 def speed_words(speed: Speed, *, runs_dense: bool) -> str:

@@ -18,7 +18,7 @@ from sipp.report.series import Curve, Point
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
-    "Output moved: distance from the dense network's output, divided by its length, on a few calibration inputs, some "
+    "Output moved: distance from the dense network's output, divided by its norm, on a few calibration inputs, some "
     "of which may have been used for pruning. Certified: on held-out inputs; each certificate holds on its own, but "
     "the best of several does not."
 )
@@ -166,7 +166,7 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
     """Which method is best at the least keep that several methods reached: by accuracy, or by how the output moved."""
     words = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
-        "moved": (min, max, "moves the output least", "By {} of its length; {} by {}."),
+        "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
     }
     known = [one for group in groups for one in comparisons_of(group) if one.key in words]
     for one in known:

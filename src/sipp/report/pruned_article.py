@@ -68,11 +68,11 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
     rows = outputs_rows(pruned)
     if not rows:
         return None
-    text = "Distance from the dense network's output, divided by its length."
+    text = "Distance from the dense network's output, divided by its norm."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
     found = shown_output_change(pruned)
     heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
-    finding = Finding(heading, "Other numbers on this page answer other questions:")
+    finding = Finding(heading, "The other numbers on this page answer different questions:")
     return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
 
 
@@ -119,7 +119,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 
 def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
     """How good the network is beside the dense one, on which points; a card for each set of points."""
-    heading = f"The output moved by {number(first.error_mean, 'share')} of its length on average"
+    heading = f"The output moved by {number(first.error_mean, 'share')} of its norm on average"
     if first.error_mean is None:
         heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
     if first.accuracies is not None:
@@ -159,15 +159,15 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
     where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
-    others = "No other was tried: the output of an untrained network says nothing about the trained one."
+    others = "No other score was tried: the outputs of an untrained network say nothing about the trained network."
     rows = []
     if n_tried > 1:
-        others = f"{n_tried} scores were tried; a small lead is taken for chance."
+        others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
         names = [f"{one.name} (chosen)" if one.is_taken else one.name for one in choice.tried]
         view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
-    detail = f"Errors are shares of the output's length, right after pruning, on {inputs} {where}. {others}"
+    detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
     return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
 
 
@@ -186,7 +186,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
         heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
     judged = "The error on unused inputs was not measured."
     if repaired.n_judged:
-        judged = f"Errors are shares of the output's length, on {repaired.n_judged:,} unused inputs"
+        judged = f"Errors are shares of the output's norm, on {repaired.n_judged:,} unused inputs"
         n_fitted = repaired.n_judged_fit
         is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
         judged += f", after the same search on {n_fitted:,} others." if is_other else "."
@@ -214,7 +214,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
 # What a step is shown by: its label, its unit, and the value of a step
 STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
     ("times faster", "number", lambda step: step.ratio),
-    ("milliseconds dense", "number", lambda step: step.dense_ms),
+    ("milliseconds in torch", "number", lambda step: step.dense_ms),
     ("milliseconds sparse", "number", lambda step: step.sparse_ms),
     ("bytes dense", "count", lambda step: float(step.n_dense_bytes)),
     ("bytes sparse", "count", lambda step: float(step.n_bytes)),
@@ -246,17 +246,17 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
     stored = [
         ["stored", f"{found.file:,} bytes"],
         ["values and entropy", f"{found.bound:,.0f} bytes"],
-        ["dense", f"{found.dense:,} bytes"],
+        ["before pruning", f"{found.dense:,} bytes"],
         ["weights in memory", f"{found.memory:,} bytes"],
-        ["dense in memory", f"{found.memory_dense:,} bytes"],
+        ["before pruning, in memory", f"{found.memory_dense:,} bytes"],
     ]
-    entropy = "Values and entropy: the kept values, and the fewest bits that random positions need."
+    entropy = "Values and entropy: the kept values and the fewest bytes that their positions need."
     cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]
     for run in bench.runs:
         rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
         rows = [
-            ["dense", f"{number(run.dense_ms)} ms"],
-            ["dense, inputs/s", f"{rates[0]:,.0f}"],
+            ["torch", f"{number(run.dense_ms)} ms"],
+            ["torch, inputs/s", f"{rates[0]:,.0f}"],
             ["sparse", f"{number(run.sparse_ms)} ms"],
             ["sparse, inputs/s", f"{rates[1]:,.0f}"],
             ["speed", run.words],

@@ -116,8 +116,9 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
         folders = _result_folders(path)
         if not folders:
             raise DataError(
-                f"neither a run (with {MANIFEST}) nor a pruned model (with {RECORD_NAME}), nor a folder of these",
+                f"no results in this folder: neither a run ({MANIFEST}) nor a pruned network ({RECORD_NAME})",
                 where=path,
+                fix="give a folder written by sipp prune --out FOLDER, sipp.save_folder or sipp run",
             )
         for folder in folders:
             resolved = folder.resolve()

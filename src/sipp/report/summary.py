@@ -68,11 +68,12 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         )
         run = bench.runs[-1]
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
-        speed = SummaryTile("speed", run.headline, f"{run.words}: with sipp.sparse, {place}")
+        than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
+        speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
     found = shown_output_change(pruned)
     moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
     if found is not None:
-        words = f"of its length, {found[1]}; measured, while the guarantee is a limit for new inputs"
+        words = f"of its norm, {found[1]}; this was measured, the guarantee is a limit for new inputs"
         moved = SummaryTile("output moves by", number(found[0], "share"), words)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
@@ -93,7 +94,7 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
         said = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return SummaryTile("guarantee", "none", f"Certificate: {said}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
-        return SummaryTile("guarantee", "in theory", "The theory's bound holds for all but a share of inputs")
+        return SummaryTile("guarantee", "in theory", "The theory's bound holds, for the share of inputs given below")
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
@@ -121,7 +122,7 @@ def promise(certificate: CertificateRecord) -> str:
         return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
     limit = percent_up(certificate.limit)
     if found.is_useless:
-        return f"The certificate is useless: it allows an error of {limit} of the output's length"
+        return f"The certificate is useless: it allows an error of {limit} of the output's norm"
     return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
 
 
@@ -147,7 +148,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
             steps.append(NextStep("Bring back most of what was lost, without training:", command))
         else:
             command = "sipp.hold(model, masks, optimizer=optimizer)"
-            steps.append(NextStep("Too much lost? Keep more weights, or retrain while the zeros are held:", command))
+            steps.append(NextStep("Too much lost? Keep more weights, or retrain with the zeros held at zero:", command))
     if pruned.bench is None and in_shell:
         steps.append(
             NextStep("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json")

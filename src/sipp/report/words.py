@@ -6,7 +6,7 @@ from sipp.experiments.arms import BETWEEN
 from sipp.report.palette import REPAIRED
 from sipp.scoring.methods import METHODS
 
-MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's length"
+MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's norm"
 WORDS = {
     "keep": "share of the prunable weights that are kept: keep 10 % means 90 % zeros",
     "dense": "the network before pruning",

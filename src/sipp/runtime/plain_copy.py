@@ -6,7 +6,6 @@ import copy
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.prune import BasePruningMethod as _Method
 
 from sipp.errors import ModelError
 from sipp.pruning.masking import release
@@ -27,25 +26,9 @@ def plain_copy(model: nn.Module) -> nn.Module:
         ) from error
     release(copied)
     for module in copied.modules():
-        hooks = [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Method)]
-        for key, hook in hooks:
-            del module._forward_pre_hooks[key]
-            _fold(module, hook._tensor_name)
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # which torch.export does not record: padded tokens would be 0
     return copied.eval()
-
-
-def _fold(module: nn.Module, name: str) -> None:
-    """Makes the masked tensor a parameter of its own.
-
-    Not by torch's `remove`, which writes the zeros into the tensor it is computed from: another module may hold that.
-    """
-    values = getattr(module, f"{name}_orig").detach() * getattr(module, f"{name}_mask")
-    delattr(module, f"{name}_orig")
-    delattr(module, f"{name}_mask")
-    vars(module).pop(name, None)
-    module.register_parameter(name, nn.Parameter(values, requires_grad=False))
 
 
 def _values_with_a_history(model: nn.Module) -> dict[int, object]:

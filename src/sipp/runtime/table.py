@@ -23,12 +23,12 @@ def as_text(table: Table, said: Words) -> str:
 
 def as_html(table: Table, said: Words) -> str:
     """The same for a notebook."""
-    return table_html(table, bars=("ms dense", "ms here")) + labels_html(said)
+    return table_html(table, bars=("ms torch", "ms here")) + labels_html(said)
 
 
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
     """One line for every step; with notes, those left to torch are named only where it is said why."""
-    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms dense", "ms here")
+    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here")
     table = plain_table(*columns, *(["why"] if with_notes else []), texts=("kernel", "why"), tight=True)
     for step in steps:
         if with_notes and step.kernel == "torch" and not step.note:
@@ -54,17 +54,17 @@ def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: in
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
         if reads_memory(plan.graph):
-            ran = "torch runs all of it: an operation takes values as they lie in memory"
+            ran = "torch runs all of it: an operation depends on the memory layout"
         elif not compiled.is_finite:
-            ran = "torch runs all of it: a value on the way was not finite, which only the model itself passes on"
+            ran = "torch runs all of it: a value inside was not finite, which only the model itself passes on"
         elif not compiled.is_same:
-            ran = "torch runs all of it: the steps gave something else on the example, or it draws numbers"
-    times = f"{compiled.seconds * MS:.3f} ms a call, dense {compiled.dense_seconds * MS:.3f} ms"
+            ran = "torch runs all of it: the steps gave other outputs on the example, or the model is random"
+    times = f"{compiled.seconds * MS:.3f} ms per call, torch {compiled.dense_seconds * MS:.3f} ms"
     speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     return (
         ("left to torch", left_to_torch(plan.steps)),
         ("network", ran if compiled.is_dense else f"{ran}; {times}: {speed}"),
         ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
-        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the network on all"),
+        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the whole network on all threads"),
     )

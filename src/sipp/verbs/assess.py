@@ -82,8 +82,10 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     parameters = dict(dense.named_parameters())
     for name, mask in masks.items():
         if name not in parameters:
+            meant = str(name).removesuffix("_mask")  # as torch.nn.utils.prune calls it
             raise ModelError(
-                f"masks: {name!r} is not a parameter of the network; it has {', '.join(list(parameters)[:4])}, ..."
+                f"masks: {name!r} is not a parameter of the network; it has {', '.join(list(parameters)[:4])}, ...",
+                fix=f"call it {meant!r}" if meant in parameters else "",
             )
         if not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
@@ -94,5 +96,5 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     with torch.no_grad():
         for name, mask in masks.items():
             parameter = given.get_parameter(name)
-            parameter.mul_(mask.to(parameter))
+            parameter.masked_fill_(mask.to(parameter.device) == 0, 0)  # a product would leave -0.0
     return given

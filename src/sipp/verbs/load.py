@@ -18,8 +18,8 @@ from sipp.records.saved_file import SavedFile
 from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
-    "in buffers that no state_dict holds (persistent=False), `into` has other values than the saved network, which a "
-    "stored certificate is about; set them, or certify this network"
+    "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "
+    "network, so a stored certificate does not cover it; set them, or certify again"
 )
 
 
@@ -31,8 +31,9 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module: ...
 def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module | dict[str, Tensor]:
     """Loads the network from a file written by `save`: into the model `into`, or as a plain state_dict on the CPU.
 
-    Names, shapes and dtypes must match those of `into`; if anything is wrong, it is left as it was. The file's masks
-    are in `sipp.inspect(path).masks`.
+    `into` is returned in eval mode, ready to use; call `.train()` to go on training. Names, shapes and dtypes must
+    match those of `into`; if anything is wrong, it is left as it was. The file's masks are in
+    `sipp.inspect(path).masks`.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -55,6 +56,7 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     if names := tied or cannot_share(groups, state):
         raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {file}; untie them")
     into.load_state_dict(state, strict=True)
+    into.eval()
     is_known = contents.certificate is not None or contents.buffers_hash is not None
     if is_known and buffers_hash(into) != contents.buffers_hash:
         warnings.warn(f"{file}: {OTHER_BUFFERS}", stacklevel=2)

@@ -172,7 +172,8 @@ def prune_to_with(
     use = _recorded(ledger, points, ranking)
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
-        return _none(ranking, grid, start, path, f"not certified: no level passes; {claim.words}")
+        said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
+        return _none(ranking, grid, start, path, said)
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned, stacklevel=5)
     looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}

@@ -59,8 +59,8 @@ def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
     ]
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        text = f"{what}: {listed(gone)}; floor=0.1 prevents that"
+        text = f"{what}: {listed(gone)}; floor=0.1 prevents this"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
     if rows:
-        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 (0 %, but at least one each) prevents it"
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
         warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)

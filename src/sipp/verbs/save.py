@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
+from sipp.pruning.torch_masks import masked_by_torch
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
 from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.display import listed
@@ -32,6 +34,8 @@ from sipp.storage.network_tensors import (
     named_tensors,
 )
 
+MANY_NEGATIVE = 0.01  # of the weights: more -0.0 than that is worth a word
+
 
 @torch.inference_mode(False)
 def save(
@@ -47,9 +51,10 @@ def save(
 
     `values`: "fp32" and "lossless" keep every bit ("lossless" compresses the bytes of all numbers, which takes longer);
     "fp16", "bf16" and "int8" (one scale per row) round parameters with two or more axes, and nothing else. For a plain
-    module you can pass `masks`; otherwise its zeros count as pruned. A `certificate` must be about this network, or
-    about the network as it will be read from the file; the one from `prune_to` is stored automatically. `shard` ("5GB",
-    or bytes) is the size of the largest file: the numbers are then in several parts next to it.
+    module you can pass `masks`; otherwise its zeros count as pruned (but not -0.0: a warning says what to do). A
+    `certificate` must be about this network, or about the network as it will be read from the file; the one from
+    `prune_to` is stored automatically. `shard` ("5GB", or bytes) is the size of the largest file: the numbers are then
+    in several parts next to it.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -68,7 +73,13 @@ def save(
     target = check_path("path", path, "net.sipp.safetensors")
     check_choice("values", values, get_args(Precision))
     check_certificate(certificate)
+    if masked := masked_by_torch(model):
+        raise ModelError(
+            f"{listed(masked)}: masked by torch.nn.utils.prune, which stores every weight and a mask",
+            fix="call sipp.release(model) first, which makes its masks permanent",
+        )
     groups = named_tensors(model, first=masks)
+    _warn_of_negative_zeros(groups)
     mask_of = _masks_by_first_name(groups, masks)
     entries, pieces = encode_network(model, groups, mask_of, values)
     parts = [] if shard is None else planned_parts(target, pieces, check_size("shard", shard))
@@ -113,6 +124,19 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
     if masks is not None and not isinstance(masks, Mapping):
         raise OptionError(f"masks is a {type(masks).__name__}", fix="give {parameter name: bool tensor}")
     return pruned, masks or {}
+
+
+def _warn_of_negative_zeros(groups: Groups) -> None:
+    """A file keeps every bit, and -0.0 is not 0.0: it takes as much space as a weight that was kept."""
+    weights = [tensor for _, tensor in groups if tensor.is_floating_point() and tensor.dim() >= 2]
+    n_negative = sum(int(((tensor == 0) & torch.signbit(tensor)).sum()) for tensor in weights)
+    if n_negative > MANY_NEGATIVE * sum(tensor.numel() for tensor in weights):
+        warnings.warn(
+            f"{n_negative:,} weights are -0.0, which torch.nn.utils.prune.remove leaves behind, and each takes as much "
+            "space as a weight that was kept. Call p.data.add_(0.0) for every p in model.parameters() before you "
+            "certify and save; or call sipp.release(model) instead of remove",
+            stacklevel=4,
+        )
 
 
 def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class Verification:
 
     def __str__(self) -> str:
         lines = ["verified" if self.ok else "not verified:", *self.reasons]
-        return "\n".join(lines + [f"believed, not checked: {one}" for one in self.unchecked])
+        return "\n".join(lines + [f"not checked: {one}" for one in self.unchecked])
 
     def _repr_html_(self) -> str:
         title, *lines = str(self).splitlines()

@@ -31,6 +31,7 @@ from sipp.bounds.sound.known_operations import (
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.bounds.sound.tracing import Inputs, TracedNetworks, same_output, trace
 from sipp.records.checking import check_flag
+from sipp.records.pruned_to import NetworkLike, network_of
 
 # What may be computed from constants: operations without randomness and without side effects.
 _CONSTANT_OPS = MOVEMENTS | frozenset(
@@ -74,14 +75,15 @@ class GraphBound:
 
 
 @torch.inference_mode(False)
-def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
+def sound_bound(dense: nn.Module, pruned: NetworkLike, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
     """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or gives the reason why there is no bound.
 
-    `pruned` is the same architecture with other weights; `inputs` is a batch (a tensor, or the model's positional
-    arguments, or its keyword arguments), with samples along the first axis. Both networks are copied to eval mode and
-    float64; the originals are left as they were. The bound assumes exact arithmetic: it leaves out the rounding errors
-    of networks that run in float32 or less (the network bound of `prune` and `assess` includes them). With
-    `fold_batchnorm`, a linear map and the BatchNorm right after it are bounded as one map, which is never looser.
+    `pruned` is the same architecture with other weights, or what `prune` returned; `inputs` is a batch (a tensor, or
+    the model's positional arguments, or its keyword arguments), with samples along the first axis. Both networks are
+    copied to eval mode and float64; the originals are left as they were. The bound assumes exact arithmetic: it leaves
+    out the rounding errors of networks that run in float32 or less (the network bound of `prune` and `assess` includes
+    them). With `fold_batchnorm`, a linear map and the BatchNorm right after it are bounded as one map, which is never
+    looser.
 
     Example:
         >>> import sipp, torch
@@ -89,7 +91,7 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
         >>> x = torch.rand(3, 8)
-        >>> bound = sipp.sound_bound(net, pruned.model, x)
+        >>> bound = sipp.sound_bound(net, pruned, x)
         >>> error = (pruned.model(x) - net(x)).norm(dim=1).double()
         >>> bool((error <= bound.absolute_B).all())
         True
@@ -98,7 +100,7 @@ def sound_bound(dense: nn.Module, pruned: nn.Module, inputs: Inputs, *, fold_bat
     nodes: list[NodeBound] = []
     with torch.no_grad():
         try:
-            traced = trace([dense, pruned], inputs)
+            traced = trace([dense, network_of(pruned)], inputs)
             output = _propagate(traced, fold_batchnorm, nodes)
             if not same_output(output.value, traced.outputs[0]):
                 raise NoBound("the graph does not repeat the model's output")

@@ -1,4 +1,4 @@
-"""The command `sipp bench`: a stored network against the dense one."""
+"""The command `sipp bench`: a stored network in the sparse runtime and in torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench(
     out: Annotated[
         Path | None,
         option(
-            f"New file for the record; the page shows it if it is called {BENCH_NAME} and in the folder.", OUTPUT_PANEL
+            f"New file for the record; as {BENCH_NAME} in the network's folder, it appears on the page.", OUTPUT_PANEL
         ),
     ] = None,
     force: Force = False,
@@ -42,7 +42,7 @@ def bench(
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
     threads: Annotated[
-        int | None, option("Threads; default: torch's.", MACHINE_PANEL, least=1, most=MOST_THREADS)
+        int | None, option("Threads; default: as many as torch uses.", MACHINE_PANEL, least=1, most=MOST_THREADS)
     ] = None,
     repeats: Annotated[
         int,
@@ -54,7 +54,7 @@ def bench(
         ),
     ] = REPEATS,
 ) -> None:
-    """Time a pruned network against the dense one, step by step and as a whole."""
+    """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
     from sipp.cli.data_option import points_read
     from sipp.records.json_values import json_value
     from sipp.storage.files import seal
@@ -91,7 +91,8 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
     show(f"{record.network} on {record.machine}, {record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}")
     if record.images is not None:
         show(record.images)
-    steps = plain_table("step", "kernel", "kept", "bytes dense", "bytes", "ms dense", "ms", "ratio", texts=("kernel",))
+    columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
+    steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:
         steps.add_row(
             step.name,
@@ -101,24 +102,29 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
             f"{step.n_bytes:,}",
             f"{step.dense_ms:.3f}" if step.dense_ms is not None else "",
             f"{step.sparse_ms:.3f}" if step.sparse_ms is not None else "",
-            f"{step.ratio:.2g}" if step.ratio is not None else "",
+            f"{step.ratio:.2g} x" if step.ratio is not None else "",
         )
     show(f"steps with weights, {record.step_points} inputs, one thread:", steps)
     calls = plain_table(
-        "inputs", "dense ms", "sparse ms", "dense inputs/s", "sparse inputs/s", "off by", "speed", texts=("speed",)
+        "inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed", texts=("speed",)
     )
     for run in record.runs:
         rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
     show("calls:", calls)
-    show("  dense: torch running the same pruned network; off by: relative difference from its outputs;")
-    show("  speed: the median over pairs of calls in turns, and where the middle 80 % of them lie")
+    show(
+        "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;"
+    )
+    show("  speed: the median over pairs of calls that take turns, and the range of the middle 80 %")
     found = record.bytes
     show(
-        f"bytes:           {bytes_in_words(found.file)} stored, {bytes_in_words(round(found.bound))} by values and "
-        f"entropy, {bytes_in_words(found.dense)} dense; weights in memory {bytes_in_words(found.memory)}, "
-        f"dense {bytes_in_words(found.memory_dense)}"
+        f"file:            {bytes_in_words(found.file)}, before pruning {bytes_in_words(found.dense)} (values and the "
+        f"entropy of their positions: {bytes_in_words(round(found.bound))})"
+    )
+    show(
+        f"in memory:       {bytes_in_words(found.memory)} of weights, before pruning "
+        f"{bytes_in_words(found.memory_dense)}"
     )
     if out is not None:
         show(f"written:         {out}")

@@ -23,7 +23,7 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> None:
-    """List the data sets and whether they are here, or download CIFAR-10."""
+    """List the data sets and which of them you have, or download CIFAR-10."""
     with only_json(as_json):
         if name == "list":
             found = [_digits(), _cifar10(folder), _imagenet(folder)]
@@ -56,14 +56,16 @@ def _cifar10(folder: Path) -> dict[str, Any]:
 
     here = next((folder / name for name in (BIN_FOLDER, PY_FOLDER) if (folder / name).is_dir()), None)
     what = "50,000 training and 10,000 test images, 3 x 32 x 32"
-    what += f", in {here}" if here else f"; fetch it (170 MB) with: sipp data cifar10 {folder}"
+    what += f", in {here}" if here else f"; download it (170 MB): sipp data cifar10 {folder}"
     return {"name": "cifar10", "here": here is not None, "folder": here, "what": what}
 
 
 def _imagenet(folder: Path) -> dict[str, Any]:
     root = folder / IMAGENET
     here = (root / "train").is_dir() and (root / "val").is_dir()
-    what = f"images in {root}" if here else f"put it there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
+    what = (
+        f"images in {root}" if here else f"put images there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
+    )
     return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
 

@@ -43,7 +43,7 @@ class PruneRequest:
     holdout: Annotated[
         str | None,
         option(
-            "Inputs for a certificate, new to the network; default with --epsilon: split off from the data.",
+            "Inputs for a certificate; must be new to the network. Default with --epsilon: a part of the data.",
             GUARANTEE_PANEL,
         ),
     ] = None
@@ -79,7 +79,8 @@ class PruneRequest:
     values: Annotated[
         Precision,
         option(
-            f"Values in name{FILE_SUFFIX}: fp32, lossless; or rounded and certified as stored: fp16, bf16, int8.",
+            f"Values in name{FILE_SUFFIX}: fp32 or lossless (exact), or rounded to fp16, bf16 or int8. The "
+            "certificate is about what is stored.",
             OUTPUT_PANEL,
             metavar="FORMAT",
         ),

@@ -30,14 +30,15 @@ def report(
 ) -> None:
     """Write a page about runs or pruned networks that works offline, and figures for print.
 
-    Records that were changed after they were written are refused; what cannot be checked is marked.
+    It refuses records that were changed after they were written, and marks what it cannot check.
     """
     _check_places(out, figures)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         read = files_read(runs)
     with naming_option(f"--out {out}", "give another page"):
         check_file(out, PAGE, force=force, inputs=[("the page", path) for path in read], makes_folder=True)
-    results, broken = read_whole_results(runs)
+    with naming_option(f"sipp report {' '.join(map(str, runs))}", "see sipp report --help"):
+        results, broken = read_whole_results(runs)
     if not results:
         raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
     if figures is not None:

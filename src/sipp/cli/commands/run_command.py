@@ -29,7 +29,7 @@ def run(
     own_data: Annotated[
         str | None,
         option(
-            "Your own data: package.module:callable that returns images and labels, first train, then test.",
+            "Your own data: package.module:callable that returns images and labels to train on, then to test on.",
             MODEL_PANEL,
         ),
     ] = None,

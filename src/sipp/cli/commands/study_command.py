@@ -34,7 +34,7 @@ def study(
 ) -> None:
     """Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.
 
-    Stop and resume it like `sipp run`. It reuses what any run in --out has made: another method or seed
+    Stop and resume it like `sipp run`. It reuses what any run in --out has computed: another method or seed
     (--set "prune.methods=[...]", --set repetitions=3) trains only what is new.
     """
     if name is None:

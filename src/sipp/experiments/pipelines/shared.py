@@ -7,6 +7,7 @@ pruned, since retraining starts after it and is covered by no statement.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sipp.bounds.statements import statements_of
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError, HoldoutReusedWarning, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import agreed, from_leader
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
@@ -139,15 +140,17 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
     if not len(splits.holdout):
         return None
     try:
-        certificate = certify(
-            ranking.model,
-            pruned.model,
-            eval_batches(context.feed, splits.holdout),
-            delta=CERTIFICATE_DELTA,
-            confidence=CERTIFICATE_CONFIDENCE,
-            calibration=eval_batches(context.feed, splits.calibration),
-            progress=False,  # a run has a display of its own
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HoldoutReusedWarning)
+            certificate = certify(
+                ranking.model,
+                pruned.model,
+                eval_batches(context.feed, splits.holdout),
+                delta=CERTIFICATE_DELTA,
+                confidence=CERTIFICATE_CONFIDENCE,
+                calibration=eval_batches(context.feed, splits.calibration),
+                progress=False,  # a run has a display of its own
+            )
     except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
         return {"verdict": f"refused: {error}"}
     return certificate_values(certificate)

@@ -343,7 +343,7 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         raise ModelError(
             f"its {attribute} is masked by torch.nn.utils.prune",
             where=_where(name, module),
-            fix=f"call torch.nn.utils.prune.remove(module, {attribute!r}) first, or exclude={name!r}",
+            fix=f"call sipp.release(model) first, which makes its masks permanent, or exclude={name!r}",
             option="exclude",
         )
     if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():

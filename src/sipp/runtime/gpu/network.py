@@ -166,7 +166,7 @@ class SparseOnGpu:
     def _words(self) -> Words:
         latest = self.latest
         why = f" ({latest.why})" if latest.why else ""
-        times = f"{latest.seconds * MS:.3f} ms a call, dense {latest.dense_seconds * MS:.3f} ms"
+        times = f"{latest.seconds * MS:.3f} ms per call, torch {latest.dense_seconds * MS:.3f} ms"
         memory = (
             f"{self.n_bytes / MB:.2f} MB with the dense ones for other shapes, dense {self.n_dense_bytes / MB:.2f} MB"
         )

@@ -1,0 +1,114 @@
+"""From torch.nn.utils.prune to sipp: masks become plain zeros, and nothing is stored twice."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+import sipp
+from sipp.errors import DeadRowsWarning, ModelError, OptionError
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def masked_by_torch(model: nn.Module) -> nn.Module:
+    layers = [(module, "weight") for module in model.modules() if isinstance(module, nn.Linear)]
+    torch_prune.global_unstructured(layers, pruning_method=torch_prune.L1Unstructured, amount=0.9)
+    return model
+
+
+X = torch.rand(200, 64, generator=torch.Generator().manual_seed(1))
+
+
+def n_negative_zeros(model: nn.Module) -> int:
+    return sum(int(((p == 0) & torch.signbit(p)).sum()) for p in model.parameters())
+
+
+def test_release_makes_masks_permanent_with_plain_zeros() -> None:
+    model = masked_by_torch(net())
+    before, weight = model(X), model[0].weight_orig  # type: ignore[index]
+    sipp.release(model)
+    assert set(model.state_dict()) == set(net().state_dict())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(model(X), before)
+    assert model[0].weight is weight and weight.requires_grad  # type: ignore[index]  # an optimizer goes on with it
+    assert n_negative_zeros(model) == 0
+    with pytest.warns(DeadRowsWarning):
+        masks = sipp.prune(net(), None, keep=0.1, method="wt").masks
+    assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
+
+
+def test_a_weight_that_is_not_finite_is_masked_too() -> None:
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[torch.nan, torch.inf, 2.0]]))
+    torch_prune.custom_from_mask(model, "weight", torch.tensor([[0.0, 0.0, 1.0]]))
+    sipp.release(model)
+    assert model.weight.tolist() == [[0.0, 0.0, 2.0]]
+
+
+def test_a_recurrent_network_runs_with_its_zeros() -> None:
+    model, x = nn.LSTM(4, 8, batch_first=True), torch.rand(2, 5, 4)
+    torch_prune.l1_unstructured(model, "weight_hh_l0", 0.9)
+    sipp.release(model)
+    assert int((model.weight_hh_l0 == 0).sum()) >= 0.85 * 256
+    fresh = nn.LSTM(4, 8, batch_first=True)
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(x)[0], fresh(x)[0])
+
+
+def test_what_needs_plain_weights_names_the_way_out(tmp_path: Path) -> None:
+    dense, model = net(), masked_by_torch(net())
+    for call in (
+        lambda: sipp.prune(model, X, keep=0.1),
+        lambda: sipp.assess(dense, model, X),
+        lambda: sipp.save(model, tmp_path / "net.safetensors"),
+    ):
+        with pytest.raises(ModelError, match=r"torch\.nn\.utils\.prune") as caught:
+            call()
+        assert "sipp.release" in caught.value.fix
+    with pytest.raises(OptionError, match=r"call sipp\.release\(model\) first"):
+        sipp.hold(model, {"0.weight": torch.ones(128, 64, dtype=torch.bool)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mask_by_the_name_that_torch_gives_it() -> None:
+    masks = {name: value for name, value in masked_by_torch(net()).state_dict().items() if name.endswith("_mask")}
+    with pytest.raises(ModelError, match=r"call it '0\.weight'"):
+        sipp.assess(net(), masks, X)
+
+
+def test_masks_alone_leave_no_negative_zeros(tmp_path: Path) -> None:
+    masks: dict[str, Tensor] = {
+        name.removesuffix("_mask"): value
+        for name, value in masked_by_torch(net()).state_dict().items()
+        if name.endswith("_mask")
+    }
+    judged = sipp.assess(net(), masks, X)
+    assert n_negative_zeros(judged.model) == 0
+    assert sipp.save(judged, tmp_path / "net.safetensors").n_bytes < 0.25 * 4 * 9472
+
+
+def test_a_network_with_negative_zeros_is_stored_as_it_is_with_a_warning(tmp_path: Path) -> None:
+    model = masked_by_torch(net())
+    for module in (model[0], model[2]):  # type: ignore[index]
+        torch_prune.remove(module, "weight")
+    assert n_negative_zeros(model) > 0.3 * 9472
+    with pytest.warns(UserWarning, match=r"weights are -0\.0") as caught:
+        large = sipp.save(model, tmp_path / "large.safetensors")
+    assert caught[0].filename == __file__
+    plain = copy.deepcopy(model)
+    for parameter in plain.parameters():
+        parameter.data.add_(0.0)  # what the warning tells one to do
+    assert sipp.save(plain, tmp_path / "small.safetensors").n_bytes < 0.4 * large.n_bytes
+    back = sipp.load(tmp_path / "large.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.equal(torch.signbit(back[name]), torch.signbit(value))
