@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import logging
 import os
 import sys
 import types
@@ -61,7 +62,11 @@ def _spare_torch_what_changes_no_result() -> None:
     # torch.manual_seed notes where it was called, with the lines of all callers, once for each kind of device not there
     for device in (torch.cuda, torch.xpu, torch.mtia):
         device.traceback = types.SimpleNamespace(format_stack=list)
-    # an export declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
+    # an export writes for each operation by which lines it was reached, and tells all it does to a log, to which pytest
+    # listens: one that is not the named one has no listeners
+    torch.fx.proxy.CapturedTraceback = types.SimpleNamespace(extract=lambda: types.SimpleNamespace(summary=list))
+    torch._logging._internal.trace_log = logging.Logger("of no one")
+    # it declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
     torch._ops.Callable = typing.Callable
     # and asks 26 times for the names of all operations in C++, which are the same each time
     if hasattr(utils, "_materialize_cpp_cia_ops"):  # a private name, which another torch may not have
