@@ -1,13 +1,19 @@
 """One thread per test process: pytest runs as many processes as there are cores, and more threads only wait."""
 
+import contextlib
 import functools
 import gc
+import logging
 import os
 import sys
 import types
 import typing
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+Rules = dict[Any, Any]  # {operation of torch: what it becomes}
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -50,12 +56,53 @@ def _spare_torch_what_changes_no_result() -> None:
     """Work of torch that tests repeat thousands of times, each for nothing; what it computes stays as it is."""
     import torch
     from torch._export import utils
+    from torch._subclasses import fake_impls
+    from torch.export import exported_program
 
     # torch.manual_seed notes where it was called, with the lines of all callers, once for each kind of device not there
     for device in (torch.cuda, torch.xpu, torch.mtia):
         device.traceback = types.SimpleNamespace(format_stack=list)
-    # an export declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
+    # an export writes for each operation by which lines it was reached, and tells all it does to a log, to which pytest
+    # listens: one that is not the named one has no listeners
+    torch.fx.proxy.CapturedTraceback = types.SimpleNamespace(extract=lambda: types.SimpleNamespace(summary=list))
+    torch._logging._internal.trace_log = logging.Logger("of no one")
+    # it declares 12,000 functions whose annotations are evaluated: those of `typing` remember what they were
     torch._ops.Callable = typing.Callable
     # and asks 26 times for the names of all operations in C++, which are the same each time
     if hasattr(utils, "_materialize_cpp_cia_ops"):  # a private name, which another torch may not have
         utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
+    # and twice enters what it changes of 260 of them, 22 functions each, into tables that it empties behind itself
+    if hasattr(exported_program, "_override_composite_implicit_decomp"):
+        exported_program._override_composite_implicit_decomp = _made_once(
+            exported_program._override_composite_implicit_decomp, fake_impls.op_implementations_dict
+        )
+
+
+def _made_once(
+    override: Callable[[Rules], contextlib.AbstractContextManager[None]], fakes: dict[Any, Any]
+) -> Callable[[Rules], contextlib.AbstractContextManager[None]]:
+    """torch's `override` of operations; from tables that were as now and for the same rules, by the tables it made."""
+    made: dict[Any, tuple[Any, Any, Any, Any]] = {}  # of an operation: the table before, the rule, the table, the fake
+
+    @contextlib.contextmanager
+    def overridden(rules: Rules) -> Iterator[None]:
+        before = {op: op.py_kernels.copy() for op in rules}
+        if any(op not in made or made[op][:2] != (before[op], rule) for op, rule in rules.items()):
+            with override(rules):
+                made.update({op: (before[op], rule, op.py_kernels.copy(), fakes[op]) for op, rule in rules.items()})
+                yield
+            return
+        for op in rules:
+            op.py_kernels.update(made[op][2])
+            op._dispatch_cache.clear()
+            fakes.setdefault(op, made[op][3])
+        try:
+            yield
+        finally:
+            for op in rules:
+                op.py_kernels.clear()
+                op.py_kernels.update(before[op])
+                op._dispatch_cache.clear()
+                fakes.pop(op, None)
+
+    return overridden

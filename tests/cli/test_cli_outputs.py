@@ -69,17 +69,25 @@ def _must_not_be_called(*args: object, **options: object) -> None:
     raise AssertionError("work was begun")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Inputs, each a file of its own, and a whole folder of `sipp prune`; then no command may begin to work."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs, each a file of its own, and a whole folder of `sipp prune`."""
+    folder = tmp_path_factory.mktemp("filled")
     for seed, name in enumerate(("data", "holdout", "calibration")):
-        save_file({"inputs": _points(seed)}, tmp_path / f"{name}.safetensors")
+        save_file({"inputs": _points(seed)}, folder / f"{name}.safetensors")
     for name in ("weights", "dense", "pruned"):
-        save_file(mlp().state_dict(), tmp_path / f"{name}.safetensors")
-    (tmp_path / "recipe.json").write_text("{}")
-    (tmp_path / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
-    words = ["--model", "cli_zoo:mlp", "--data", tmp_path / "data.safetensors", "--keep", 0.5]
-    assert run("prune", *words, "--out", tmp_path / "net").returncode == 0
+        save_file(mlp().state_dict(), folder / f"{name}.safetensors")
+    (folder / "recipe.json").write_text("{}")
+    (folder / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
+    words = ["--model", "cli_zoo:mlp", "--data", folder / "data.safetensors", "--keep", 0.5]
+    assert run("prune", *words, "--out", folder / "net").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def folder(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it; no command may begin to work."""
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
     for module in (prune_work, model_option, stored_networks):  # certify and eval load by the second
         monkeypatch.setattr(module, "load_model", _must_not_be_called)

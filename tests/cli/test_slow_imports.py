@@ -60,10 +60,6 @@ def test_the_help_of_a_command_needs_no_torch() -> None:
         assert f"sipp.cli.commands.{name.replace('-', '_')}_command" in found and found & SLOW == set(), name
 
 
-def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
-    assert "torch" in loaded("from sipp import prune; assert prune.__name__ == 'prune'")
-
-
 @pytest.mark.parametrize("name", sipp.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(sipp, name).__name__ == name and name in dir(sipp)

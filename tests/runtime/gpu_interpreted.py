@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
+import faster_interpreter  # noqa: F401
 import pytest
 import torch
 from hypothesis import given, settings

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from sipp.errors import OptionError
@@ -258,14 +259,19 @@ class PruneOptions:
 
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
     """The fields that were chosen and that `prune_to` does not take."""
-    hints = get_type_hints(PruneOptions, include_extras=True)
-    notes = {name: [note for note in get_args(hint) if isinstance(note, Shown)] for name, hint in hints.items()}
-    taken = {name for name, shown in notes.items() if any(note.prune_to for note in shown)}
     return [
         field.name
         for field in fields(PruneOptions)
-        if field.name not in (*taken, "scoring") and getattr(options, field.name) != field.default
+        if field.name not in (*_taken_by_prune_to(), "scoring") and getattr(options, field.name) != field.default
     ]
+
+
+@cache  # reading the annotations takes as long as a small walk
+def _taken_by_prune_to() -> frozenset[str]:
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    return frozenset(
+        name for name, hint in hints.items() if any(isinstance(one, Shown) and one.prune_to for one in get_args(hint))
+    )
 
 
 MOST_GROUP = 2**20

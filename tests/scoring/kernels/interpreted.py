@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import faster_interpreter  # noqa: F401
 import pytest
 import torch
 import triton

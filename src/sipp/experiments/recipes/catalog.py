@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,11 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
+    return copy.deepcopy(_read(text, where))
+
+
+@cache  # a list of recipes needs each base many times
+def _read(text: str, where: str) -> dict[str, Any]:
     from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
 
     values = read_yaml(text, where=where)
