@@ -20,7 +20,7 @@ from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorde
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
+from sipp.inputs.output_check import Expected, Gap, expected_output, gap_of, products, refuse_gaps
 from sipp.inputs.patches import checked_use, with_padding_zeroed
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
 from sipp.inputs.watching import Operations, Watch
@@ -205,7 +205,7 @@ class _Now:
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
     seen: Operations | None = None
-    met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
+    gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -289,8 +289,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
             if now.seen.follows:
                 now.seen.follow((given.args, given.kwargs))
         output = run_batch(model, given, ours)
+    refuse_gaps(now.gaps, now.batch)
     if now.checked is not None:
-        now.checked.update(now.met)
+        now.checked.update(gap.layer.module_name for gap in now.gaps)
     return output
 
 
@@ -341,8 +342,7 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
         expected = awaited.pop() if awaited else None
         if expected is not None:
             with now.apart():
-                refuse_other_map(layer, expected, output, now.batch)
-                now.met.add(layer.module_name)
+                now.gaps.append(gap_of(layer, expected, output, now.batch))
 
     if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
         yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
