@@ -30,6 +30,7 @@ from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms, unscaled
 
 FLOAT_BYTES = 4
+ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the ends of float32
 SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
@@ -154,7 +155,7 @@ class RunningSensitivities:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
         if self.outputs_B is None:
             self.outputs_B = 0
-            self.norms.open(batch.n_points, self.scale_F.device)
+            self.norms.open(batch.n_points)
         self.norms.is_attributed &= use.attributed
         n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
@@ -196,10 +197,11 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors_TB = use.windows, values.factors_TB[:, points]
+        windows, factors = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
-            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), factors_TB.sign()
-        factors_TB = factors_TB.to(SCORE_DTYPE)  # not before: float32 would lose the sign of a scale of 2^-600
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), np.sign(factors)
+        # not before: float32 would lose the sign of a scale of 2^-600
+        factors_TB = torch.from_numpy(factors.astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
@@ -270,6 +272,13 @@ class RunningSensitivities:
         A point without activations has no ratio but 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
+        lowest, highest = values.peaks
+        if (
+            ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
+            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
+        ):  # holds for each point, with room for rounding
+            yield slice(0, len(values.peak_B)), False
+            return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
@@ -383,6 +392,8 @@ def _with_larger(best_FK: Tensor, rows: slice, ratios_GRK: Tensor, weight_GRK: T
 
 def _part(use: WeightUse, points: slice) -> WeightUse:
     """The use of some of its points."""
+    if points == slice(0, len(use.windows)):
+        return use
     counts_B = None if use.counts_B is None else use.counts_B[points]
     return replace(use, windows=use.windows[points], counts_B=counts_B)
 
