@@ -94,7 +94,7 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
     patches_GPK = values_at(windows, places).to(dtype).view(n_groups, n_points * n_positions, weight.fan_in)
     rows = _rows_looked_at(weight.n_rows, n_groups, windows.device)
-    rows_FK = to_rows(weight, layer.module.get_parameter(use.parameter).detach())
+    rows_FK = to_rows(weight, layer.parameter(use.parameter).detach())
     rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
         values = torch.bmm(patches_GPK, rows_GRK.mT).movedim(0, 1).reshape(n_points, n_positions, len(rows)).double()

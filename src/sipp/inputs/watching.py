@@ -67,7 +67,7 @@ class Watch(TorchFunctionMode):
         for layer in layers:
             for local, weight in layer.weights.items():
                 holders.setdefault(weight.name, []).append(id(layer.module))
-                parameters[weight.name] = layer.module.get_parameter(local)
+                parameters[weight.name] = layer.parameter(local)
         found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
@@ -84,15 +84,17 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        self.takes_values |= name in _TAKING
-        if name not in _BLIND:
-            given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
-            for tensor in every_tensor(given):
-                one = self._of(tensor)
-                if one is None or any(self.running[holder] > 0 for holder in one.holders):
-                    continue
-                if name in _TAKING or any(self._of(tensor) is not one for tensor in every_tensor(result)):
-                    self._refuse(one, resolve_name(func) or name)
+        if name in _BLIND:
+            return result
+        takes = name in _TAKING
+        self.takes_values |= takes
+        given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
+        for tensor in every_tensor(given):
+            one = self._of(tensor)
+            if one is None or any(self.running[holder] > 0 for holder in one.holders):
+                continue
+            if takes or any(self._of(tensor) is not one for tensor in every_tensor(result)):
+                self._refuse(one, resolve_name(func) or name)
         return result
 
     def _of(self, tensor: Tensor) -> _Watched | None:
@@ -134,15 +136,24 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + n * tensor.element_size()
 
 
-def every_tensor(*values: Any) -> Iterator[Tensor]:
-    """All tensors in these values, in order."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from every_tensor(*value.values())
-        elif isinstance(value, tuple | list):
-            yield from every_tensor(*value)
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
+    # a function and no generator: a network calls it for every operation
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            if one is not None:
+                _gather(one, found)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _gather(one, found)
 
 
 class Operations(TorchDispatchMode):
@@ -205,7 +216,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.follow(result)
         if func._schema.is_mutable:
-            written = list(every_tensor((args, kwargs)))
+            written = every_tensor((args, kwargs))
             self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
         return result
 
