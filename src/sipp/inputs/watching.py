@@ -6,6 +6,7 @@ points do: which layers run, how often, and whose patches they get.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
@@ -173,7 +173,8 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.by_values = False
         self.follows = follows
-        self.of_data = WeakTensorKeyDictionary()  # as a set: tensors that were computed from the data
+        self.of_data: dict[int, weakref.ref[Tensor]] = {}  # by id: tensors that were computed from the data
+        self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # which hash slowly
         self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
 
     def taken(self, weight: Tensor) -> list[Tensor]:
@@ -185,7 +186,11 @@ class Operations(TorchDispatchMode):
     def follow(self, data: Any) -> None:
         """Notes the tensors that the model is given."""
         for tensor in every_tensor(data):
-            self.of_data[tensor] = True
+            self.of_data[id(tensor)] = weakref.ref(tensor)
+
+    def _is_of_data(self, tensor: Tensor) -> bool:
+        found = self.of_data.get(id(tensor))  # which another tensor may have had that is gone
+        return found is not None and found() is tensor
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -203,13 +208,14 @@ class Operations(TorchDispatchMode):
                 self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._met and func in _OPERANDS:
-            operand, weight = args[_OPERANDS[func]]
+        places = self._operands.get(id(func)) if self._met else None
+        if places is not None:
+            operand, weight = args[places]
             met = self._met.get(_extent(weight)[0])
             if met is not None:
                 met.append(operand)
         is_known = self.by_values or not self.follows
-        if is_known or not any(tensor in self.of_data for tensor in every_tensor((args, kwargs))):
+        if is_known or not any(map(self._is_of_data, every_tensor((args, kwargs)))):
             return func(*args, **(kwargs or {}))
         if not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
@@ -222,4 +228,4 @@ class Operations(TorchDispatchMode):
 
     def _has_mask(self, indices: Any) -> bool:
         """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
-        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in every_tensor(indices))
+        return any(one.dtype in (torch.bool, torch.uint8) and self._is_of_data(one) for one in every_tensor(indices))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from types import ModuleType
@@ -36,12 +36,13 @@ SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has 
 _log = logging.getLogger("sipp")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Maxima:
     """The largest so far, of some of the points."""
 
-    sensitivity_FK: Tensor
-    by_kernel: dict[tuple[int, int, int], Any]  # ratios, or a fused kernel's `Ratios`, by first and last row and groups
+    sensitivity_FK: Tensor | None = None  # None: all are 0
+    # ratios, or a fused kernel's `Ratios`, by first and last row and groups
+    by_kernel: dict[tuple[int, int, int], Any] = field(default_factory=dict)
 
 
 class RunningSensitivities:
@@ -58,7 +59,7 @@ class RunningSensitivities:
         self.scale_F = values.scale_on_device_B
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
-        self.maxima = _Maxima(torch.zeros_like(self.scaled_FK), {})  # of S1, if S is split
+        self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
@@ -102,7 +103,7 @@ class RunningSensitivities:
             yield slice(points.start, middle), self.maxima
         if middle < points.stop:
             if self.second_half is None:
-                self.second_half = _Maxima(torch.zeros_like(self.scaled_FK), {})
+                self.second_half = _Maxima()
             yield slice(middle, points.stop), self.second_half
 
     def close_batch(self) -> None:
@@ -124,8 +125,8 @@ class RunningSensitivities:
             rows = slice(start, stop)
             weight_GRK = self.scaled_FK[rows].unflatten(0, (n_groups, -1))
             ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest_ratios(ratios)
-            best_FK = _with_larger(best_FK, rows, ratios_GRK, weight_GRK)
-        return best_FK
+            best_FK = self._with_larger(best_FK, rows, ratios_GRK, weight_GRK)
+        return torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
 
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
@@ -179,7 +180,7 @@ class RunningSensitivities:
             given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
             best_GRK, squares_QB = max_chunk(kernel, *given)
             if is_wide:
-                _with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
+                maxima.sensitivity_FK = self._with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
             else:
                 maxima.by_kernel[key] = best_GRK
             self.norms.add(unscaled(squares_QB, values, at), at)
@@ -263,8 +264,19 @@ class RunningSensitivities:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
-        largest_FK = self.maxima.sensitivity_FK[rows]
-        torch.maximum(largest_FK, best_FK, out=largest_FK)
+        self.maxima.sensitivity_FK = self._with_larger_rows(self.maxima.sensitivity_FK, rows, best_FK)
+
+    def _with_larger(self, best_FK: Tensor | None, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
+        """Raises some rows of the sensitivities to ratios times their weights, in place, and gives all of them."""
+        found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        return self._with_larger_rows(best_FK, rows, found_FK)
+
+    def _with_larger_rows(self, best_FK: Tensor | None, rows: slice, found_FK: Tensor) -> Tensor:
+        if best_FK is None and len(found_FK) == self.weight.n_rows:
+            return found_FK
+        best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
+        torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
+        return best_FK
 
     def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
@@ -322,7 +334,7 @@ class RunningSensitivities:
     def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
         """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
         weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
-        factors_F = 1 / self.scale_F[rows]
+        factors_F = self.scale_F[rows].reciprocal()
         kernel = float64_kernel(self.kernel) if is_wide else self.kernel
         return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
@@ -381,13 +393,6 @@ def _counts(use: WeightUse) -> Tensor:
     if use.counts_B is not None:
         return use.counts_B
     return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
-
-
-def _with_larger(best_FK: Tensor, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
-    """Raises some rows of the sensitivities to these ratios times their weights, in place, and gives all of them."""
-    found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
-    torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
-    return best_FK
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:

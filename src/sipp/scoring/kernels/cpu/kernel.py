@@ -110,13 +110,14 @@ def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
 def largest_ratios(ratios: Ratios) -> Tensor:
     """The largest of them so far, G x R x K."""
     n_groups, n_rows, fan_in = ratios.shape
-    found = [memory.zeros(n_groups, fan_in, n_rows)]
+    found = []
     if ratios.maxima is not None:
         lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.computes_every_product else ratios.maxima
         found.append(lanes[..., :n_rows])
     if ratios.means is not None:
         found.append(ratios.means[..., :n_rows])
-    return reduce(torch.maximum, found).transpose(1, 2).contiguous()
+    largest = reduce(torch.maximum, found) if found else memory.zeros(n_groups, fan_in, n_rows)
+    return largest.transpose(1, 2).contiguous()
 
 
 def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
@@ -256,6 +257,8 @@ def _raising(ratios: Ratios, calls: Calls) -> Calls:
 
 def _by_point(squares_QX: Tensor, layer: Layer) -> Tensor:
     """The squares of each point's patches together, of all quadrants and the output."""
+    if squares_QX.shape[1] == layer.n_points:
+        return squares_QX
     return squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
 
 
