@@ -46,7 +46,7 @@ class _Maxima:
 
 
 class RunningSensitivities:
-    """What one weight has seen so far: `add` every use, `close_batch` after every batch, then take the `result`.
+    """What one weight has seen so far: `scale` it, `add` every use, `close_batch` after every batch, take the `result`.
 
     The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
     not notice, and a point's ratios do not depend on the points beside it.
@@ -55,10 +55,7 @@ class RunningSensitivities:
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-        values = values_later(self.rows_FK, kernel.extremes)()  # of a row, as of a point
-        self.scale_F = values.scale_on_device_B
-        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
-        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
+        self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
@@ -68,6 +65,13 @@ class RunningSensitivities:
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
+
+    def scale(self) -> None:
+        """Scales the weight: by itself, so that a GPU looks for the ranges of all weights before one is waited for."""
+        values = self.range_of_rows()
+        self.scale_F = values.scale_on_device_B
+        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
     def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
