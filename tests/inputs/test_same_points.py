@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
+from sipp.inputs import point_keys
 from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of, ledger_keys_of
 from sipp.records.batches import Batch
@@ -157,3 +158,23 @@ def test_a_ledger_of_single_inputs_keeps_its_meaning() -> None:
     x = points(2, 3)
     by_hand = [hashlib.sha256(b"[3]" + row.numpy().tobytes()).digest() for row in x]
     assert ledger_keys_of(next(data_of([x]).batches())) == by_hand
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_keys_of_many_numbers_are_those_of_few(n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and torch agree on every word: zeros of both signs, the smallest numbers, NaN of all kinds."""
+    points = torch.randn(96, 4_000, generator=torch.Generator().manual_seed(0))
+    words = points.view(torch.int32)
+    odd = [0, 1, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF]
+    words[1, :6] = torch.tensor(odd, dtype=torch.int32)
+    words[2, :6] = torch.tensor([word - 2**31 for word in odd], dtype=torch.int32)
+    assert points.numel() >= point_keys.COMPILED_FROM
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        found = point_keys.content_keys(points)
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(point_keys, "COMPILED_FROM", points.numel() + 1)
+    assert found == point_keys.content_keys(points)
+    assert found == [key for point in points for key in point_keys.content_keys(point[None])]

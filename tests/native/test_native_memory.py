@@ -39,3 +39,12 @@ def test_what_was_freed_in_gaps_goes_back() -> None:
     memory.give_back_freed()
     assert full - before > 180e6
     assert resident() - before < 0.3 * (full - before)
+
+
+def test_only_bytes_of_the_tensor_are_cleared() -> None:
+    whole = torch.full((8,), 7, dtype=torch.uint8)
+    memory.clear(whole, 2, 5)
+    assert whole.tolist() == [7, 7, 0, 0, 0, 7, 7, 7]
+    for start, stop in ((-1, 3), (5, 9), (4, 3)):
+        with pytest.raises(DataError, match="fault of sipp"):
+            memory.clear(whole, start, stop)

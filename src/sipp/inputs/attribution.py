@@ -63,10 +63,11 @@ Orders = dict[UseKey, Found]
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some patches of each point of one use (B x N), in each order that is worth a try."""
+    """Some patches of each point of one use, in each order that is worth a try. No view: inputs are not kept alive."""
 
-    patches: dict[Order, Tensor]
-    use: WeightUse  # without its windows
+    orders: tuple[Order, ...]
+    patches_OBN: Tensor
+    steps_first: bool
     n_steps: int
     n_points: int
     tolerance: float
@@ -81,11 +82,16 @@ class Recorder:
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
-        patches = {order: _sampled(use, order) for order in _candidates(use)}
-        bare = replace(use, windows=use.windows[:0].clone())  # a view would keep the inputs of all layers alive
-        sizes, dtype = (_n_steps(use), len(use.windows)), use.windows.dtype
-        sample = _Sample(patches, bare, *sizes, tolerance_of(use.windows), min(torch.finfo(dtype).eps, FLOAT32_EPS))
-        self.samples[_next_key(self._seen, weight)] = sample
+        orders, windows = _candidates(use), use.windows
+        self.samples[_next_key(self._seen, weight)] = _Sample(
+            orders=orders,
+            patches_OBN=_sampled(use, orders),
+            steps_first=use.steps_first,
+            n_steps=_n_steps(use),
+            n_points=len(windows),
+            tolerance=tolerance_of(windows),
+            rounding=min(torch.finfo(windows.dtype).eps, FLOAT32_EPS),
+        )
         return use
 
     @property
@@ -132,27 +138,26 @@ def placements(n_points: int) -> tuple[Tensor, ...]:
 
 def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     """For each use the order in which the patches of every point moved with it, the best where several do."""
-    tried = [
-        (key, order, _distance(sample.patches[order], moved.samples[key].patches[order], placed_B))
+    both = {
+        key: (sample.patches_OBN, moved.samples[key].patches_OBN)
         for key, sample in first.samples.items()
-        for order in sample.patches
-        if key in moved.samples and order in moved.samples[key].patches
-    ]
-    # a GPU is waited for only here, and once
-    found = [distance for *_, distance in tried]
-    distances = torch.stack([distance.to(found[-1].device) for distance in found]).tolist() if found else []
-    fitting: dict[UseKey, list[tuple[float, Order]]] = {key: [] for key in first.samples}
-    for (key, order, _), distance in zip(tried, distances):
-        if distance <= first.samples[key].tolerance:  # no NaN
-            fitting[key].append((distance, order))
+        if sample.orders and key in moved.samples and _are_of_one_form(sample, moved.samples[key])
+    }
+    distances = iter(_distances(list(both.values()), placed_B))
     orders = {}
     for key, sample in first.samples.items():
-        fits = sorted(fitting[key], key=lambda one: one[0])  # the adapter's own order first where they are equal
+        found = [(next(distances), i) for i in range(len(sample.orders))] if key in both else []
+        fits = sorted(one for one in found if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
         limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
-        equal = [order for distance, order in fits if distance <= limit]
-        order = equal[0] if equal and _are_alike([sample.patches[one] for one in equal]) else "together"
-        orders[key] = Found(order, sample.use.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
+        equal = [i for distance, i in fits if distance <= limit]
+        is_told = bool(equal) and _are_alike([sample.patches_OBN[i] for i in equal])
+        order: Order = sample.orders[equal[0]] if is_told else "together"
+        orders[key] = Found(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
     return orders
+
+
+def _are_of_one_form(a: _Sample, b: _Sample) -> bool:
+    return a.orders == b.orders and a.patches_OBN.shape == b.patches_OBN.shape
 
 
 def _are_alike(readings: list[Tensor]) -> bool:
@@ -206,37 +211,71 @@ def _candidates(use: WeightUse) -> tuple[Order, ...]:
     return ("reported", "interleaved", "crossed") if can_cross else ("reported", "interleaved")
 
 
-def _distance(first_BN: Tensor, moved_BN: Tensor, placed_B: Tensor) -> Tensor:
-    """How far the patches lie from those of the points that moved, as a part of their size; infinite if unknown."""
-    if first_BN.shape != moved_BN.shape:
-        return torch.full((), torch.inf, dtype=torch.float64, device="cpu")
-    off = (first_BN[placed_B.to(first_BN.device)] - moved_BN).abs().amax().double()
-    size = torch.maximum(first_BN.abs().amax(), moved_BN.abs().amax())
-    return torch.where(size > 0, off / size, off)
+def _distances(pairs: list[tuple[Tensor, Tensor]], placed_B: Tensor) -> list[float]:
+    """How far patches (O x B x N) lie from those of the points that moved, as a part of their size: of each order."""
+    if not pairs:
+        return []
+    placed_B = placed_B.to(pairs[0][0].device)
+    offs, sizes = [], []
+    for first_OBN, moved_OBN in pairs:
+        offs.append((first_OBN[:, placed_B] - moved_OBN).abs_().amax((1, 2)))
+        size_O = first_OBN.abs().amax((1, 2))
+        is_same = moved_OBN is first_OBN
+        sizes.append(size_O if is_same else torch.maximum(size_O, moved_OBN.abs().amax((1, 2))))
+    off, size = torch.cat(offs).double(), torch.cat(sizes).double()
+    found: list[float] = torch.where(size > 0, off / size, off).tolist()  # a GPU is waited for only here, and once
+    return found
 
 
-def _sampled(use: WeightUse, order: Order) -> Tensor:
-    """Some patches of each point (B x N): of the first, the last and a middle position along every axis.
+def _sampled(use: WeightUse, orders: tuple[Order, ...]) -> Tensor:
+    """Some patches of each point (O x B x N): of the first, the last and a middle position along every axis.
 
     Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
     """
-    turned = grouped(use, order)
-    windows = turned.windows
-    shape, strides, device = tuple(windows.shape), windows.stride(), windows.device
-    of_each = _places_of_each(shape[1:], strides[1:], turned.n_position_dims, device)
-    return values_at(windows, all_sums([steps(shape[0], strides[0], device), of_each])).view(shape[0], -1)
+    windows = use.windows
+    if not orders:
+        return windows.new_empty(0)
+    starts, of_each = _places(tuple(windows.shape), windows.stride(), use.n_position_dims, orders, windows.device)
+    return values_at(windows, (starts[:, None] + of_each).view(-1)).view(len(orders), len(windows), -1)
 
 
 @lru_cache(maxsize=KEPT_PLACES)
-def _places_of_each(
-    shape: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int, device: torch.device
-) -> Tensor:
-    """Where the sampled values of a point lie in memory, from its first on; its windows have this shape."""
+def _places(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    n_position_dims: int,
+    orders: tuple[Order, ...],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Where sampled values lie in memory: where the steps of all orders and points begin, and each value from there.
+
+    An order exchanges points and steps, which are the first axis of positions.
+    """
+    n_points, has_steps = shape[0], n_position_dims > 0
+    n_steps, stride = (shape[2], strides[2]) if has_steps else (1, 0)
+    found = [
+        reported_at(order, b, i, n_points, n_steps) for order in orders for b in range(n_points) for i in _some(n_steps)
+    ]
+    starts = torch.tensor([b * strides[0] + i * stride for b, i in found], dtype=torch.int64, device=device)
     parts = []
-    for axis, (size, stride) in enumerate(zip(shape, strides)):
-        if 1 <= axis <= n_position_dims:
-            chosen = sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})
-            parts.append(torch.tensor(chosen, dtype=torch.int64, device=device) * stride)
+    for axis in (1, *range(3 if has_steps else 2, len(shape))):
+        if 2 <= axis < 2 + n_position_dims:
+            parts.append(torch.tensor(_some(shape[axis]), dtype=torch.int64, device=device) * strides[axis])
         else:  # groups and fan-in: all of them
-            parts.append(steps(size, stride, device))
-    return all_sums(parts)
+            parts.append(steps(shape[axis], strides[axis], device))
+    return starts, all_sums(parts)
+
+
+def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int) -> tuple[int, int]:
+    """At which point and step its adapter reports what an order (see `grouped`) calls this step of this point."""
+    if order == "reported":
+        return point, step
+    if order == "interleaved":
+        return divmod(step * n_points + point, n_steps)
+    n_each = n_steps // n_points
+    return step // n_each, point * n_each + step % n_each
+
+
+def _some(size: int) -> list[int]:
+    """The first place, its neighbour, a middle one and the last."""
+    return sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})

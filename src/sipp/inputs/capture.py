@@ -20,9 +20,9 @@ from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorde
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.output_check import Expected, expected_output, products, refuse_other_map
+from sipp.inputs.output_check import Expected, Gap, expected_output, gap_of, products, refuse_gaps
 from sipp.inputs.patches import checked_use, with_padding_zeroed
-from sipp.inputs.restore import ONE_AT_A_TIME, left_as_it_was, without_caches
+from sipp.inputs.restore import ONE_AT_A_TIME, left_as_they_were, without_caches
 from sipp.inputs.watching import Operations, Watch
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers, is_out_of_memory
@@ -205,7 +205,7 @@ class _Now:
     checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
     watch: Watch | None
     seen: Operations | None = None
-    met: set[str] = field(default_factory=set)  # modules whose output was compared in this pass
+    gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -277,8 +277,8 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
 
     now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
     with ExitStack() as stack:
-        stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
-        if any(map(_is_compiled, model.modules())):  # it would compile our hooks too
+        modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
+        if any(map(_is_compiled, modules)):  # it would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_hooked(layers, now))
         if now.watch is not None:
@@ -289,8 +289,9 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
             if now.seen.follows:
                 now.seen.follow((given.args, given.kwargs))
         output = run_batch(model, given, ours)
+    refuse_gaps(now.gaps, now.batch)
     if now.checked is not None:
-        now.checked.update(now.met)
+        now.checked.update(gap.layer.module_name for gap in now.gaps)
     return output
 
 
@@ -316,7 +317,7 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
     def operands() -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
         seen = now.seen
-        return {} if seen is None else {name: seen.taken(layer.module.get_parameter(name)) for name in _caught(layer)}
+        return {} if seen is None else {name: seen.taken(layer.parameter(name)) for name in _caught(layer)}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with now.apart():
@@ -341,8 +342,7 @@ def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
         expected = awaited.pop() if awaited else None
         if expected is not None:
             with now.apart():
-                refuse_other_map(layer, expected, output, now.batch)
-                now.met.add(layer.module_name)
+                now.gaps.append(gap_of(layer, expected, output, now.batch))
 
     if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
         yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
@@ -361,7 +361,7 @@ def _caught(layer: PrunableLayer) -> list[str]:
 
 def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
     """The mode that notes them; it also `follows` the data, to see whether the model goes by its values."""
-    return Operations([layer.module.get_parameter(name) for layer in layers for name in _caught(layer)], follows)
+    return Operations([layer.parameter(name) for layer in layers for name in _caught(layer)], follows)
 
 
 def _uses(
@@ -377,7 +377,7 @@ def _uses(
             weight = layer.weights.get(use.parameter)
             if weight is None:  # not chosen, or tied to an embedding
                 continue
-            fits = checked_use(use, weight, layer.module.get_parameter(use.parameter).device, batch)
+            fits = checked_use(use, weight, layer.parameter(use.parameter).device, batch)
         except (DataError, ModelError) as error:
             raise type(error)(f"{layer.label} {error.what}", where=batch.where, fix=error.fix) from None
         if fits is not None:
@@ -391,29 +391,32 @@ def form_of(batch: Batch) -> tuple[Any, ...]:
 
 
 @contextmanager
-def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[None]:
+def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Module]]:
     """A context without gradients in which the model is in eval mode; flags and buffers are as before afterwards.
+
+    It is given all modules of the model, which are looked for once.
 
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
     Threads wait for each other: none may take the state that another one set for the model's own.
     """
-    norms: list[Any] = [m for m in model.modules() if _uses_batch(m)] if norm_stats == "batch" else []
+    modules = list(model.modules())
+    norms: list[Any] = [m for m in modules if _uses_batch(m)] if norm_stats == "batch" else []
     with (
         ONE_AT_A_TIME,
-        left_as_it_was(model),
-        without_caches(model),
+        left_as_they_were(modules),
+        without_caches(modules),
     ):  # training and track_running_stats are attributes like others
         fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
-            if any(module.training for module in model.modules()):
+            if any(module.training for module in modules):
                 model.eval()
             for module in norms:
                 module.training = True
                 module.track_running_stats = False
             torch.backends.mha.set_fastpath_enabled(False)
             with torch.no_grad():
-                yield
+                yield modules
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
 
@@ -425,7 +428,7 @@ def depends_on_batch(model: nn.Module, norm_stats: NormStats) -> bool:
 
 def _is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile, or the module's own `compile`, was called for it."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _uses_batch(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,11 +42,26 @@ _log = logging.getLogger("sipp")
 class Expected:
     """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
 
-    values: Tensor  # of some patches and rows: B x P x F
-    terms: Tensor  # B, or one number: the root of the sum of the squared terms
+    values: Tensor  # float64; of some patches and rows, B x P x F, or the whole output, laid out as the layer's own
+    squares: Callable[[], Tensor | float]  # the sums of the squared terms of each point, where that is more
     tolerance: float
-    use: WeightUse | None  # None: `values` is the whole output, laid out as the layer's own
+    use: WeightUse | None  # None: `values` is the whole output
     weight: Weight | None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far an output lies from what it must be, of each point or in all. On a GPU it may still be computed.
+
+    It holds no input and no output: what is held of a pass must not grow with it.
+    """
+
+    layer: PrunableLayer
+    distance_B: Tensor
+    size_B: Tensor  # the norm of what is expected: no more than the root of all squared terms
+    squares: Callable[[], Tensor | float]  # the others of these
+    tolerance: float
+    least: float  # the distance that products which vanish in the layer's dtype may come to, in any order
 
 
 def expected_output(
@@ -60,9 +76,8 @@ def expected_output(
         values = _first_tensor(output(layer.module, args, kwargs))
         if values is not None:
             # a copy, for what the function gives may be a view of an input that forward works on in place
-            values = values.detach().clone()
             tolerance = MANY_STEPS * tolerance_of(values)
-            return Expected(values, values.double().square().nansum().sqrt(), tolerance, None, None)
+            return Expected(values.detach().to(torch.float64, copy=True), float, tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
         return by_use[0] if by_use else None  # a call without patches has nothing to tell
     _log.warning("%s: sipp cannot compute its output, so it is not checked", layer.label)
@@ -79,22 +94,24 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
     patches_GPK = values_at(windows, places).to(dtype).view(n_groups, n_points * n_positions, weight.fan_in)
     rows = _rows_looked_at(weight.n_rows, n_groups, windows.device)
-    rows_FK = to_rows(weight, layer.module.get_parameter(use.parameter).detach())
+    rows_FK = to_rows(weight, layer.parameter(use.parameter).detach())
     rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
     with exact_matmul():
-        values = torch.bmm(patches_GPK, rows_GRK.mT).double().movedim(0, 1).reshape(n_points, n_positions, len(rows))
-    # the squared terms of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
-    squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
-    terms_B = (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
+        values = torch.bmm(patches_GPK, rows_GRK.mT).movedim(0, 1).reshape(n_points, n_positions, len(rows)).double()
     bias = getattr(layer.module, "bias", None)
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
-        values = values + bias.detach().flatten()[rows].double()
-    terms_B = terms_B + values.square().flatten(1).sum(1)
-    return Expected(values, terms_B.sqrt(), tolerance_of(windows), use, weight)
+        values = values + bias.detach().flatten()[rows]
+
+    def squares_B() -> Tensor:
+        # of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
+        squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
+        return (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
+
+    return Expected(values, squares_B, tolerance_of(windows), use, weight)
 
 
-def refuse_other_map(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> None:
-    """Raises ModelError unless the real output is the expected one, up to rounding."""
+def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> Gap:
+    """How far the real output lies from the expected one; raises ModelError where it has another form."""
     real = _first_tensor(output)
     if real is None or not real.is_floating_point():
         raise ModelError(f"{_not_the_map(layer, batch)}: it gives no real numbers but a {type(output).__name__}")
@@ -102,15 +119,28 @@ def refuse_other_map(layer: PrunableLayer, expected: Expected, output: Any, batc
     if laid_out is None or laid_out.shape != expected.values.shape:
         raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
     # what overflows in the layer is for the layers behind it to refuse
-    off = (laid_out.detach().double() - expected.values.double()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    distance = off.norm() if expected.use is None else off.flatten(1).norm(dim=1)
-    # products that vanish in the layer's dtype do so in any order
-    distance -= torch.finfo(real.dtype).tiny * off.numel() ** 0.5
-    size = torch.where(expected.terms > 0, expected.terms, 1)
-    tolerance = max(expected.tolerance, tolerance_of(real) * (MANY_STEPS if expected.use is None else 1))
-    if bool((distance > tolerance * size).any()):
-        ratio = float((distance / size).max())
-        raise ModelError(f"{_not_the_map(layer, batch)}: its output is off by {ratio:.2g} of its size")
+    off = (laid_out.detach() - expected.values).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    if expected.use is None:
+        distance_B, size_B, n_times = off.norm()[None], expected.values.square().nansum().sqrt()[None], MANY_STEPS
+    else:
+        distance_B, size_B, n_times = off.flatten(1).norm(dim=1), expected.values.flatten(1).norm(dim=1), 1
+    tolerance = max(expected.tolerance, n_times * tolerance_of(real))
+    least = torch.finfo(real.dtype).tiny * off.numel() ** 0.5
+    return Gap(layer, distance_B, size_B, expected.squares, tolerance, least)
+
+
+def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
+    """Raises ModelError unless every real output of a pass is the expected one, up to rounding."""
+    near = [gap.distance_B <= gap.tolerance * gap.size_B for gap in gaps]
+    if not gaps or bool(torch.cat(near).all()):  # a GPU is waited for only here
+        return
+    for gap in gaps:
+        terms_B = (gap.squares() + gap.size_B.square()).sqrt()
+        size_B = torch.where(terms_B > 0, terms_B, 1)
+        distance_B = gap.distance_B - gap.least
+        if bool((distance_B > gap.tolerance * size_B).any()):
+            ratio = float((distance_B / size_B).max())
+            raise ModelError(f"{_not_the_map(gap.layer, batch)}: its output is off by {ratio:.2g} of its size")
 
 
 def _not_the_map(layer: PrunableLayer, batch: Batch) -> str:
@@ -174,9 +204,19 @@ def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int
     rows_last = real.movedim(-n_dims, -1)
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
-    points, positions = _looked_at(use)
-    some = rows_last.reshape(sizes[0], n_positions, weight.n_rows)[points[:, None], positions]
-    return some[..., _rows_looked_at(weight.n_rows, sizes[1], some.device)]
+    by_row = rows_last.reshape(sizes[0], n_positions, weight.n_rows)
+    places = _outputs_looked_at(tuple(sizes), use.n_position_dims, weight.n_rows, by_row.stride(), by_row.device)
+    n_rows = len(_rows_looked_at(weight.n_rows, sizes[1], by_row.device))
+    return values_at(by_row, places).view(len(_looked_at(use)[0]), -1, n_rows)
+
+
+@lru_cache(maxsize=KEPT_PLACES)
+def _outputs_looked_at(
+    shape: tuple[int, ...], n_position_dims: int, n_rows: int, strides: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Where the outputs of these patches and rows lie in memory, of outputs that are points x positions x rows."""
+    places = (*_some_of(shape, n_position_dims, device), _rows_looked_at(n_rows, shape[1], device))
+    return all_sums([place * stride for place, stride in zip(places, strides)])
 
 
 def tolerance_of(tensor: Tensor) -> float:

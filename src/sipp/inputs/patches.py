@@ -17,7 +17,7 @@ from sipp.records.ranking import Weight
 
 LARGEST_EXPONENT = 1023  # of a finite float64
 
-Extremes = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+Extremes = Callable[[Tensor], Tensor]  # B x N -> 3 x B
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class ValueRange:
     has_positive_B: np.ndarray
     has_negative_B: np.ndarray
     peaks: tuple[float, float]  # the lowest and the highest of all; NaN or infinite where any activation is
+    smallest: float  # the lowest of all
 
     @cached_property
     def scale_B(self) -> np.ndarray:
@@ -41,14 +42,19 @@ class ValueRange:
         return np.where(self.peak_B > 0, np.ldexp(1.0, exponents), 1.0)
 
     @cached_property
+    def scales_on_device_2B(self) -> Tensor:
+        """The same on the device of the windows, and their squares; 0 or infinite where these leave float64."""
+        with np.errstate(over="ignore", under="ignore"):
+            return torch.from_numpy(np.array((self.scale_B, np.square(self.scale_B)))).to(self.device)
+
+    @property
     def scale_on_device_B(self) -> Tensor:
-        """The same on the device of the windows."""
-        return torch.from_numpy(self.scale_B).to(self.device)
+        return self.scales_on_device_2B[0]
 
     @cached_property
-    def factors_TB(self) -> Tensor:
+    def factors_TB(self) -> np.ndarray:
         """The scales with the sign t of the activations that they take; 0 where a point has none of it."""
-        return torch.from_numpy(np.stack((self.scale_B * self.has_positive_B, -self.scale_B * self.has_negative_B)))
+        return np.array((self.scale_B * self.has_positive_B, -self.scale_B * self.has_negative_B))
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
@@ -61,7 +67,7 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
     It is read from the memory they view and not 9 times for a 3 x 3. `extremes` is the kernel of that name: lowest,
     highest and smallest non-zero magnitude of each line.
     """
-    found = torch.stack(extremes(_distinct(windows)))
+    found = extremes(_distinct(windows))
     if found.is_cuda:  # a copy into pinned memory is not waited for
         table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
         table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
@@ -76,7 +82,8 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
         lowest_B, highest_B, smallest_B = table.numpy()
         peak_B = np.maximum(highest_B, -lowest_B)
         peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
-        return ValueRange(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks)
+        smallest = float(smallest_B.min())
+        return ValueRange(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks, smallest)
 
     return values
 
@@ -158,7 +165,7 @@ def _span(windows: Tensor) -> int:
 
 def _overlaps(windows: Tensor) -> bool:
     """Whether a point's windows show more elements than there are in the memory they view."""
-    return _span(windows) < windows[0].numel()
+    return _span(windows) < windows.shape[1:].numel()
 
 
 def _distinct(windows: Tensor) -> Tensor:

@@ -122,8 +122,8 @@ def _by_point(by_part: list[list[bytes]]) -> list[bytes]:
 # and certificates are told apart by SHA-256.
 
 N_SUMS = 2
-CHUNK_VALUES = 1 << 17  # read at once, so that what is computed of them stays in a CPU's cache
-GPU_CHUNK_VALUES = 1 << 25
+COMPILED_FROM = 1 << 17  # values: of fewer, torch's operations take no longer than compiled code takes to load
+CHUNK_VALUES, GPU_CHUNK_VALUES = 1 << 20, 1 << 25  # read at once
 
 
 def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
@@ -139,8 +139,15 @@ def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
 
 
 def _sums(rows_CN: Tensor) -> Tensor:
-    words = (rows_CN.to(torch.float32) + 0.0).contiguous().view(torch.int32).to(torch.int64)
-    factors = _factors(rows_CN.shape[1], rows_CN.device)
+    rows_CN, factors = rows_CN.to(torch.float32), _factors(rows_CN.shape[1], rows_CN.device)
+    if rows_CN.device.type == "cpu" and rows_CN.numel() >= COMPILED_FROM:
+        from sipp.native.processor import IS_COMPILED  # Numba is slow to import
+
+        if IS_COMPILED:
+            from sipp.inputs.point_sums import sums_of_words
+
+            return sums_of_words(rows_CN, factors)
+    words = (rows_CN + 0.0).contiguous().view(torch.int32).to(torch.int64)
     return torch.stack([(words * row).sum(1) for row in factors], dim=1)
 
 

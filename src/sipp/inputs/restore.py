@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +53,11 @@ def check_can_be_written(model: nn.Module) -> None:
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
+def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
     """A context after which every buffer holds the values it held before, and every attribute is the same object.
 
     Attributes come back together with the buffers: a cache and the number that says how long it is belong together.
     """
-    all_modules = list(model.modules())
     modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
     flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
@@ -79,9 +78,9 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_caches(model: nn.Module) -> Iterator[None]:
+def without_caches(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A context in which a model of transformers gives its output without keys and values for later tokens."""
-    changed = turn_off_caches(model)
+    changed = turn_off_caches(modules)
     try:
         yield
     finally:
@@ -89,12 +88,13 @@ def without_caches(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def turn_off_caches(model: nn.Module) -> list[Any]:
+def turn_off_caches(modules: Iterable[nn.Module]) -> list[Any]:
     """Lets a model of transformers keep no keys and values for later tokens, and gives the configurations it changed.
 
-    They are of no use to a pass over whole sequences, take memory, and cannot be traced.
+    It is given all of its modules. Keys and values are of no use to a pass over whole sequences, take memory, and
+    cannot be traced.
     """
-    configs: list[Any] = [vars(module).get("config") for module in model.modules()]
+    configs: list[Any] = [vars(module).get("config") for module in modules]
     found = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
     for config in found.values():
         config.use_cache = False
@@ -146,7 +146,8 @@ def _values_of(buffers: list[Tensor]) -> list[_Values]:
 
 
 def _flat(buffers: list[Tensor]) -> Tensor:
-    return torch.cat([one.detach().flatten() for one in buffers])
+    with torch.no_grad():
+        return torch.cat([one.flatten() for one in buffers])
 
 
 def _write_back(buffer: Tensor, before: Tensor) -> None:

@@ -6,6 +6,7 @@ points do: which layers run, how often, and whose patches they get.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
@@ -67,7 +67,7 @@ class Watch(TorchFunctionMode):
         for layer in layers:
             for local, weight in layer.weights.items():
                 holders.setdefault(weight.name, []).append(id(layer.module))
-                parameters[weight.name] = layer.module.get_parameter(local)
+                parameters[weight.name] = layer.parameter(local)
         found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
@@ -84,15 +84,17 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        self.takes_values |= name in _TAKING
-        if name not in _BLIND:
-            given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
-            for tensor in every_tensor(given):
-                one = self._of(tensor)
-                if one is None or any(self.running[holder] > 0 for holder in one.holders):
-                    continue
-                if name in _TAKING or any(self._of(tensor) is not one for tensor in every_tensor(result)):
-                    self._refuse(one, resolve_name(func) or name)
+        if name in _BLIND:
+            return result
+        takes = name in _TAKING
+        self.takes_values |= takes
+        given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
+        for tensor in every_tensor(given):
+            one = self._of(tensor)
+            if one is None or any(self.running[holder] > 0 for holder in one.holders):
+                continue
+            if takes or any(self._of(tensor) is not one for tensor in every_tensor(result)):
+                self._refuse(one, resolve_name(func) or name)
         return result
 
     def _of(self, tensor: Tensor) -> _Watched | None:
@@ -134,15 +136,24 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + n * tensor.element_size()
 
 
-def every_tensor(*values: Any) -> Iterator[Tensor]:
-    """All tensors in these values, in order."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from every_tensor(*value.values())
-        elif isinstance(value, tuple | list):
-            yield from every_tensor(*value)
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
+    # a function and no generator: a network calls it for every operation
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            if one is not None:
+                _gather(one, found)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _gather(one, found)
 
 
 class Operations(TorchDispatchMode):
@@ -162,7 +173,8 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.by_values = False
         self.follows = follows
-        self.of_data = WeakTensorKeyDictionary()  # as a set: tensors that were computed from the data
+        self.of_data: dict[int, weakref.ref[Tensor]] = {}  # by id: tensors that were computed from the data
+        self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # which hash slowly
         self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
 
     def taken(self, weight: Tensor) -> list[Tensor]:
@@ -174,7 +186,11 @@ class Operations(TorchDispatchMode):
     def follow(self, data: Any) -> None:
         """Notes the tensors that the model is given."""
         for tensor in every_tensor(data):
-            self.of_data[tensor] = True
+            self.of_data[id(tensor)] = weakref.ref(tensor)
+
+    def _is_of_data(self, tensor: Tensor) -> bool:
+        found = self.of_data.get(id(tensor))  # which another tensor may have had that is gone
+        return found is not None and found() is tensor
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -192,23 +208,24 @@ class Operations(TorchDispatchMode):
                 self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._met and func in _OPERANDS:
-            operand, weight = args[_OPERANDS[func]]
+        places = self._operands.get(id(func)) if self._met else None
+        if places is not None:
+            operand, weight = args[places]
             met = self._met.get(_extent(weight)[0])
             if met is not None:
                 met.append(operand)
         is_known = self.by_values or not self.follows
-        if is_known or not any(tensor in self.of_data for tensor in every_tensor((args, kwargs))):
+        if is_known or not any(map(self._is_of_data, every_tensor((args, kwargs)))):
             return func(*args, **(kwargs or {}))
         if not _BY_VALUES.isdisjoint(func.tags):
             self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
         result = func(*args, **(kwargs or {}))
         self.follow(result)
         if func._schema.is_mutable:
-            written = list(every_tensor((args, kwargs)))
+            written = every_tensor((args, kwargs))
             self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
         return result
 
     def _has_mask(self, indices: Any) -> bool:
         """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
-        return any(one.dtype in (torch.bool, torch.uint8) and one in self.of_data for one in every_tensor(indices))
+        return any(one.dtype in (torch.bool, torch.uint8) and self._is_of_data(one) for one in every_tensor(indices))

@@ -29,6 +29,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from sipp.native.instructions import F32, F64, I8, I16, I32, I64, call_at, element, fused, load
 from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
@@ -121,6 +122,7 @@ class CompiledLoop:
         self._lock = threading.Lock()
         self._code: Any = None
         self._call: Any = None
+        self._address: int | None = None
         self.parameters = tuple(inspect.signature(function).parameters)
 
     def _compiled(self) -> Any:
@@ -131,7 +133,9 @@ class CompiledLoop:
 
     @property
     def address(self) -> int:
-        return int(self._compiled().address)
+        if self._address is None:
+            self._address = int(self._compiled().address)
+        return self._address
 
     def __call__(self, *numbers: int) -> None:
         if self._call is None:
@@ -205,8 +209,8 @@ def reading(record: type) -> Any:
 
 
 def as_numbers(record: tuple[Any, ...]) -> np.ndarray:
-    """A record as compiled code reads it (`reading`): addresses in place of arrays, which its caller keeps alive."""
-    return np.array([x.ctypes.data if isinstance(x, np.ndarray) else x for x in record], np.int64)
+    """A record as compiled code reads it (`reading`): addresses in place of tensors, which its caller keeps alive."""
+    return np.array([x.data_ptr() if isinstance(x, Tensor) else x for x in record], np.int64)
 
 
 def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:

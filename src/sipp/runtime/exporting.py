@@ -124,7 +124,7 @@ def export(
         n_bytes, beside = _pretrained(own, target, shard, tokenizer)
         return Exported(target, to, n_bytes, 0.0, None, beside=beside)
     if to in TRACED:
-        turn_off_caches(own)
+        turn_off_caches(own.modules())
         call = own_tensors(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works

@@ -27,16 +27,29 @@ class RunningNorms:
         self.output_ratio: float | None = 0.0  # ||Z(x)|| to the norm of the output (T12)
         self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
         self.is_attributed = True  # to points: of this batch, whose squares these are
-        self.squares_QB: Tensor | None = None  # of this batch, if the weight is used in it
+        self.n_points: int | None = None  # of this batch, if the weight is used in it
+        self.squares_QB: Tensor | None = None  # of this batch; None where no output is known yet
 
-    def open(self, n_points: int, device: torch.device) -> None:
+    def open(self, n_points: int) -> None:
         """Begins a batch in which the weight is used."""
-        self.squares_QB = torch.zeros(TOTAL + 1, n_points, dtype=BOUND_DTYPE, device=device)
+        self.n_points = n_points
 
     def add(self, squares_QB: Tensor, points: slice) -> None:
-        """Adds the squared norms of these points' outputs, in the units of the model."""
-        if self.is_attributed and self.squares_QB is not None:
+        """Adds the squared norms of these points' outputs, in the units of the model. They are ours from now on."""
+        if not self.is_attributed or self.n_points is None:
+            return
+        if self.squares_QB is None and squares_QB.shape[1] == self.n_points:
+            self.squares_QB = squares_QB
+        else:
+            self.squares_QB = self.squares(squares_QB.device)
             self.squares_QB[:, points] += squares_QB
+
+    def squares(self, device: torch.device) -> Tensor:
+        """Those of this batch, in which the weight is used; 0 where it met no activations."""
+        if self.squares_QB is not None:
+            return self.squares_QB
+        assert self.n_points is not None
+        return torch.zeros(TOTAL + 1, self.n_points, dtype=BOUND_DTYPE, device=device)
 
     def take(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
         """Takes the largest ratios of a batch in, None where they are not known."""
@@ -50,16 +63,17 @@ class RunningNorms:
 
 def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) -> None:
     """Ends a batch for all weights; the norms of the network's outputs, on the CPU, are None where they are unknown."""
-    used = [one for one in running if one.squares_QB is not None]
+    used = [one for one in running if one.n_points is not None]
     known = [one for one in used if one.is_attributed]
     for one in running:
-        if one.squares_QB is None:
+        if one.n_points is None:
             one.take(0.0, 0.0, None if output_norms_B is None else torch.zeros_like(output_norms_B))
         elif not one.is_attributed:
             one.take(None, None, None)
     if known:
-        squares = [one.squares_QB for one in known if one.squares_QB is not None]
-        norms_WQB = torch.stack(squares).cpu().sqrt()  # a GPU is waited for only here
+        found = [one.squares_QB for one in known if one.squares_QB is not None]
+        device = found[0].device if found else torch.device("cpu")
+        norms_WQB = torch.stack([one.squares(device) for one in known]).cpu().sqrt()  # a GPU is waited for only here
         above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1), norms_WQB[:, TOTAL]
         complexity = _ratio(above_WB, total_WB).amax(1).tolist()
         if output_norms_B is None:
@@ -71,12 +85,12 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
             for one, of_all, of_output, quadrants_B in zip(known, complexity, to_output, quadrants_WB):
                 one.take(of_all, of_output, quadrants_B)
     for one in used:
-        one.is_attributed, one.squares_QB = True, None
+        one.is_attributed, one.n_points, one.squares_QB = True, None, None
 
 
 def unscaled(squares_QB: Tensor, values: ValueRange, points: slice) -> Tensor:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = values.scale_on_device_B[points].square()
+    factor_B = values.scales_on_device_2B[1, points]
     if SAFE_PEAKS[0] <= values.peaks[0] <= values.peaks[1] <= SAFE_PEAKS[1]:
         return squares_QB / factor_B
     is_lost_B = (factor_B == 0) | factor_B.isinf()

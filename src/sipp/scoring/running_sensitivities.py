@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from types import ModuleType
@@ -30,21 +30,23 @@ from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms, unscaled
 
 FLOAT_BYTES = 4
+ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the ends of float32
 SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Maxima:
     """The largest so far, of some of the points."""
 
-    sensitivity_FK: Tensor
-    by_kernel: dict[tuple[int, int, int], Any]  # ratios, or a fused kernel's `Ratios`, by first and last row and groups
+    sensitivity_FK: Tensor | None = None  # None: all are 0
+    # ratios, or a fused kernel's `Ratios`, by first and last row and groups
+    by_kernel: dict[tuple[int, int, int], Any] = field(default_factory=dict)
 
 
 class RunningSensitivities:
-    """What one weight has seen so far: `add` every use, `close_batch` after every batch, then take the `result`.
+    """What one weight has seen so far: `scale` it, `add` every use, `close_batch` after every batch, take the `result`.
 
     The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
     not notice, and a point's ratios do not depend on the points beside it.
@@ -53,11 +55,8 @@ class RunningSensitivities:
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
         self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-        values = values_later(self.rows_FK, kernel.extremes)()  # of a row, as of a point
-        self.scale_F = values.scale_on_device_B
-        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
-        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
-        self.maxima = _Maxima(torch.zeros_like(self.scaled_FK), {})  # of S1, if S is split
+        self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
@@ -66,6 +65,13 @@ class RunningSensitivities:
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
+
+    def scale(self) -> None:
+        """Scales the weight: by itself, so that a GPU looks for the ranges of all weights before one is waited for."""
+        values = self.range_of_rows()
+        self.scale_F = values.scale_on_device_B
+        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
     def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int, n_first: int | None = None) -> None:
         """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
@@ -101,7 +107,7 @@ class RunningSensitivities:
             yield slice(points.start, middle), self.maxima
         if middle < points.stop:
             if self.second_half is None:
-                self.second_half = _Maxima(torch.zeros_like(self.scaled_FK), {})
+                self.second_half = _Maxima()
             yield slice(middle, points.stop), self.second_half
 
     def close_batch(self) -> None:
@@ -123,8 +129,8 @@ class RunningSensitivities:
             rows = slice(start, stop)
             weight_GRK = self.scaled_FK[rows].unflatten(0, (n_groups, -1))
             ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest_ratios(ratios)
-            best_FK = _with_larger(best_FK, rows, ratios_GRK, weight_GRK)
-        return best_FK
+            best_FK = self._with_larger(best_FK, rows, ratios_GRK, weight_GRK)
+        return torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
 
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
@@ -154,7 +160,7 @@ class RunningSensitivities:
         """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
         if self.outputs_B is None:
             self.outputs_B = 0
-            self.norms.open(batch.n_points, self.scale_F.device)
+            self.norms.open(batch.n_points)
         self.norms.is_attributed &= use.attributed
         n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
@@ -178,7 +184,7 @@ class RunningSensitivities:
             given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
             best_GRK, squares_QB = max_chunk(kernel, *given)
             if is_wide:
-                _with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
+                maxima.sensitivity_FK = self._with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
             else:
                 maxima.by_kernel[key] = best_GRK
             self.norms.add(unscaled(squares_QB, values, at), at)
@@ -196,10 +202,11 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors_TB = use.windows, values.factors_TB[:, points]
+        windows, factors = use.windows, values.factors_TB[:, points]
         if windows.dtype != SCORE_DTYPE:
-            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), factors_TB.sign()
-        factors_TB = factors_TB.to(SCORE_DTYPE)  # not before: float32 would lose the sign of a scale of 2^-600
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), np.sign(factors)
+        # not before: float32 would lose the sign of a scale of 2^-600
+        factors_TB = torch.from_numpy(factors.astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
@@ -261,8 +268,19 @@ class RunningSensitivities:
         """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
-        largest_FK = self.maxima.sensitivity_FK[rows]
-        torch.maximum(largest_FK, best_FK, out=largest_FK)
+        self.maxima.sensitivity_FK = self._with_larger_rows(self.maxima.sensitivity_FK, rows, best_FK)
+
+    def _with_larger(self, best_FK: Tensor | None, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
+        """Raises some rows of the sensitivities to ratios times their weights, in place, and gives all of them."""
+        found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        return self._with_larger_rows(best_FK, rows, found_FK)
+
+    def _with_larger_rows(self, best_FK: Tensor | None, rows: slice, found_FK: Tensor) -> Tensor:
+        if best_FK is None and len(found_FK) == self.weight.n_rows:
+            return found_FK
+        best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
+        torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
+        return best_FK
 
     def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
         """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
@@ -270,6 +288,13 @@ class RunningSensitivities:
         A point without activations has no ratio but 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
+        lowest, highest = values.peaks
+        if (
+            ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
+            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
+        ):  # holds for each point, with room for rounding
+            yield slice(0, len(values.peak_B)), False
+            return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
@@ -313,7 +338,7 @@ class RunningSensitivities:
     def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
         """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
         weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
-        factors_F = 1 / self.scale_F[rows]
+        factors_F = self.scale_F[rows].reciprocal()
         kernel = float64_kernel(self.kernel) if is_wide else self.kernel
         return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
@@ -374,15 +399,10 @@ def _counts(use: WeightUse) -> Tensor:
     return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
 
 
-def _with_larger(best_FK: Tensor, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
-    """Raises some rows of the sensitivities to these ratios times their weights, in place, and gives all of them."""
-    found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
-    torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
-    return best_FK
-
-
 def _part(use: WeightUse, points: slice) -> WeightUse:
     """The use of some of its points."""
+    if points == slice(0, len(use.windows)):
+        return use
     counts_B = None if use.counts_B is None else use.counts_B[points]
     return replace(use, windows=use.windows[points], counts_B=counts_B)
 

@@ -92,7 +92,7 @@ def test_columns_without_a_weight_cost_nothing() -> None:
     weight = rand(1, 4, 600) - 0.5
     weight[..., ::3] = 0.0
     ends = cpu.pack_weights(weight).ends_GNCQ
-    assert ends[0].max(-1).sum(-1).tolist() == [400, 400]  # two panels of two rows, each over all columns
+    assert ends[0].amax(-1).sum(-1).tolist() == [400, 400]  # two panels of two rows, each over all columns
 
 
 # --- Skipping ---------------------------------------------------------------------------------------------------------

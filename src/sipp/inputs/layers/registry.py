@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -79,6 +79,11 @@ class PrunableLayer:
     @property
     def label(self) -> str:
         return _where(self.module_name, self.module)
+
+    def parameter(self, local: str) -> nn.Parameter:
+        """The parameter of this local name as it is now; torch's own way looks for a submodule each time."""
+        found = self.module._parameters.get(local)
+        return self.module.get_parameter(local) if found is None else found
 
 
 def _one_weight(module: nn.Module) -> tuple[str, ...]:
@@ -178,6 +183,7 @@ def find_prunable_layers(
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
     candidates: list[tuple[str, nn.Module, Adapter, str]] = []
+    plain: dict[str, nn.Parameter] = {}
     known: dict[int, Weight] = {}
     for name, module in model.named_modules():
         if name in owned or not _is_layer(module):
@@ -197,10 +203,12 @@ def find_prunable_layers(
                 parameter = _plain_parameter(name, module, local)
                 if parameter.numel() == 0:
                     continue  # Linear(5, 0): there is nothing to prune
+                plain[_join(name, local)] = parameter
                 if id(parameter) in embedded:
                     warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
                 else:
                     _remember(known, _join(name, local), parameter, module, adapter)
+    _refuse_non_finite(plain)
     for name, module, adapter, _ in candidates:
         if not chosen(name, module):
             for local, parameter in _parameters(module, adapter).items():
@@ -322,7 +330,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
-    """The parameter itself, after checking that it is one: plain, real, dense, finite."""
+    """The parameter itself, after checking that it is one: plain, real, dense."""
     owner_name, _, attribute = local.rpartition(".")
     owner = module.get_submodule(owner_name)
     parameter = owner._parameters.get(attribute)
@@ -355,14 +363,24 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         )
     if parameter.is_meta:
         raise ModelError(f"{full} is on the meta device, it has a shape and no values", fix="load the weights first")
-    is_finite = parameter.detach().isfinite()
-    if not bool(is_finite.all()):
-        raise ModelError(
-            f"{int((~is_finite).sum())} of {parameter.numel()} weights are NaN or infinite",
-            where=full,
-            fix="repair or retrain the model",
-        )
     return parameter
+
+
+def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises ModelError where a weight is NaN or infinite, after one look at all of a device and dtype."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for one in parameters.values():
+        by_kind.setdefault((one.device, one.dtype), []).extend(torch.aminmax(one.detach()))  # NaN is both
+    if all(bool(torch.stack(found).isfinite().all()) for found in by_kind.values()):
+        return
+    for name, parameter in parameters.items():
+        n_bad = int((~parameter.detach().isfinite()).sum())
+        if n_bad:
+            raise ModelError(
+                f"{n_bad} of {parameter.numel()} weights are NaN or infinite",
+                where=name,
+                fix="repair or retrain the model",
+            )
 
 
 def _selection(

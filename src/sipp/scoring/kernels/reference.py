@@ -44,9 +44,9 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     return torch.where(positive_GRK, total[0], total[1])
 
 
-def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(lowest, highest, smallest magnitude above 0 or infinity) of each line, NaN where a line has one."""
+def extremes(values_BN: Tensor) -> Tensor:
+    """3 x B: lowest, highest, smallest magnitude above 0 or infinity of each line, NaN where a line has one."""
     checks.check_lines("extremes", values_BN)
     lowest, highest = torch.aminmax(values_BN, dim=1)
     magnitude_BN = values_BN.abs()
-    return lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)
+    return torch.stack((lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.native import memory
 from sipp.native.compiling import (
     INT,
+    INT64_BYTES,
     VOID,
     CompiledLoop,
     as_numbers,
@@ -204,10 +204,8 @@ def sums(
 def pack_weights(weight_GRK: Tensor) -> PackedWeights:
     """The weights as `denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = np.array(_panels(n_rows), np.int64)
+    panels = torch.tensor(_panels(n_rows), dtype=torch.int64, device="cpu")
     n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
-    places = memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32)
-    ends = memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32)
     packed = PackedWeights(
         n_groups=n_groups,
         n_rows=n_rows,
@@ -215,16 +213,17 @@ def pack_weights(weight_GRK: Tensor) -> PackedWeights:
         n_panels=n_panels,
         n_chunks=n_chunks,
         panels=panels,
-        magnitudes_GX=memory.array(memory.blank(n_groups, n_rows * fan_in)),
-        places_GNK=memory.array(places, torch.int32),
-        ends_GNCQ=memory.array(ends, torch.int32),
+        magnitudes_GX=memory.blank(n_groups, n_rows * fan_in),
+        places_GNK=memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32),
+        ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
     )
-    weight = memory.array(weight_GRK.detach().to(torch.float32).contiguous())
+    weight = weight_GRK.detach().to(torch.float32).contiguous()
     cuts = cut_evenly(n_panels, threads_for(weight_GRK))
     work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
     weights_at = as_numbers(packed)
-    of_all = weight.ctypes.data, weights_at.ctypes.data
-    scratches = [(memory.address(x, torch.int64), memory.address(x[fan_in:], torch.int64)) for x in work]
+    of_all = memory.address(weight), weights_at.ctypes.data
+    at, n_work = memory.address(work, torch.int64), work.shape[1] * INT64_BYTES
+    scratches = [(at + i * n_work, at + i * n_work + fan_in * INT64_BYTES) for i in range(len(cuts))]
     call_each(_pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
     return packed
 

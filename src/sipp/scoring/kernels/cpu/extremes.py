@@ -18,8 +18,8 @@ from sipp.scoring.kernels import checks, reference
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
 
 
-def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(lowest up to 0, highest from 0, smallest magnitude above 0 or infinity) of each line, in one reading.
+def extremes(values_BN: Tensor) -> Tensor:
+    """3 x B: lowest up to 0, highest from 0, smallest magnitude above 0 or infinity of each line, in one reading.
 
     A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
     """
@@ -27,11 +27,10 @@ def extremes(values_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
     found = memory.blank(3, len(values_BN), dtype=torch.int32)
-    lines = memory.strided_address(values_BN.detach()), values_BN.stride(0), values_BN.shape[1]
+    lines = memory.strided_address(values_BN), values_BN.stride(0), values_BN.shape[1]
     out = memory.address(found, torch.int32), len(values_BN)
     call_each(_find, [(*lines, *out, *cut) for cut in cut_evenly(len(values_BN), threads_for(values_BN))])
-    lowest, highest, smallest = found.view(torch.float32).unbind()
-    return lowest, highest, smallest
+    return found.view(torch.float32)
 
 
 @CompiledLoop

@@ -62,11 +62,11 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     checks.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
     n_groups, n_rows, fan_in = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    weights, patches = pack_weights(weight_GRK), _array(patches_GKP)
+    weights, patches = pack_weights(weight_GRK), patches_GKP.detach().to(torch.float32).contiguous()
     weights_at, result = as_numbers(weights), memory.blank(2, n_groups, n_rows, n_patches)
     stretches = _stretches(n_patches)
     scratches = [(memory.zeros(fan_in, BLOCK), memory.zeros(2 * n_rows, BLOCK)) for _ in stretches]
-    of_all = patches.ctypes.data, weights_at.ctypes.data, denominators.denominators.address, n_patches
+    of_all = memory.address(patches), weights_at.ctypes.data, denominators.denominators.address, n_patches
     out = memory.address(result)
     rows = [(*of_all, *cut, *map(memory.address, scratch), out) for cut, scratch in zip(stretches, scratches)]
     call_each(denominators.sums, rows)
@@ -110,13 +110,14 @@ def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
 def largest_ratios(ratios: Ratios) -> Tensor:
     """The largest of them so far, G x R x K."""
     n_groups, n_rows, fan_in = ratios.shape
-    found = [memory.zeros(n_groups, fan_in, n_rows)]
+    found = []
     if ratios.maxima is not None:
         lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.computes_every_product else ratios.maxima
         found.append(lanes[..., :n_rows])
     if ratios.means is not None:
         found.append(ratios.means[..., :n_rows])
-    return reduce(torch.maximum, found).transpose(1, 2).contiguous()
+    largest = reduce(torch.maximum, found) if found else memory.zeros(n_groups, fan_in, n_rows)
+    return largest.transpose(1, 2).contiguous()
 
 
 def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors
         )
     calls, stretches = _raising(ratios, _calls(layer)), _stretches(layer.n_points * layer.n_positions)
     bests = _for_each(ratios.maxima, len(stretches))
-    best_step = bests[0][0].numel() * FLOAT_BYTES
+    best_step = ratios.maxima.stride(0) * FLOAT_BYTES
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
     _run(ratios, layer, calls, squares_QX, maxima.scan, rest, bests)
     return _by_point(squares_QX, layer)
@@ -207,22 +208,22 @@ def _layer(
     The caller holds what the addresses name: the windows and the ratios.
     """
     checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, beside=beside)
-    has_positive, has_negative = (factors_TB != 0).any(1).tolist()
+    has_positive, has_negative = (factors_TB.numpy() != 0).any(1).tolist()
     sizes, strides = tuple(windows.shape), windows.stride()
     ends = 2 + n_position_dims
     positions, step = _positions(sizes[2:ends], strides[2:ends], strides[0])
     n_summed = BLOCK if len(positions) % BLOCK == 0 else 1
     layer = Layer(
-        source=memory.strided_address(windows.detach()),
+        source=memory.strided_address(windows),
         n_points=len(windows),
         point_stride=strides[0],
         group_stride=strides[1],
         n_positions=len(positions),
-        positions=memory.array(positions, torch.int64),
-        fan=memory.array(_offsets(sizes[ends:], strides[ends:]), torch.int64),
+        positions=memory.plain(positions, torch.int64),
+        fan=memory.plain(_offsets(sizes[ends:], strides[ends:]), torch.int64),
         n_summed=n_summed,
         step=step,
-        factors_TB=_array(factors_TB),
+        factors_TB=memory.plain(factors_TB.contiguous()),
         has_positive=has_positive,
         has_negative=has_negative,
         n_tiles=ratios.signs_GKR.shape[-1],
@@ -256,6 +257,8 @@ def _raising(ratios: Ratios, calls: Calls) -> Calls:
 
 def _by_point(squares_QX: Tensor, layer: Layer) -> Tensor:
     """The squares of each point's patches together, of all quadrants and the output."""
+    if squares_QX.shape[1] == layer.n_points:
+        return squares_QX
     return squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
 
 
@@ -292,10 +295,9 @@ def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
     _, n_rows, fan_in = ratios.shape
     starts, n_bytes = _scratch_pieces(n_rows, fan_in)
     whole = memory.blank(n_bytes, dtype=torch.uint8)
-    whole[starts.d_LP + 2 * n_rows * LINE : starts.outputs_RP] = 0
-    whole[starts.n_computed :] = 0
-    at = memory.address(whole, torch.uint8)
-    return whole, as_numbers(tuple(at + start for start in starts))
+    memory.clear(whole, starts.d_LP + 2 * n_rows * LINE, starts.outputs_RP)
+    memory.clear(whole, starts.n_computed, n_bytes)
+    return whole, memory.address(whole, torch.uint8) + _starts_of_pieces(n_rows, fan_in)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
@@ -322,8 +324,9 @@ def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int]:
     return Scratch(0, *ends[:-1]), ends[-1]
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    return memory.array(tensor.detach().to(torch.float32).contiguous())
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _starts_of_pieces(n_rows: int, fan_in: int) -> np.ndarray:
+    return np.array(_scratch_pieces(n_rows, fan_in)[0], np.int64)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)

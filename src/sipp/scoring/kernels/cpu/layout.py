@@ -34,10 +34,10 @@ SIGN_BYTES = ROW_TILE // 8  # one tile in `signs`
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
-# A record holds arrays and whole numbers in Python, and `as_numbers` of it is what compiled code is handed: addresses
-# in place of the arrays. Who calls compiled code holds the record until it is back.
+# A record holds tensors and whole numbers in Python, and `as_numbers` of it is what compiled code is handed: addresses
+# in place of the tensors. Who calls compiled code holds the record until it is back.
 
-Array = Any  # an array in Python, its address in compiled code
+Array = Any  # a tensor in Python, its address in compiled code
 
 
 class PackedWeights(NamedTuple):
