@@ -57,6 +57,7 @@ class MaskRule:
     may_FK: Tensor | None  # the weights that may be kept; None: all
     lives_F: Tensor | None  # rows that keep one weight at least; None: any may die
     pattern: Pattern | None = None  # instead of n_kept
+    all_live: bool = False  # lives_F holds for every row
 
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest numbers that are allowed."""
@@ -66,8 +67,11 @@ class MaskRule:
             return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
-            lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
-            size_FK = size_FK.scatter(1, best_F1, lifted_F1)
+            if self.all_live:
+                size_FK = size_FK.scatter(1, best_F1, torch.inf)
+            else:
+                lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
+                size_FK = size_FK.scatter(1, best_F1, lifted_F1)
         return _largest(size_FK.reshape(-1), self.n_kept).view_as(size_FK)
 
 

@@ -106,7 +106,8 @@ def _fitted_and_judged(
         fit = _undone(task, masks, judged, given, knows_errors=given is None or start is not None)
     elif options.fits_all:
         decided = {layer.name: layer for layer in judged.layers}
-        fit = fit_network(task, choice.masks, _all_points(split), decided=decided, advance=advance)
+        everything = in_large_batches(_all_points(split))
+        fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
     else:
         fit = judged
     n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))

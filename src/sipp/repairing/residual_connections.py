@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,10 +42,6 @@ _COPIES = {
 _SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
 
 
-class _SeenError(BaseException):
-    """Ends a forward pass behind the last stream that is wanted. No Exception, so that no model catches it."""
-
-
 @dataclass(frozen=True)
 class OutputMark:
     """A tensor that is the output of a weight's layer, row by row times a factor."""
@@ -70,19 +66,6 @@ def reading_residual_inputs(
 
     with _watching(modules, _Watch({}, on_addition)):
         yield
-
-
-def read_residual_inputs(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> ResidualInputs:
-    """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
-    found: ResidualInputs = {}
-
-    def on_found() -> None:
-        if len(found) == len(modules):
-            raise _SeenError
-
-    with suppress(_SeenError), scoring_mode(model, "running"), reading_residual_inputs(modules, found, on_found):
-        run_batch(model, fresh(batch))
-    return found
 
 
 def find_residual_connections(
