@@ -588,3 +588,18 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How large they are decides how it learns; on a GPU only the fit has larger ones."""
+    torch.manual_seed(0)
+    net, sizes, polish = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)), [], repair_module.polish
+
+    def noted(dense: nn.Module, model: nn.Module, masks: Any, split: DataSplit, **options: Any) -> Any:
+        sizes.extend(batch.n_points for batch in split.fit)
+        return polish(dense, model, masks, split, **options)
+
+    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
+    monkeypatch.setattr(repair_module, "polish", noted)
+    found(net, list(alike(200, 12).split(20)), steps=2)
+    assert sizes == [18] * 10

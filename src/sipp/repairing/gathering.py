@@ -279,8 +279,8 @@ class Gatherer:
                 is_validation: bool = is_validation,
                 shared: _Shared | None = shared,
             ) -> None:
-                one = sums[weight.name]
-                self._add(one, one.validation if is_validation else one.fit, weight, use, left[weight.name], shared)
+                both = sums[weight.name]
+                self._add(both, both.validation if is_validation else both.fit, weight, use, left[weight.name], shared)
 
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)

@@ -37,9 +37,7 @@ from sipp.repairing.layer_targets import (
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
 from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
 
-SMALL = (
-    LARGE  # weights up to which a network is fitted as a whole, again and again; of larger ones memory is given back
-)
+SMALL = LARGE  # weights up to which memory is kept between layers, and networks are fitted again and again
 
 Masks = Mapping[str, Tensor]
 

@@ -89,8 +89,8 @@ class DenseAndPruned:
                 n_left -= 1
                 can_replay, is_trusted = not gatherer.replay.is_off, gatherer.replay.is_checked
             finished = None if is_trusted else Replay(is_off=True)  # what was never compared is computed anew
-            for one, block, replay in zip(states, blocks, replays) if n_left else ():
-                one.pass_through(block, i, finished or replay)
+            for states_of_one, block, replay in zip(states, blocks, replays) if n_left else ():
+                states_of_one.pass_through(block, i, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> NetworkStage:
         replays = Replay(is_off=True), Replay()
@@ -238,8 +238,8 @@ class _States:
         return self._joined(j, i)
 
     def _joined(self, j: int, i: int) -> Batch:
-        one = self.entered[j]
-        return self.blocks.joined(self.batches[j], one.calls[i], one.state.to(self.device))
+        entered = self.entered[j]
+        return self.blocks.joined(self.batches[j], entered.calls[i], entered.state.to(self.device))
 
 
 @dataclass(frozen=True)
@@ -258,10 +258,10 @@ class _Entering(Sequence[Batch]):
         return self.states.batch(i, self.block)
 
 
-def _stored(one: Entered, n_batches: int) -> Entered:
+def _stored(entered: Entered, n_batches: int) -> Entered:
     """The batch with its state where there is room for the states of all."""
-    if one.state.device.type != "cuda":
-        return one
-    free, _ = torch.cuda.mem_get_info(one.state.device)
-    n_bytes = n_batches * one.state.numel() * one.state.element_size()
-    return one if STATES_OF_FREE * n_bytes <= free else replace(one, state=one.state.cpu())
+    if entered.state.device.type != "cuda":
+        return entered
+    free, _ = torch.cuda.mem_get_info(entered.state.device)
+    n_bytes = n_batches * entered.state.numel() * entered.state.element_size()
+    return entered if STATES_OF_FREE * n_bytes <= free else replace(entered, state=entered.state.cpu())
