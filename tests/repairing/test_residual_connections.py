@@ -15,7 +15,11 @@ from sipp.records.batches import Batch
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
-from sipp.repairing.residual_connections import find_residual_connections, read_residual_inputs
+from sipp.repairing.residual_connections import (
+    ResidualInputs,
+    find_residual_connections,
+    reading_residual_inputs,
+)
 
 
 def batch_of(data: Any) -> Batch:
@@ -107,7 +111,10 @@ def test_streams_are_found(case: str) -> None:
     assert set(found) == wanted
     for name, output in found.items():
         module = net.get_submodule(name.removesuffix(".weight"))
-        [(mark, stream)] = read_residual_inputs(net, {name: module}, batch_of(x)).values()
+        seen: ResidualInputs = {}
+        with torch.no_grad(), reading_residual_inputs({name: module}, seen, lambda: None):
+            net(x)
+        [(mark, stream)] = seen.values()
         gain_F = torch.ones(6).double() if mark.scale_F is None else mark.scale_F
         bias_F = net.norm(torch.zeros(1, 6)) if mark.scale_F is not None else 0.0
         with torch.no_grad():
@@ -224,3 +231,31 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
             parts,
             RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12),
         )
+
+
+class Overwrites(nn.Module):
+    """Its last layer corrects a stream, and the input of that layer is written to before they are added."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.a, self.b, self.factor = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        inside = self.a(x).relu()
+        out = self.b(inside)
+        if self.factor != 1.0:
+            inside.mul_(self.factor)
+        return x + out
+
+
+def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> None:
+    x, made = torch.randn(60, 6), []
+    for factor in (1.0, 3.0):
+        net = Overwrites(factor).eval()
+        masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
+        parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
+        made.append(repair_network(net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",))))
+    assert [layer.corrects for layer in made[1].layers] == [False, False, True]
+    assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.distance import output_error
 from sipp.repairing.data_split import DataSplit, DenseOutputs, merged_batches
-from sipp.repairing.gathering import layer_usage, masked_layers
+from sipp.repairing.gathering import layer_usage
 from sipp.repairing.layer_budgets import masks_by_budgets
 from sipp.repairing.network_fit import SMALL, Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Budgets, Candidates
@@ -95,7 +95,7 @@ def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str
     n_wanted = max(SMALL, n_weights // FIRST_OF)
     if n_weights <= n_wanted:
         return dict(masks)
-    usage = layer_usage(task.dense, masked_layers(task.dense, masks), split.batches[:1], task.forms)
+    usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)
     first = dict[str, Tensor]()
     for group in usage.order:
         first |= {name: masks[name] for name in group}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import glob
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,8 +94,12 @@ def slice_of(key: RowBlock) -> slice:
 
 def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
     """The modules that hold masked weights, with those weights alone."""
-    found = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
-    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in masks}) for layer in found)
+    return layers_with(find_prunable_layers(model, include=[glob.escape(name) for name in masks]), masks)
+
+
+def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tuple[PrunableLayer, ...]:
+    """The layers that hold these weights, with those alone."""
+    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in names}) for layer in layers)
     return tuple(layer for layer in chosen if layer.weights)
 
 
@@ -249,15 +253,23 @@ class Gatherer:
         with self.dense_replay.of(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
-    def gather(self, names: Sequence[str], targets_of: Callable[[int], Targets]) -> dict[str, WeightMoments]:
-        """The moments of these weights, with the pruned network as it is now; `targets_of` gives those of a batch.
+    def gather(
+        self,
+        names: Sequence[str],
+        targets_of: Callable[[int, ResidualInputs], Targets],
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> dict[str, WeightMoments]:
+        """The moments of these weights, with the pruned network as it is now.
 
+        `targets_of` gives the targets of a batch, from what the outputs of the modules, by weight, are added to in it.
         The weights must come in the order of execution, and must not change after the refit that follows.
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
         for i, is_validation in enumerate(self.is_validation):
-            targets = targets_of(i)
+            uses = list[_KeptUse]()
+            streams = self._uses_and_streams(names, i, uses, modules) if modules else {}
+            targets = targets_of(i, streams)
             left = {name: list(reversed(targets[name])) for name in names}
             shared = _Shared() if len(names) > 1 else None
 
@@ -269,27 +281,37 @@ class Gatherer:
                 is_validation: bool = is_validation,
                 shared: _Shared | None = shared,
             ) -> None:
-                one = sums[weight.name]
-                self._add(one, one.validation if is_validation else one.fit, weight, use, left[weight.name], shared)
+                both = sums[weight.name]
+                self._add(both, both.validation if is_validation else both.fit, weight, use, left[weight.name], shared)
 
-            self._replayed(names, i, on_use)
+            if not _hand_over(uses, on_use):
+                self._replayed(names, i, on_use)
             for name in names:
                 if left[name]:
                     sums[name].obstacle = _NOT_ALIGNED
         self.finished.update(names)
         return sums
 
-    def _replayed(self, names: Sequence[str], i: int, on_use: OnUse) -> None:
-        """Hands over the uses of these weights of the pruned network, which is run from where it is new."""
-        batch = self.pruned.batches[i]
-        with self.replaying(i):
-            self._run(self.pruned, names, i, batch, on_use)
-
-    def replaying(self, i: int) -> AbstractContextManager[None]:
-        """A context in which the pruned network, on batch i, computes only what is new."""
-        layers = self.pruned.layers
+    def _replayed(
+        self, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
+    ) -> ResidualInputs:
+        """Hands over the uses of these weights of the pruned network, which is run from where it is new; and the
+        streams, as in `targets`."""
+        batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        return self.replay.of(self.pruned.run, i, unfinished)
+        with self.replay.of(self.pruned.run, i, unfinished):
+            return self._run(self.pruned, names, i, batch, on_use, modules)
+
+    def _uses_and_streams(
+        self, names: Sequence[str], i: int, uses: list[_KeptUse], modules: Mapping[str, nn.Module]
+    ) -> ResidualInputs:
+        """The streams on batch i, and in the same pass the uses."""
+
+        def keep(weight: Weight, use: WeightUse, batch: Batch) -> None:
+            version = None if use.windows.is_inference() else use.windows._version
+            uses.append(_KeptUse(weight, use, batch, version))
+
+        return self._replayed(names, i, keep, modules)
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
@@ -396,6 +418,30 @@ class Gatherer:
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
             yield windows
+
+
+@dataclass(frozen=True)
+class _KeptUse:
+    """A use that is kept to the end of a pass, and how often it had been written to: once more, and it is another."""
+
+    weight: Weight
+    use: WeightUse
+    batch: Batch
+    version: int | None  # None: nobody counts
+
+    @property
+    def is_intact(self) -> bool:
+        return self.version is not None and self.use.windows._version == self.version
+
+
+def _hand_over(uses: list[_KeptUse], on_use: OnUse) -> bool:
+    """Hands over the uses, which are let go, if there are any and all are as they were; whether it did."""
+    if not uses or not all(kept.is_intact for kept in uses):
+        return False
+    while uses:
+        kept = uses.pop(0)
+        on_use(kept.weight, kept.use, kept.batch)
+    return True
 
 
 @dataclass

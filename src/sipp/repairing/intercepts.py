@@ -92,9 +92,9 @@ def _norms_behind(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batc
     n_rows = {weight.name: weight.n_rows for layer in layers for weight in layer.weights.values()}
     n_reads = Counter(mean for reads in readers.reads.values() for mean in reads)
     found = {}
-    for weight, made in readers.made.items():
+    for weight, outputs in readers.outputs.items():
         reads = readers.reads[weight]
-        if len(made) != 1 or len(reads) != 1 or id(made[0]) in shown or reads[0] not in means:
+        if len(outputs) != 1 or len(reads) != 1 or id(outputs[0]) in shown or reads[0] not in means:
             continue
         norm, n_features = means[reads[0]]
         if n_features == n_rows[weight] and n_reads[reads[0]] == readers.norm_calls[reads[0]] == 1:
@@ -108,7 +108,7 @@ class _Readers(TorchFunctionMode):
     def __init__(self, watched: dict[int, str]) -> None:
         super().__init__()
         self.watched = watched
-        self.made: dict[str, list[Tensor]] = {}  # kept alive, so that an id stands for one tensor
+        self.outputs: dict[str, list[Tensor]] = {}  # kept alive, so that an id stands for one tensor
         self.reads: dict[str, list[int]] = {}
         self.norm_calls: Counter[int] = Counter()
         self._of: dict[int, str] = {}
@@ -129,7 +129,7 @@ class _Readers(TorchFunctionMode):
                 self.reads[weight].append(mean)
             used = self.watched.get(id(tensor))
             if used is not None and isinstance(result, Tensor) and result is not tensor and name != "__get__":
-                self.made.setdefault(used, []).append(result)
+                self.outputs.setdefault(used, []).append(result)
                 self.reads.setdefault(used, [])
                 self._of[id(result)] = used
         return result

@@ -24,6 +24,7 @@ DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are 
 FIRST_RHO = 0.3
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 500
+LAUNCH_BOUND = 1024  # features up to which a GPU takes longer to be told of a product than to compute it
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
 GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
 # On a CPU, of so many numbers a few are sorted to see where the least that is kept lies, and those near it
@@ -57,6 +58,7 @@ class MaskRule:
     may_FK: Tensor | None  # the weights that may be kept; None: all
     lives_F: Tensor | None  # rows that keep one weight at least; None: any may die
     pattern: Pattern | None = None  # instead of n_kept
+    all_live: bool = False  # lives_F holds for every row
 
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest numbers that are allowed."""
@@ -66,8 +68,11 @@ class MaskRule:
             return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
-            lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
-            size_FK = size_FK.scatter(1, best_F1, lifted_F1)
+            if self.all_live:
+                size_FK = size_FK.scatter(1, best_F1, torch.inf)
+            else:
+                lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
+                size_FK = size_FK.scatter(1, best_F1, lifted_F1)
         return _largest(size_FK.reshape(-1), self.n_kept).view_as(size_FK)
 
 
@@ -181,7 +186,7 @@ class _Scaled:
     def inverse(self, rho: float) -> Tensor | None:
         """(A + rho)^-1, where rounds with it until rho grows are less work than by eigenvectors; else None."""
         n_rows, fan_in = self.dense_GRK.shape[1:]
-        if fan_in >= ROUNDS_A_LOOK * n_rows:
+        if fan_in >= ROUNDS_A_LOOK * n_rows and not (self.dense_GRK.is_cuda and fan_in <= LAUNCH_BOUND):
             return None
         vectors_GKK = self.basis.vectors_GKK
         return (vectors_GKK / (self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT

@@ -12,7 +12,7 @@ from sipp.errors import OptionError
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
 from sipp.repairing.data_split import DenseOutputs
-from sipp.repairing.gathering import Gatherer, Targets, patches_in, target_bytes, thinned
+from sipp.repairing.gathering import Gatherer, Targets, WeightMoments, patches_in, target_bytes, thinned
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import (
     ResidualInputs,
@@ -21,7 +21,6 @@ from sipp.repairing.residual_connections import (
     find_residual_connections,
     output_as_use,
     per_row,
-    read_residual_inputs,
 )
 
 SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
@@ -132,17 +131,17 @@ class LayerTargets:
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
 
-    def of_batch(self, i: int) -> Targets:
-        """Those of batch i, with the pruned network as it is now."""
-        targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
-        targets = {name: list(targets[name]) for name in self.names}
-        if self.corrected:
-            modules = {name: layer.pruned for name, layer in self.corrected.items()}
-            pruned, batch = self.gatherer.pruned, self.gatherer.pruned.batches[i]
-            with self.gatherer.replaying(i):
-                streams = read_residual_inputs(pruned.run, modules, batch)
+    def gathered(self) -> dict[str, WeightMoments]:
+        """The moments of these weights and their targets, with the pruned network as it is now."""
+        modules = {name: layer.pruned for name, layer in self.corrected.items()}
+
+        def of_batch(i: int, streams: ResidualInputs) -> Targets:
+            targets = self._dense(self.names, i) if self.kept is None else self.kept[i]
+            targets = {name: list(targets[name]) for name in self.names}
             self._add_streams(targets, modules, streams, i, -1)
-        return targets
+            return targets
+
+        return self.gatherer.gather(self.names, of_batch, modules)
 
     def _dense(self, names: Sequence[str], i: int) -> Targets:
         """The outputs of the dense network, without bias, and its streams beside them."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sipp.inputs.blocks import Blocks
 from sipp.inputs.capture import Forms
+from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
@@ -22,7 +23,7 @@ from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import LARGE, Weight, is_like_a_language_model
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import masked_layers, stretches
+from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import FittedLayer, LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.layer_search import Bases
@@ -36,9 +37,7 @@ from sipp.repairing.layer_targets import (
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
 from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
 
-SMALL = (
-    LARGE  # weights up to which a network is fitted as a whole, again and again; of larger ones memory is given back
-)
+SMALL = LARGE  # weights up to which memory is kept between layers, and networks are fitted again and again
 
 Masks = Mapping[str, Tensor]
 
@@ -49,6 +48,7 @@ class NetworkTask:
 
     dense: nn.Module  # whose outputs are the targets
     start: nn.Module  # whose weights are fitted, and drawn to: the dense network, or the one that is refitted
+    layers: tuple[PrunableLayer, ...]  # of the dense network, that hold masked weights
     weights: Mapping[str, Weight]
     places: Mapping[str, Place]  # of the weights' intercepts
     layer: LayerTask
@@ -87,6 +87,7 @@ def network_task(
     return NetworkTask(
         dense=dense,
         start=dense if start is None else start,
+        layers=layers,
         weights=weights,
         places=find_places(dense, layers, batch),
         layer=layer,
@@ -141,13 +142,14 @@ def fit_network(
     `pruned_inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed
     them. `advance` is called with the cost of each weight.
     """
-    usage = usage_of(task.dense, first_masks, split, task.forms)
+    layers_here = layers_with(task.layers, first_masks)
+    usage = usage_of(task.dense, layers_here, split, task.forms)
     give_back_freed()
     pruned = copy_of(task.start)
     pair = dense_and_pruned(
         task.dense,
         pruned,
-        first_masks,
+        layers_here,
         split,
         usage,
         blocks=task.blocks,
@@ -187,7 +189,7 @@ def _fit_stage(
         for group in stretch:
             if is_large:
                 give_back_freed()
-            sums = gatherer.gather(group, targets.taken(group).of_batch)
+            sums = targets.taken(group).gathered()
             for name in group:
                 mask, layer = fit_layer(
                     task.layer,

@@ -1,6 +1,6 @@
 """Repairs a pruned network: chooses, fits, judges on points kept aside, fits all points, polishes, and records.
 
-One way for all methods of repair: a search for mask and weights (T21), a refit under given masks, and peers by their
+One way for all methods of repair: a search for mask and weights (T21), a refit under fixed masks, and peers by their
 definitions. What differs between them is said by `RepairOptions`.
 """
 
@@ -50,25 +50,25 @@ def repair_network(
     masks: Masks,
     split: DataSplit,
     options: RepairOptions,
-    given: nn.Module | None = None,
+    pruned: nn.Module | None = None,
 ) -> RepairedNetwork:
     """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
 
-    `given` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
-    refit starts from it. What is found is compared with it on points kept aside, and given up where it is no better.
+    `pruned` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
+    refit starts from it. What is found is compared with it on points kept aside, and dropped where it is no better.
     Weights that are 0 in the dense network and not in the masks stay 0.
     """
-    if options.method == "refit" and given is None:
-        given = _under_masks(dense, masks)
+    if options.method == "refit" and pruned is None:
+        pruned = _under_masks(dense, masks)
     # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
     n_weights = sum(mask.numel() for mask in masks.values())
     fits_all = options.fits_all and options.method != "refit" and not options.steps and n_weights <= SMALL
-    options, split = replace(options, fits_all=fits_all), in_large_batches(split)
+    options = replace(options, fits_all=fits_all)
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if options.method == "refit" else "finding masks and weights"
     with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
-        found = _fitted_and_judged(dense, masks, split, options, given, advance)
+        found = _fitted_and_judged(dense, masks, in_large_batches(split), options, pruned, advance)
     record = found.record
     if options.steps and not record.undone:
         polished, chosen = polish(
@@ -83,30 +83,31 @@ def repair_network(
         )
         after = held_out_error(dense, found.model, split)
         record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
-    if options.method != "refit" and given is not None:  # those before are of dense weights, which it did not have
+    if options.method != "refit" and pruned is not None:  # those before are of dense weights, which it did not have
         record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
     return replace(found, record=record)
 
 
 def _fitted_and_judged(
-    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, given: nn.Module | None, advance: Advance
+    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
 ) -> RepairedNetwork:
-    """The network before any polish; the one that was given where that is nearer to the dense one."""
+    """The network before any polish; the pruned one as it was where that is nearer to the dense one."""
     is_peer = options.method in PEERS
-    start = given if options.method == "refit" else None
+    start = pruned if options.method == "refit" else None
     task, choice = _task_and_choice(dense, masks, split, options, start)
-    pruned = _under_masks(dense, masks) if given is None else given
-    at_first, before = _errors(dense, pruned, split)
-    del pruned  # before there is another copy
+    network_before = _under_masks(dense, masks) if pruned is None else pruned
+    at_first, before = _errors(dense, network_before, split)
+    del network_before  # there is to be another copy
     judged = fit_network(task, choice.masks, split, advance=advance)
     give_back_freed()
     at_last, after = _errors(dense, judged.model, split)
     is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
     if is_worse:
-        fit = _undone(task, masks, judged, given, knows_errors=given is None or start is not None)
+        fit = _undone(task, masks, judged, pruned, knows_errors=pruned is None or start is not None)
     elif options.fits_all:
         decided = {layer.name: layer for layer in judged.layers}
-        fit = fit_network(task, choice.masks, _all_points(split), decided=decided, advance=advance)
+        everything = in_large_batches(_all_points(split))
+        fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
     else:
         fit = judged
     n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))
@@ -166,10 +167,10 @@ def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:
 
 
 def _undone(
-    task: NetworkTask, masks: Masks, fit: NetworkFit, given: nn.Module | None, *, knows_errors: bool
+    task: NetworkTask, masks: Masks, fit: NetworkFit, pruned: nn.Module | None, *, knows_errors: bool
 ) -> NetworkFit:
     """The network before in place of one that was fitted, with the errors of its layers where those are known."""
-    model = copy_of(task.dense if given is None else given)
+    model = copy_of(task.dense if pruned is None else pruned)
     layers = []
     for layer in fit.layers:
         left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")

@@ -52,10 +52,10 @@ def repaired_cut(
     for i, repair in enumerate(repairs):
         method: RepairMethod = "joint" if isinstance(repair, bool) else repair
         options = replace(chosen, method=method, fits_all=fits_all and i == len(repairs) - 1)
-        spared, given = spared_by_name(ranking, cut.masks), own_weights(dense, cut.model, cut.masks)
+        spared, pruned = spared_by_name(ranking, cut.masks), own_weights(dense, cut.model, cut.masks)
         masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in cut.masks.items()}
-        found = repair_network(dense, masks, split, options, given)
-        masks = put_back(found.model, dense, found.masks, spared)
-        fixed = Repaired(found.model, masks, found.record, split.keys)
-        cut = replace(cut_as_given(ranking, found.model, masks, seed=cut.seed), budget=cut.budget, choice=cut.choice)
+        repaired = repair_network(dense, masks, split, options, pruned)
+        masks = put_back(repaired.model, dense, repaired.masks, spared)
+        fixed = Repaired(repaired.model, masks, repaired.record, split.keys)
+        cut = replace(cut_as_given(ranking, repaired.model, masks, seed=cut.seed), budget=cut.budget, choice=cut.choice)
     return cut, fixed

@@ -74,7 +74,7 @@ class Replay:
             with replaced_forwards(forwards):
                 yield
         finally:
-            self.kept[batch] = {path: one for path, one in calls.kept.items() if one.is_intact}
+            self.kept[batch] = {path: kept for path, kept in calls.kept.items() if kept.is_intact}
 
     def switch_off(self) -> None:
         """Computes everything anew from here on."""
@@ -82,7 +82,7 @@ class Replay:
         self.kept.clear()
 
     def _n_bytes(self) -> int:
-        return sum(one.n_bytes for kept in self.kept.values() for one in kept.values())
+        return sum(kept.n_bytes for by_path in self.kept.values() for kept in by_path.values())
 
 
 @dataclass
@@ -124,10 +124,10 @@ class _Calls:
 
         return watched
 
-    def _keep(self, path: Path, one: _Kept) -> None:
+    def _keep(self, path: Path, kept: _Kept) -> None:
         """Keeps an output, in place of those of the calls inside of this one."""
         inside = {at for at in self.kept if at[: len(path)] == path}
-        n_bytes_left = self.n_bytes_left + sum(self.kept[at].n_bytes for at in inside) - one.n_bytes
+        n_bytes_left = self.n_bytes_left + sum(self.kept[at].n_bytes for at in inside) - kept.n_bytes
         if n_bytes_left >= 0:
-            self.kept = {at: other for at, other in self.kept.items() if at not in inside} | {path: one}
+            self.kept = {at: other for at, other in self.kept.items() if at not in inside} | {path: kept}
             self.n_bytes_left = n_bytes_left

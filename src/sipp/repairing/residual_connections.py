@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,10 +42,6 @@ _COPIES = {
 _SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
 
 
-class _SeenError(BaseException):
-    """Ends a forward pass behind the last stream that is wanted. No Exception, so that no model catches it."""
-
-
 @dataclass(frozen=True)
 class OutputMark:
     """A tensor that is the output of a weight's layer, row by row times a factor."""
@@ -70,19 +66,6 @@ def reading_residual_inputs(
 
     with _watching(modules, _Watch({}, on_addition)):
         yield
-
-
-def read_residual_inputs(model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> ResidualInputs:
-    """What the outputs of these modules, by weight, are added to in one pass, which stops behind the last of them."""
-    found: ResidualInputs = {}
-
-    def on_found() -> None:
-        if len(found) == len(modules):
-            raise _SeenError
-
-    with suppress(_SeenError), scoring_mode(model, "running"), reading_residual_inputs(modules, found, on_found):
-        run_batch(model, fresh(batch))
-    return found
 
 
 def find_residual_connections(
@@ -215,28 +198,28 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        given = list(every_tensor((args, kwargs)))
-        read = [self._marks[id(tensor)] for tensor in given if id(tensor) in self._marks]
+        inputs = list(every_tensor((args, kwargs)))
+        read = [self._marks[id(tensor)] for tensor in inputs if id(tensor) in self._marks]
         is_addition = name in _ADDITIONS and _is_plain_sum(args, kwargs)
         if is_addition and read:
-            for one, other in (given, given[::-1]):
-                if id(one) in self._marks and one is not other:
-                    self.on_addition(self._marks[id(one)], other)
+            for output, other in (inputs, inputs[::-1]):
+                if id(output) in self._marks and output is not other:
+                    self.on_addition(self._marks[id(output)], other)
         passed = _passed(func, name, args, kwargs, read)
         result = func(*args, **kwargs)
-        if name in _COPIES and len(read) == 1 and _repeats(given[0], result) and id(given[0]) in self._marks:
+        if name in _COPIES and len(read) == 1 and _repeats(inputs[0], result) and id(inputs[0]) in self._marks:
             passed = read[0]
         is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
         if not is_addition and passed is None and not is_blind:
             self.n_reads.update(mark.weight for mark in read)
-        self._note(given, result, passed, name)
+        self._note(inputs, result, passed, name)
         return result
 
-    def _note(self, given: list[Tensor], result: Any, passed: OutputMark | None, name: str) -> None:
+    def _note(self, inputs: list[Tensor], result: Any, passed: OutputMark | None, name: str) -> None:
         """What is known of the results: written-to tensors lose their marks."""
-        if name == "__setitem__" and given:
-            self._marks.pop(id(given[0]), None)
-        rank = max((self.ranks[id(tensor)] for tensor in given if id(tensor) in self.ranks), default=-1)
+        if name == "__setitem__" and inputs:
+            self._marks.pop(id(inputs[0]), None)
+        rank = max((self.ranks[id(tensor)] for tensor in inputs if id(tensor) in self.ranks), default=-1)
         for tensor in every_tensor(result):
             if passed is None and name != "__get__":
                 self._marks.pop(id(tensor), None)

@@ -25,7 +25,7 @@ def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, T
     Deviates: each block of columns has an even part of the layer's exact budget, not its own rounding of a share; and
     rows that have to live keep their best weight.
     """
-    shapes = [one.dense_GRK.shape for one in blocks]
+    shapes = [block.dense_GRK.shape for block in blocks]
     sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
     fan_in, device = shapes[0][2], blocks[0].dense_GRK.device
     none_FK = torch.zeros(sum(sizes), fan_in, dtype=torch.bool, device=device)
@@ -33,15 +33,15 @@ def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, T
     parts = [part.view(shape) for part, shape in zip(may_FK.split(sizes), shapes)]
     lives_F = none_FK[:, 0] if rule.lives_F is None else rule.lives_F
     lives = [part.view(shape[:2]) for part, shape in zip(lives_F.split(sizes), shapes)]
-    factors = [_factor(one) for one in blocks]
+    factors = [_factor(block) for block in blocks]
     limits = [_limits(*layer) for layer in zip(blocks, factors, parts, lives)]
     step = BLOCK if rule.pattern is None else max(rule.pattern.m, BLOCK // rule.pattern.m * rule.pattern.m)
     counts: Sequence[Tensor | None] = [None] * len(blocks)
     if rule.pattern is None:
         counts = _counts(limits, rule.n_kept, step)
     found = [
-        _pruned(one, factor, limit, count, step, rule)
-        for one, factor, limit, count in zip(blocks, factors, limits, counts)
+        _pruned(block, factor, limit, count, step, rule)
+        for block, factor, limit, count in zip(blocks, factors, limits, counts)
     ]
     masks, values = zip(*found)
     return torch.cat([mask.flatten(0, 1) for mask in masks]), torch.cat([value.flatten(0, 1) for value in values])
@@ -76,13 +76,13 @@ def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
     """How many weights each group keeps in each block of columns (G x blocks): even, exact, within what is allowed."""
     pieces = [torch.stack([part.sum((1, 2)) for part in (l > -torch.inf).split(step, 2)], 1) for l in limits]
     forced = [torch.stack([part.sum((1, 2)) for part in (l == torch.inf).split(step, 2)], 1) for l in limits]
-    most, least = (torch.cat([one.flatten() for one in each]).cpu() for each in (pieces, forced))
+    most, least = (torch.cat([count_GB.flatten() for count_GB in each]).cpu() for each in (pieces, forced))
     ends = most.cumsum(0) * n_kept // max(1, int(most.sum()))
     counts = torch.maximum(ends.diff(prepend=torch.zeros_like(ends[:1])), least)
     while int(counts.sum()) > n_kept:  # living rows took more than their block's part
         counts[(counts - least).argmax()] -= 1
-    split = counts.split([one.numel() for one in pieces])
-    return [part.view(one.shape).to(one.device) for part, one in zip(split, pieces)]
+    split = counts.split([count_GB.numel() for count_GB in pieces])
+    return [part.view(count_GB.shape).to(count_GB.device) for part, count_GB in zip(split, pieces)]
 
 
 def _pruned(

@@ -6,12 +6,12 @@ one block instead of the network, and what is before it is never computed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh
@@ -21,7 +21,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage, masked_layers
+from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
@@ -66,7 +66,10 @@ class DenseAndPruned:
             yield self._whole(before, follows=False)
         there = entered if not before else self._entered_pruned()
         device = device_of(self.dense)
-        states = [_States(self.blocks, self.batches, list(one), device, self.allow_tf32) for one in (entered, there)]
+        states = [
+            _States(self.blocks, self.batches, list(some), device, self.allow_tf32, [[] for _ in some])
+            for some in (entered, there)
+        ]
         yield from self._within(self.blocks, within, states, follows=bool(before))
         del states
         if after:
@@ -88,8 +91,8 @@ class DenseAndPruned:
                 n_left -= 1
                 can_replay, is_trusted = not gatherer.replay.is_off, gatherer.replay.is_checked
             finished = None if is_trusted else Replay(is_off=True)  # what was never compared is computed anew
-            for one, block, replay in zip(states, blocks, replays) if n_left else ():
-                one.pass_through(block, i, finished or replay)
+            for states_of_one, block, replay in zip(states, blocks, replays) if n_left else ():
+                states_of_one.pass_through(block, i, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> NetworkStage:
         replays = Replay(is_off=True), Replay()
@@ -154,22 +157,22 @@ class DenseAndPruned:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
-def usage_of(dense: nn.Module, masks: Mapping[str, Tensor], split: DataSplit, forms: Forms) -> LayerUsage:
+def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Forms) -> LayerUsage:
     """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
 
     `forms` are those of batches that were checked before; what is known of the points is not looked at again.
     """
     usages = {} if split.dense_outputs is None else split.dense_outputs.usages
-    names = tuple(masks)
+    names = tuple(weight.name for layer in layers for weight in layer.weights.values())
     if names not in usages:
-        usages[names] = layer_usage(dense, masked_layers(dense, masks), split.batches, forms)
+        usages[names] = layer_usage(dense, layers, split.batches, forms)
     return usages[names]
 
 
 def dense_and_pruned(
     dense: nn.Module,
     pruned: nn.Module,
-    masks: Mapping[str, Tensor],
+    layers: tuple[PrunableLayer, ...],
     split: DataSplit,
     usage: LayerUsage,
     *,
@@ -178,13 +181,13 @@ def dense_and_pruned(
     allow_tf32: bool = False,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
-    """Both networks with the layers of the masked weights."""
+    """Both networks; `layers` are those of the dense one that hold the masked weights."""
     batches = split.batches
     return DenseAndPruned(
         dense=dense,
         pruned=pruned,
-        dense_layers=masked_layers(dense, masks),
-        pruned_layers=masked_layers(pruned, masks),
+        dense_layers=layers,
+        pruned_layers=tuple(replace(layer, module=pruned.get_submodule(layer.module_name)) for layer in layers),
         batches=batches,
         is_validation=split.is_validation,
         usage=usage,
@@ -204,24 +207,46 @@ class _States:
     entered: list[Entered]
     device: torch.device
     allow_tf32: bool
+    ahead: list[list[tuple[int, nn.Module]]]  # by batch: blocks that are finished, and that its state has yet to pass
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, for as long as the states do not move on."""
         return _Entering(self, block)
 
     def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
-        """Moves all states behind block i, which is finished, and lets go of what was kept of it."""
-        for j, one in enumerate(self.entered):
-            exact = exact_matmul(allow_tf32=self.allow_tf32)
-            with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
-                state = self.blocks.state_of(run_batch(block, fresh(self.batch(j, i))))
-            replay.kept.pop(j, None)
-            self.entered[j] = replace(one, state=state.to(one.state.device))
+        """Moves all states behind block i, which is finished, and lets go of what was kept of it.
+
+        Where nothing was kept a state moves when it is asked for: where targets are known, dense ones never are.
+        """
+        for j in range(len(self.entered)):
+            if replay.kept.get(j):
+                self._catch_up(j)
+                self._move(j, i, block, replay)
+                del replay.kept[j]
+            else:
+                self.ahead[j].append((i, block))
+
+    def _catch_up(self, j: int) -> None:
+        for i, block in self.ahead[j]:
+            self._move(j, i, block, Replay(is_off=True))
+        self.ahead[j].clear()
+
+    def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
+        """Moves the state of batch j behind block i."""
+        batch = self._joined(j, i)
+        exact = exact_matmul(allow_tf32=self.allow_tf32)
+        with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
+            state = self.blocks.state_of(run_batch(block, fresh(batch)))
+        self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
 
     def batch(self, j: int, i: int) -> Batch:
         """Batch j as the block with number i gets it."""
-        one = self.entered[j]
-        return self.blocks.joined(self.batches[j], one.calls[i], one.state.to(self.device))
+        self._catch_up(j)
+        return self._joined(j, i)
+
+    def _joined(self, j: int, i: int) -> Batch:
+        entered = self.entered[j]
+        return self.blocks.joined(self.batches[j], entered.calls[i], entered.state.to(self.device))
 
 
 @dataclass(frozen=True)
@@ -240,10 +265,10 @@ class _Entering(Sequence[Batch]):
         return self.states.batch(i, self.block)
 
 
-def _stored(one: Entered, n_batches: int) -> Entered:
+def _stored(entered: Entered, n_batches: int) -> Entered:
     """The batch with its state where there is room for the states of all."""
-    if one.state.device.type != "cuda":
-        return one
-    free, _ = torch.cuda.mem_get_info(one.state.device)
-    n_bytes = n_batches * one.state.numel() * one.state.element_size()
-    return one if STATES_OF_FREE * n_bytes <= free else replace(one, state=one.state.cpu())
+    if entered.state.device.type != "cuda":
+        return entered
+    free, _ = torch.cuda.mem_get_info(entered.state.device)
+    n_bytes = n_batches * entered.state.numel() * entered.state.element_size()
+    return entered if STATES_OF_FREE * n_bytes <= free else replace(entered, state=entered.state.cpu())
