@@ -442,7 +442,7 @@ def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None
         if words := more_points_words(request, outcome):
             show(words)
         if not request.options.repair:
-            show("further:         --repair fits the kept weights to the dense outputs, so you can keep fewer")
+            show("further:         --repair fits the kept weights to the dense outputs, so that you can keep fewer")
     for path, n_bytes in written.files.items():
         show(f"written:         {path} ({bytes_in_words(n_bytes)})")
     if written.contents is not None:

@@ -268,7 +268,7 @@ def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
     n_fitted = None if repair is None else repair.n_judged_fit
     if repair is None or n_fitted is None or n_fitted >= repair.n_points or not moved.aside:
         return text
-    return f"{text}, with a fit to {n_fitted:,} others"  # in the end these were fitted too
+    return f"{text}, after a fit to {n_fitted:,} others"  # in the end these were fitted too
 
 
 def cost_of(pruned: Pruned) -> str:

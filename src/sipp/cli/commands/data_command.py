@@ -64,7 +64,9 @@ def _imagenet(folder: Path) -> dict[str, Any]:
     root = folder / IMAGENET
     here = (root / "train").is_dir() and (root / "val").is_dir()
     what = (
-        f"images in {root}" if here else f"put images there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
+        f"images in {root}"
+        if here
+        else f"put the images there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
     )
     return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
