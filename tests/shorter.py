@@ -1,10 +1,11 @@
 """Less of what takes the time of commands and runs, and decides nothing of how they end."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sipp.repairing import joint
+from sipp.repairing import repair_network
 from sipp.report import figures
 
 
@@ -20,12 +21,13 @@ def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
 
 def search_once(patch: pytest.MonkeyPatch) -> None:
     """A joint search tries one aim and one kind of budgets, as it does where it is told which."""
-    choose = joint._chosen
+    choose = repair_network.choose
 
-    def chosen(task: Any, masks: Any, parts: Any, candidates: Any, budgets: Any, floor: Any) -> Any:
-        return choose(task, masks, parts, candidates[:1], budgets[:1], floor)
+    def chosen(task: Any, masks: Any, split: Any, candidates: Any, floor: Any) -> Any:
+        first = replace(candidates, error_feedbacks=candidates.error_feedbacks[:1], budgets=candidates.budgets[:1])
+        return choose(task, masks, split, first, floor)
 
-    patch.setattr(joint, "_chosen", chosen)
+    patch.setattr(repair_network, "choose", chosen)
 
 
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
