@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.experiments.recipes import check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
+from sipp.experiments.recipes import catalog, check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.yamlfile import read_yaml
 from sipp.experiments.runs.store import config_hash
 from sipp.experiments.training.schedule import learning_rate
@@ -198,6 +198,12 @@ def test_any_text_is_plain_or_an_option_error(text: str) -> None:
         return
     assert value == value or isinstance(value, float)
     assert yaml.safe_load(text) == value or "nan" in text.lower()
+
+
+def test_a_recipe_that_was_changed_is_read_as_it_stands() -> None:
+    first = catalog._packaged("digits-iterative", ())
+    epochs, first["train"]["epochs"] = first["train"]["epochs"], 0
+    assert catalog._packaged("digits-iterative", ())["train"]["epochs"] == epochs > 0
 
 
 def test_settings_and_hash() -> None:

@@ -110,7 +110,7 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
-    return copy.deepcopy(_read(text, where))
+    return copy.deepcopy(_read(text, where))  # the next reader is given it as it was
 
 
 @cache  # a list of recipes needs each base many times
