@@ -1,10 +1,12 @@
 """Less of what takes the time of commands and runs, and decides nothing of how they end."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sipp.repairing import joint
+from sipp.repairing import repair_network
+from sipp.repairing.repair_options import Candidates
 from sipp.report import figures
 
 
@@ -20,12 +22,13 @@ def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
 
 def search_once(patch: pytest.MonkeyPatch) -> None:
     """A joint search tries one aim and one kind of budgets, as it does where it is told which."""
-    choose = joint._chosen
+    candidates_for = repair_network.candidates_for
 
-    def chosen(task: Any, masks: Any, parts: Any, candidates: Any, budgets: Any, floor: Any) -> Any:
-        return choose(task, masks, parts, candidates[:1], budgets[:1], floor)
+    def first_of_each(*given: Any) -> Candidates:
+        tried = candidates_for(*given)
+        return replace(tried, error_feedbacks=tried.error_feedbacks[:1], budgets=tried.budgets[:1])
 
-    patch.setattr(joint, "_chosen", chosen)
+    patch.setattr(repair_network, "candidates_for", first_of_each)
 
 
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
