@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.native import pytree, two_of_four
-from sipp.runtime.gpu import gates, linear, network, plan, recording
+from sipp.runtime.gpu import kernels, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
 
@@ -205,8 +205,8 @@ def test_lstms_go_step_by_step() -> None:
 def test_an_lstm_that_is_off_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
     model.weight_ih.data[:, ::2] = 0
-    real = gates.gates
-    monkeypatch.setattr(gates, "gates", lambda sums, cell: tuple(1.1 * found for found in real(sums, cell)))
+    real = kernels.gates
+    monkeypatch.setattr(kernels, "gates", lambda sums, cell: tuple(1.1 * found for found in real(sums, cell)))
     fast = network.SparseOnGpu(model, (x,), {})
     assert fast.steps[0].kernel == "torch" and "LSTM" in fast.steps[0].note
     assert torch.equal(fast(x)[0], model(x)[0])

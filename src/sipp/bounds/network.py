@@ -46,26 +46,26 @@ def coverage(n: int, q: int, confidence: float) -> Coverage:
 
 def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
     """The conditions of T4 for the scores of a ranking; `reasons` are further causes for which they are not met."""
-    scores, c_constant = ranking.scores, ranking.constants.c_constant
+    scores, delta, constants = ranking.scores, ranking.options.delta, ranking.options.constants
     assert scores is not None
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
     if scores.reduce == "max":
         for layer, used_FK in zip(scores.layers, is_used):
-            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / c_constant)).sum())
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / constants.c_constant)).sum())
     conditions = Guarantee(
-        delta=ranking.delta,
+        delta=delta,
         n=scores.n_distinct,
         n_needed=calibration_needed(
-            scores.n_outputs, scores.max_fan_in, ranking.delta, factor=factor, k_constant=ranking.constants.k_constant
+            scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=constants.k_constant
         ),
         unit="batches" if scores.batch_dependent else "inputs",
-        c_constant=c_constant,
-        k_constant=ranking.constants.k_constant,
+        c_constant=constants.c_constant,
+        k_constant=constants.k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
         n_never_above=n_never_above,
-        layers=coverage(scores.n_distinct, 1, ranking.confidence),
+        layers=coverage(scores.n_distinct, 1, ranking.options.confidence),
     )
     n, unit = conditions.n, conditions.unit
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
@@ -76,8 +76,8 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
     elif conditions.contradicted:
         causes.insert(
             0,
-            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / c_constant:.3g} of its row's "
-            f"sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / constants.c_constant:.3g} of "
+            f"its row's sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
         )
     if n < conditions.n_needed:
         repeated = "" if scores.n_points == n or scores.batch_dependent else ", equal ones counted once"
@@ -128,7 +128,7 @@ def paper_bound(
     assert scores is not None
     eps = [float(row.eps_F.max()) for row in cut.rows]
     epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
-    covered = network_coverage(scores, ranking.confidence, holdout)
+    covered = network_coverage(scores, ranking.options.confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
         causes.append("the inputs of a batch cannot be told apart in every layer and in the output")
@@ -142,9 +142,9 @@ def paper_bound(
     # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
     conditions = row_guarantee(ranking, cut.dense, PRUNE_FACTOR if is_sampled else NETWORK_FACTOR, causes)
     if epsilon is None or scores.reduce != "max":
-        return no_bound(conditions.reason, ranking.delta)
+        return no_bound(conditions.reason, ranking.options.delta)
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
-    return NetworkBound("paper", epsilon, ranking.delta, conditions, reason, kappas, covered)
+    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, kappas, covered)
 
 
 def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:

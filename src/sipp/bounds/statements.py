@@ -57,7 +57,7 @@ def statements_of(
     guarantee = None if guarantee is None else replace(guarantee, left_out=left_out)
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
     if scores is not None and mode == "sound" and new_points is not None:
-        bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.confidence)
+        bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
     return Statements(layers, guarantee, bound, measured)
 
 
@@ -66,10 +66,10 @@ def _guarantee_and_bound(
 ) -> tuple[Guarantee | None, NetworkBound]:
     """What is promised for rows and layers, and for the network, with every reason against it."""
     if ranking.scores is None:
-        return None, no_bound(ranking.unscored, ranking.delta)
+        return None, no_bound(ranking.unscored, ranking.options.delta)
     is_sampled = any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
     reasons = []
-    if is_sampled and ranking.draws == "until":
+    if is_sampled and ranking.options.draws == "until":
         reasons.append(
             "draws='until' makes the number of draws depend on the draws, but bounds are proved for draws='fixed' only"
         )
@@ -97,7 +97,7 @@ def _measured(
     For a sampled row T17 takes its new values as they are; T6, which profits from chance, is proved for T4's C only.
     """
     scores = ranking.scores
-    measured = None if scores is None else measure(scores, ranking.confidence)
+    measured = None if scores is None else measure(scores, ranking.options.confidence)
     if scores is None or measured is None or measured.c_constant is None:
         return measured, [None] * len(cut.rows)
     eps: list[float] = []

@@ -92,13 +92,14 @@ def n_tries(ranking: Ranking) -> int | None:
 
 def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
     """The rows of a network whose weights are given, whoever chose or fitted them, with the bound of T17."""
-    dense, rows, shown = prepare_rows(ranking).dense, list[SparseRows](), dict[str, Tensor]()
+    dense, c_constant = prepare_rows(ranking).dense, ranking.options.constants.c_constant
+    rows, shown = list[SparseRows](), dict[str, Tensor]()
     for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
         parameter = given.get_parameter(weight.name).detach()
         shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
         sensitivity_FK = None if ranking.scores is None else ranking.scores.layers[i].sensitivity_FK.cpu()
-        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=ranking.constants.c_constant))
+        rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
     kept = sum(int(row.mask_FK.sum()) for row in rows)
     return Cut(given, shown, tuple(rows), tuple(dense), kept, seed, others=_other_differences(ranking, given))
 
@@ -146,7 +147,7 @@ class PreparedRows:
 def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
     """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
     dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    cut = method_of(ranking.method).cut if ranking.method != "given" else "global"
+    cut = method_of(ranking.options.method).cut if ranking.options.method != "given" else "global"
     is_sampled = cut in ROW_METHODS
     is_ordered = n_cuts > 1 and cut == "global" and ranking.floor is None and ranking.blend is None
     order = order_of(ranking.ranks) if is_ordered else None
@@ -158,8 +159,8 @@ def _problem_of(ranking: Ranking) -> AllocationProblem:
     return allocation_problem(
         ranking.ranks,
         n_outputs=ranking.scores.n_outputs,
-        delta=ranking.delta,
-        c_constant=ranking.constants.c_constant,
+        delta=ranking.options.delta,
+        c_constant=ranking.options.constants.c_constant,
     )
 
 
@@ -170,7 +171,7 @@ def sparse_rows(
 
     For a blend also which one was taken (T20); `advance` hears of each that was tried (`n_tries`).
     """
-    row, choice = method_of(ranking.method), None
+    row, choice = method_of(ranking.options.method), None
     if row.is_sampled and budget < ranking.n_weights:
         return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, row, budget, seed)), None
     if ranking.blend is not None:
@@ -242,10 +243,10 @@ def _sampled_rows(
         ranking.ranks,
         allocate_within(problem, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[row.cut],
-        draws=ranking.draws,
+        draws=ranking.options.draws,
         n_outputs=ranking.scores.n_outputs,
-        delta=ranking.delta,
-        c_constant=ranking.constants.c_constant,
+        delta=ranking.options.delta,
+        c_constant=ranking.options.constants.c_constant,
         generator=generator,
     )
     return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
@@ -297,7 +298,7 @@ def masked_rows(
     ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor, scored: Sequence[Tensor] | None
 ) -> SparseRows:
     """The weights of layer i under a mask, unchanged, with the bound of T5 or T17 where there are sensitivities."""
-    c_constant = ranking.constants.c_constant
+    c_constant = ranking.options.constants.c_constant
     if scored is not None:
         return det_rows(weight_FK, scored[i], mask_FK, c_constant=c_constant)
     if ranking.scores is None:

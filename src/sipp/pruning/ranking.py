@@ -84,11 +84,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         weights=task.weights,
         ranks=ranks,
         scores=scores,
-        method=options.method,
-        draws=options.draws,
-        delta=options.delta,
-        confidence=options.confidence,
-        constants=options.constants,
+        options=options,
         unscored=unscored,
         example=None if first is None else _few(first),
         sample=None if first is None else points_at(first, slice(N_SAMPLE)),
@@ -124,8 +120,9 @@ def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
 
     By whole batches they are not known, and of weights that the caller chose nobody knows who chose them.
     """
-    if ranking.method == "given" or not method_of(ranking.method).needs_data:  # points served statements only
-        return frozenset(), ranking.method != "given"
+    method = ranking.options.method
+    if method == "given" or not method_of(method).needs_data:  # points served statements only
+        return frozenset(), method != "given"
     scored = frozenset[bytes]()
     if ranking.scores is not None and not ranking.scores.batch_dependent:
         scored = ranking.scores.all_seen_keys
@@ -227,7 +224,7 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     for weight, scores_FK in zip(ranking.weights, ranking.ranks):
         alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
         # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
-        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.method).is_sampled else 0.0
+        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.options.method).is_sampled else 0.0
         ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
     return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 

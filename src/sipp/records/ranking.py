@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sipp.records.batches import Batch
 from sipp.records.html import table_html, view
-from sipp.records.options import Constants, Draws, Method, NormStats, Pattern, Reduce, method_name
+from sipp.records.options import NormStats, Pattern, PruneOptions, Reduce, method_name
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,7 @@ class Ranking:
     weights: tuple[Weight, ...]
     ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
     scores: Scores | None  # None where nothing was scored: then nothing is promised
-    method: Method  # "given": weights that the caller chose
-    draws: Draws
-    delta: float
-    confidence: float
-    constants: Constants
+    options: PruneOptions  # method "given": weights that the caller chose
     unscored: str = ""  # why nothing was scored; empty if it was
     example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
     sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
@@ -197,7 +193,7 @@ class Ranking:
 
     @property
     def method_name(self) -> str:
-        return method_name(self.method)
+        return method_name(self.options.method)
 
     @property
     def n_weights(self) -> int:

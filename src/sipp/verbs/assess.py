@@ -71,7 +71,7 @@ def assess(
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(task_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
-    ranking = replace(ranking, method="given")
+    ranking = replace(ranking, options=replace(ranking.options, method="given"))
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
     said = statements_of(ranking, found, task_of(dense, **choice), mode=bound, new_points=holdout)
     return pruned_of(ranking, found, said)

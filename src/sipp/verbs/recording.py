@@ -36,7 +36,7 @@ def pruned_of(
         budget=cut.budget,
         kept=sum(layer.kept for layer in said.layers),
         seed=cut.seed,
-        draws=ranking.draws,
+        draws=ranking.options.draws,
         measured=said.measured,
         choice=cut.choice,
         assumption=assumption,

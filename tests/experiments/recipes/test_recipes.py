@@ -17,7 +17,7 @@ from sipp.experiments.nets import build
 from sipp.experiments.recipes import catalog, check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.yamlfile import read_yaml
 from sipp.experiments.runs.store import config_hash
-from sipp.experiments.training.schedule import learning_rate
+from sipp.experiments.training.step import learning_rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
 # epochs, momentum, Nesterov, weight decay, delta, alpha.

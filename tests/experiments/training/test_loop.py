@@ -14,7 +14,7 @@ from sipp.errors import DataError, ModelError
 from sipp.experiments.data import ImageSet, epoch_order, split_images
 from sipp.experiments.training.feed import Feed, eval_batches, n_steps, train_batches
 from sipp.experiments.training.loop import TrainState, evaluate, new_state, train
-from sipp.experiments.training.schedule import learning_rate
+from sipp.experiments.training.step import learning_rate
 
 SCHEDULE: dict[str, Any] = {"rate": 0.05, "warmup_epochs": 1.0, "factor": 0.1, "milestones": (1,)}
 HYPER = hyperparameters(2, 8, **SCHEDULE, weight_decay=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sipp.experiments.training.schedule import learning_rate
+from sipp.experiments.training.step import learning_rate
 
 
 def slow_rate(peak: float, warmup: float, factor: float, decays: list[int], epoch: float) -> float:

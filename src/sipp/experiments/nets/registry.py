@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sipp.errors import OptionError
-from sipp.experiments.nets.cifar_resnet import CifarResNet
+from sipp.experiments.nets.cifar_resnet import CifarResNet, WideResNet
 from sipp.experiments.nets.densenet import DenseNet
 from sipp.experiments.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet
 from sipp.experiments.nets.plain import (
@@ -22,7 +22,6 @@ from sipp.experiments.nets.plain import (
     lenet5,
     lenet_300_100,
 )
-from sipp.experiments.nets.wide_resnet import WideResNet
 from sipp.records.checking import check_choice, nearest
 
 CIFAR = (3, 32, 32)

@@ -26,9 +26,8 @@ from sipp.experiments.training.loop import (
     make_optimizer,
     top_hits,
 )
-from sipp.experiments.training.schedule import learning_rate
 from sipp.experiments.training.stacking import WELL_GROUPED, stack
-from sipp.experiments.training.step import Forward, Step, logits_of, make_step, resolve_step
+from sipp.experiments.training.step import Forward, Step, learning_rate, logits_of, make_step, resolve_step
 from sipp.records.schemas import Accuracy
 
 

@@ -1,4 +1,6 @@
-"""One step of training: as it is written, or recorded once as a CUDA graph and replayed, optionally compiled.
+"""One step of training and its learning rate.
+
+A step runs as it is written, or is recorded once as a CUDA graph and replayed, optionally compiled.
 
 A small network on a large GPU spends its time on starting kernels. A graph starts all of a step's kernels at once; the
 compiler (`torch.compile`) also makes fewer of them. Recorded are the very operations of the plain step, masks included.
@@ -6,6 +8,7 @@ compiler (`torch.compile`) also makes fewer of them. Recorded are the very opera
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.experiments.recipes.schema import Precision, StepKind
+from sipp.experiments.recipes.schema import Precision, StepKind, Training
 
 Forward = Callable[[Tensor], Tensor]
 Compute = Callable[[Forward, Tensor, Tensor, int], None]  # makes a step: network, images, labels, items of the batch
@@ -87,6 +90,19 @@ def make_step(
             graph.replay()
 
     return step
+
+
+def learning_rate(hyper: Training, epoch: float) -> float:
+    """The rate after `epoch` epochs, a number with a fraction: 2.5 is the middle of the third epoch.
+
+    It rises linearly from 0 over the warm-up and is multiplied by the decay's factor at each milestone, or every so
+    many epochs. Epochs count from the start of training, the warm-up included. Retraining repeats the whole schedule
+    (learning-rate rewinding), unless a recipe gives it one of its own (`retrain`).
+    """
+    rise = 1.0 if hyper.warmup_epochs == 0 else min(1.0, epoch / hyper.warmup_epochs)
+    decay = hyper.decay
+    n_decays = int(epoch // decay.every) if decay.every is not None else bisect_right(decay.milestones or (), epoch)
+    return hyper.rate * rise * decay.factor**n_decays
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -111,7 +111,7 @@ def _read(op: Op, values: Values, constants: Values) -> Read | None:
 
 def _run(read: Read, ways: list[Way], x: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
     """What torch gives: outputs, states, cells; of one cell its state and its cell."""
-    from sipp.runtime.gpu.gates import gates  # Triton is asked for only here
+    from sipp.runtime.gpu.kernels import gates  # Triton is asked for only here
 
     if read.is_cell:
         return _walk(ways[0], [x], h0, c0, gates)[1:]
