@@ -137,6 +137,16 @@ def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_cal
     assert best.start == levels.index(0.375) - 3 and [level.keep for level in best.path] == list(levels[best.start :])
 
 
+def test_more_calibration_points_than_the_holdout_has_prove_no_more_than_it_can() -> None:
+    """Of 600 inputs 18 may be off (3 %, at 5 %), of 100 inputs 3 may not: a walk must start before that level."""
+    levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+    data = axis_points({2: 18, 7: 582}, 1)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
+    small, large = axis_points({2: 3, 7: 97}, 2), axis_points({2: 18, 7: 582}, 4)
+    options = {"epsilon": 0.5, "method": "wt", "levels": levels}
+    assert prune_to(axis_net(), data, small, **options).keep == 0.75  # axes 0 and 1 are gone, axis 2 is not
+    assert prune_to(axis_net(), data, large, **options).start > levels.index(0.75)
+
+
 def test_no_level_passes() -> None:
     model = net()
     best = prune_to(model, points(50, 1), points(300, 2), epsilon=0.0, levels=(0.5, 0.25), method="sipp-det")

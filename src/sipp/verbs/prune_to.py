@@ -52,7 +52,7 @@ from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certif
 from sipp.records.checking import check_drop, check_number, check_share, in_our_words
 from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of
+from sipp.records.numerics import budget_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -167,7 +167,7 @@ def prune_to_with(
     if claim.n_needed > points.n:  # known before any level is tried
         return _none(ranking, grid, 0, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
-    start = 0 if seen is None else _start(walker, calibration, seen, grid, progress)
+    start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
     use = _recorded(ledger, points, ranking)
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
@@ -363,8 +363,8 @@ class _Walker:
         else:
             self.sparse = self._repaired(self.split, budget)[1].model
 
-    def test(self, data: Any, role: str, points: Survey, keep: float) -> Level:
-        """The verdict on one level; `points`: what the data held in its first pass."""
+    def test(self, data: Any, role: str, points: Survey, keep: float, most: int | None = None) -> Level:
+        """The verdict on one level; `points`: what the data held in its first pass. `most` of them are counted."""
         budget = budget_of(keep, self.ranking.n_weights)
         self._set(budget)
         measured, draws = [], list[bytes]()
@@ -379,7 +379,12 @@ class _Walker:
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
                 measured.append(self.claim.measure(f, g, batch))
         self.roles.add(role)
-        count, limit, passed = self.claim.judge(torch.cat(measured), draws, points.n)
+        judged, n = torch.cat(measured), points.n
+        if most is not None and most < n:
+            at = integers(0, most) * len(judged) // most
+            judged, draws = judged[at.to(judged.device)], [draws[i] for i in at.tolist()]
+            n = len(set(draws))
+        count, limit, passed = self.claim.judge(judged, draws, n)
         return Level(keep, budget, count, limit, passed)
 
     def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
@@ -394,11 +399,12 @@ class _Walker:
         return f
 
 
-def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], progress: bool) -> int:
+def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
     """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
 
-    The holdout is not looked at, so a bad start costs sparsity, never validity. With too few calibration points for a
-    test the walk starts at the first level.
+    Of the holdout only the size is known, so a bad start costs sparsity, never validity. No more calibration points are
+    counted than that: more would prove more than the holdout can. With too few for a test the walk starts at the first
+    level.
     """
     low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
     n_left = len(grid).bit_length()
@@ -406,7 +412,7 @@ def _start(walker: _Walker, data: Any, points: Survey, grid: tuple[float, ...], 
         while high - low > 1:
             began = monotonic()
             middle = (low + high) // 2
-            passed = walker.test(data, "calibration", points, grid[middle]).passed
+            passed = walker.test(data, "calibration", points, grid[middle], n_holdout).passed
             low, high = (middle, high) if passed else (low, middle)
             advance(1)
             n_left -= 1
