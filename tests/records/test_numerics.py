@@ -14,5 +14,8 @@ def test_float32_products_are_exact_and_the_setting_comes_back() -> None:
             with exact_matmul(*operands):
                 assert torch.get_float32_matmul_precision() == "highest"
             assert torch.get_float32_matmul_precision() == "medium"
+        with exact_matmul(allow_tf32=True):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)

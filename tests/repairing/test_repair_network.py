@@ -18,7 +18,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
-from sipp.repairing import choosing, layer_fit, layer_search
+from sipp.repairing import choosing, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
@@ -603,3 +603,19 @@ def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(repair_module, "polish", noted)
     found(net, list(alike(200, 12).split(20)), steps=2)
     assert sizes == [18] * 10
+
+
+def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
+    batch = next(data_of(torch.rand(20, 6)).batches())
+
+    def is_allowed(*, is_large: bool, is_on_gpu: bool) -> bool:
+        monkeypatch.setattr(network_fit, "is_like_a_language_model", lambda *_: is_large)
+        monkeypatch.setattr(network_fit, "_is_on_gpu", lambda _: is_on_gpu)
+        layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
+        return network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32
+
+    assert not network_fit._is_on_gpu(net)
+    allowed = {(a, b): is_allowed(is_large=a, is_on_gpu=b) for a in (False, True) for b in (False, True)}
+    assert [pair for pair, is_one in allowed.items() if is_one] == [(True, True)]

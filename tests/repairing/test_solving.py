@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles.refit import refit_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sipp.records.numerics import exact_matmul
 from sipp.repairing import layer_fit, layer_search, solving
 from sipp.repairing.moments import Moments
 from sipp.repairing.repair_options import REFIT_RIDGES
@@ -117,6 +118,19 @@ class Made(TorchDispatchMode):
             storage = made.untyped_storage()
             self.most = max(self.most, 0 if storage.data_ptr() in known else storage.nbytes())
         return made
+
+
+def test_steps_are_exact_where_other_products_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_GKP = patches(1, 20, 60, seed=0)
+    sums = moments_of(x_GKP, x_GKP[:, :3])
+    monkeypatch.setattr(solving, "_is_cheaper_by_steps", lambda *_: True)
+    seen, steps = list[str](), solving._steps
+    monkeypatch.setattr(
+        solving, "_steps", lambda *given: (seen.append(torch.get_float32_matmul_precision()), steps(*given))[1]
+    )
+    with exact_matmul(allow_tf32=True):
+        solve_rows(sums.xx_GKK, sums.dx_GRK, torch.rand(1, 3, 20) < 0.5, 1e-3)
+    assert seen == ["highest"]
 
 
 def test_steps_and_the_search_make_no_second_wide_system(monkeypatch: pytest.MonkeyPatch) -> None:

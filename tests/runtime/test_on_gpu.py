@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from itertools import pairwise
 
@@ -128,6 +129,30 @@ def test_lstms(dtype: torch.dtype) -> None:
             by_torch = model(given)
         for found, expected in zip(pytree.tree_leaves(fast(given)), pytree.tree_leaves(by_torch), strict=True):
             assert float((found.double() - expected.double()).abs().max()) <= CLOSE[dtype]
+
+
+class Shifted(nn.Module):
+    """A linear layer, and numbers that are computed once: they are no parameter or buffer of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + torch.arange(512, device=x.device, dtype=x.dtype) / 512
+
+
+@pytest.mark.usefixtures("sparse_wins")
+@torch.no_grad()
+def test_what_was_computed_once_is_not_freed() -> None:
+    torch.manual_seed(0)
+    model, x = Shifted().cuda().eval(), torch.randn(2, 512, device="cuda")
+    model.linear.weight.data[torch.rand_like(model.linear.weight) < 0.8] = 0
+    fast = sipp.sparse(model, x)
+    assert any(step.held for step in fast.steps)
+    gc.collect()
+    taken = [torch.full((n,), 1e6, device="cuda") for n in (64, 512, 1024, 4096) for _ in range(200)]
+    assert float((fast(x) - model(x)).abs().max()) <= 1e-4 and len(taken) == 800
 
 
 @torch.no_grad()

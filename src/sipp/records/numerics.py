@@ -67,14 +67,15 @@ def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 @contextmanager
-def exact_matmul(*operands: Tensor) -> Iterator[None]:
+def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
     """A context in which float32 products are float32: no TF32, no bfloat16, whatever the caller prefers elsewhere.
 
-    Where all `operands` of a product were in half precision on a GPU, TF32 loses nothing: its bits hold theirs.
+    Where all `operands` of a product were in half precision on a GPU, TF32 loses nothing: its bits hold theirs. With
+    `allow_tf32` a GPU may use it in any case.
     """
     before = torch.get_float32_matmul_precision()
     is_half = bool(operands) and all(one.is_cuda and one.dtype in (torch.float16, torch.bfloat16) for one in operands)
-    torch.set_float32_matmul_precision("high" if is_half else "highest")
+    torch.set_float32_matmul_precision("high" if is_half or allow_tf32 else "highest")
     try:
         yield
     finally:

@@ -225,6 +225,7 @@ class Gatherer:
     is_validation: tuple[bool, ...]  # by batch: only for choosing and judging
     usage: LayerUsage
     chunk_bytes: int
+    allow_tf32: bool = False  # in products and passes on a GPU
     finished: set[str] = field(default_factory=set)  # weights that change no more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
     dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
@@ -242,7 +243,8 @@ class Gatherer:
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
             rows_GRK = _rows(self.dense.model, weight, use).to(dtype)
-            with exact_matmul(use.windows, self.dense.model.get_parameter(weight.name)):
+            parameter = self.dense.model.get_parameter(weight.name)
+            with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
                     found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
 
@@ -340,6 +342,7 @@ class Gatherer:
         What another weight has summed of the same windows is in `shared`.
         """
         dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE  # of products; sums are float64
+        parameter = self.pruned.model.get_parameter(weight.name)
         rows_GRK = _rows(self.pruned.model, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape
         key = (use.row_start, n_groups * n_rows, n_groups)
@@ -359,11 +362,12 @@ class Gatherer:
             dense_GRP = left.pop().to(dtype)
             patches_GKP = patches_in(windows, use, dtype)
             if known is None:
-                with exact_matmul(use.windows):
+                with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
                     here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
-            with exact_matmul(use.windows, self.pruned.model.get_parameter(weight.name)):
+            with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
-            moments.add_rows(patches_GKP, gap_GRP, dense_GRP)  # gaps are float32
+            with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
+                moments.add_rows(patches_GKP, gap_GRP, dense_GRP)
         if shared is not None:
             known = shared.keep(use.windows, here) if known is None else known
             moments.add_inputs(known.xx_GKK, known.x_GK)
@@ -404,7 +408,7 @@ class Gatherer:
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
-        with suppress(_EnoughError), exact_matmul(), watched:
+        with suppress(_EnoughError), exact_matmul(allow_tf32=self.allow_tf32), watched:
             runner(side.run, wanted, orders=self.usage.orders[i])(batch, counted)
         return streams
 

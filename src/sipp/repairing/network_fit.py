@@ -21,7 +21,7 @@ from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
-from sipp.records.ranking import LARGE, Weight
+from sipp.records.ranking import LARGE, Weight, is_like_a_language_model
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
@@ -55,6 +55,7 @@ class NetworkTask:
     residuals: Collection[str] | None  # weights at the ends of residual blocks; None: they are found
     blocks: Blocks | None
     chunk_bytes: int
+    allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
     forms: Forms = field(default_factory=Forms)  # of batches that were checked
     # by the weights of a stage: those that correct a residual connection, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
@@ -83,8 +84,27 @@ def network_task(
     """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
     layers = masked_layers(dense, masks)
     weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
-    places, start = find_places(dense, layers, batch), dense if start is None else start
-    return NetworkTask(dense, start, layers, weights, places, layer, residuals, blocks, chunk_bytes)
+    return NetworkTask(
+        dense=dense,
+        start=dense if start is None else start,
+        layers=layers,
+        weights=weights,
+        places=find_places(dense, layers, batch),
+        layer=layer,
+        residuals=residuals,
+        blocks=blocks,
+        chunk_bytes=chunk_bytes,
+        allow_tf32=is_like_a_language_model(list(weights.values()), masks) and _is_on_gpu(dense),
+    )
+
+
+def _is_on_gpu(model: nn.Module) -> bool:
+    """Whether TF32 is worth its rounding: products take most of the time of a large network on a GPU.
+
+    Both networks are rounded alike, and sums over thousands of patches even it out: least squares see no more of it
+    than of a ridge a thousand times smaller than theirs.
+    """
+    return device_of(model).type == "cuda"
 
 
 def fit_block(
@@ -103,6 +123,7 @@ def fit_block(
     """
     layer = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
     task = network_task(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
+    task = replace(task, allow_tf32=_is_on_gpu(dense))
     return fit_network(task, masks, split, pruned_inputs=pruned_inputs, follows=follows)
 
 
@@ -133,6 +154,7 @@ def fit_network(
         usage,
         blocks=task.blocks,
         chunk_bytes=task.chunk_bytes,
+        allow_tf32=task.allow_tf32,
         pruned_batches=pruned_inputs,
     )
     _check_residuals(task.residuals, usage.order)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 
 SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
 SCALE_BYTES = 8 << 20  # of a system in float64, scaled at a time
@@ -99,9 +99,9 @@ def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tenso
         rest_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
         length_GR1 = rest_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: every row in units of its own
         length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
-        found_GRK[:, rows] = length_GR1 * _steps(
-            system_GKK, (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE), length_GR1
-        )
+        right_GRK, within_GRK = (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE)
+        with exact_matmul():  # rounded factors may turn a system that is nearly singular the wrong way
+            found_GRK[:, rows] = length_GR1 * _steps(system_GKK, right_GRK, within_GRK, length_GR1)
     return found_GRK
 
 

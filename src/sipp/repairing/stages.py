@@ -52,6 +52,7 @@ class DenseAndPruned:
     usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
+    allow_tf32: bool
     pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
 
     def stages(self) -> Iterator[NetworkStage]:
@@ -66,7 +67,8 @@ class DenseAndPruned:
         there = entered if not before else self._entered_pruned()
         device = device_of(self.dense)
         states = [
-            _States(self.blocks, self.batches, list(some), device, [[] for _ in some]) for some in (entered, there)
+            _States(self.blocks, self.batches, list(some), device, self.allow_tf32, [[] for _ in some])
+            for some in (entered, there)
         ]
         yield from self._within(self.blocks, within, states, follows=bool(before))
         del states
@@ -116,6 +118,7 @@ class DenseAndPruned:
             self.is_validation,
             replace(self.usage, order=order),
             self.chunk_bytes,
+            allow_tf32=self.allow_tf32,
             replay=replays[1],
             dense_replay=replays[0],
         )
@@ -175,6 +178,7 @@ def dense_and_pruned(
     *,
     blocks: Blocks | None,
     chunk_bytes: int,
+    allow_tf32: bool = False,
     pruned_batches: Sequence[Batch] | None = None,
 ) -> DenseAndPruned:
     """Both networks; `layers` are those of the dense one that hold the masked weights."""
@@ -189,6 +193,7 @@ def dense_and_pruned(
         usage=usage,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
+        allow_tf32=allow_tf32,
         pruned_batches=batches if pruned_batches is None else pruned_batches,
     )
 
@@ -201,6 +206,7 @@ class _States:
     batches: Sequence[Batch]
     entered: list[Entered]
     device: torch.device
+    allow_tf32: bool
     ahead: list[list[tuple[int, nn.Module]]]  # by batch: blocks that are finished, and that its state has yet to pass
 
     def at(self, block: int) -> Sequence[Batch]:
@@ -227,8 +233,8 @@ class _States:
 
     def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
         """Moves the state of batch j behind block i."""
-        batch = self._joined(j, i)
-        with scoring_mode(block, "running"), exact_matmul(), replay.of(block, j, ()):
+        batch, exact = self._joined(j, i), exact_matmul(allow_tf32=self.allow_tf32)
+        with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
             state = self.blocks.state_of(run_batch(block, fresh(batch)))
         self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
 

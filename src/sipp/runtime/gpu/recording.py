@@ -21,6 +21,7 @@ class Recorded:
     """`function(inputs)` as a graph: inputs are copied in, results are the caller's own. For one call at a time."""
 
     def __init__(self, function: Callable[[list[Any]], Any], inputs: list[Any]) -> None:
+        self._function = function  # a graph keeps no tensor alive: what it reads must not be freed before it is
         self._inputs = [x.detach().clone() if isinstance(x, Tensor) else x for x in inputs]
         stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(before)
