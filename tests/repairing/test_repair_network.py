@@ -590,6 +590,21 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How large they are decides how it learns; on a GPU only the fit has larger ones."""
+    torch.manual_seed(0)
+    net, sizes, polish = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)), [], repair_module.polish
+
+    def noted(dense: nn.Module, model: nn.Module, masks: Any, split: DataSplit, **options: Any) -> Any:
+        sizes.extend(batch.n_points for batch in split.fit)
+        return polish(dense, model, masks, split, **options)
+
+    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
+    monkeypatch.setattr(repair_module, "polish", noted)
+    found(net, list(alike(200, 12).split(20)), steps=2)
+    assert sizes == [18] * 10
+
+
 def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
@@ -604,18 +619,3 @@ def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest
     assert not network_fit._is_on_gpu(net)
     allowed = {(a, b): is_allowed(is_large=a, is_on_gpu=b) for a in (False, True) for b in (False, True)}
     assert [pair for pair, is_one in allowed.items() if is_one] == [(True, True)]
-
-
-def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How large they are decides how it learns; on a GPU only the fit has larger ones."""
-    torch.manual_seed(0)
-    net, sizes, polish = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)), [], repair_module.polish
-
-    def noted(dense: nn.Module, model: nn.Module, masks: Any, split: DataSplit, **options: Any) -> Any:
-        sizes.extend(batch.n_points for batch in split.fit)
-        return polish(dense, model, masks, split, **options)
-
-    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
-    monkeypatch.setattr(repair_module, "polish", noted)
-    found(net, list(alike(200, 12).split(20)), steps=2)
-    assert sizes == [18] * 10

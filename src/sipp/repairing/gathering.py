@@ -268,8 +268,7 @@ class Gatherer:
         self._check_replay(names)
         for i, is_validation in enumerate(self.is_validation):
             uses = list[_KeptUse]()
-            streams = self._uses_and_streams(names, i, uses, modules) if modules else {}
-            targets = targets_of(i, streams)
+            targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
             left = {name: list(reversed(targets[name])) for name in names}
             shared = _Shared() if len(names) > 1 else None
 

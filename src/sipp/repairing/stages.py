@@ -233,8 +233,7 @@ class _States:
 
     def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
         """Moves the state of batch j behind block i."""
-        batch = self._joined(j, i)
-        exact = exact_matmul(allow_tf32=self.allow_tf32)
+        batch, exact = self._joined(j, i), exact_matmul(allow_tf32=self.allow_tf32)
         with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
             state = self.blocks.state_of(run_batch(block, fresh(batch)))
         self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
