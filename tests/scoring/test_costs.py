@@ -242,3 +242,28 @@ def test_weights_are_laid_out_once_a_score(reduce: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(cpu, "new_ratios", lambda *given: laid_out.append(given[0].shape) or real(*given))
     sipp.sensitivity(network(), list(images().split(BATCH)), reduce=reduce)
     assert laid_out == [(1, 4, 27), (1, 5, 64)]
+
+
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+def n_operations(n_batches: int) -> int:
+    model, batches = network(), list(images(n_batches * BATCH).split(BATCH))
+    with _Operations() as operations:
+        sipp.sensitivity(model, batches)
+    return operations.n
+
+
+def test_small_operations_do_not_grow_unseen() -> None:
+    """Each takes microseconds, and so many of them longer than the kernels. Nine are the network's own."""
+    n_operations(1)  # places that are looked at are kept
+    first, second = n_operations(1), n_operations(2)
+    assert second - first <= 90  # of a further batch, for two weights
+    assert first <= 366  # with the probe, and all that is done once

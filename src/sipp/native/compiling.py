@@ -31,7 +31,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from sipp.native.instructions import F32, F64, I8, I16, I32, I64, call_at, element, fused, load
+from sipp.native.instructions import F32, F64, I16, I32, I64, call_at, element, fused, load
 from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
 
 _log = logging.getLogger("sipp")
@@ -230,7 +230,6 @@ def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
 
 float_at, put_float = _array_of(REAL, F32)
 double_at, put_double = _array_of(DOUBLE, F64)
-byte_at, _ = _array_of(types.uint8, I8)
 short_at, put_short = _array_of(types.int16, I16)
 int_at, put_int = _array_of(types.int32, I32)
 long_at, put_long = _array_of(INT, I64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,14 +75,14 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
         found = [one.squares_QB for one in known if one.squares_QB is not None]
         device = found[0].device if found else torch.device("cpu")
         norms_WQB = torch.stack([one.squares(device) for one in known]).cpu().sqrt()  # a GPU is waited for only here
-        above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1), norms_WQB[:, TOTAL]
-        complexity = _ratio(above_WB, total_WB).amax(1).tolist()
+        above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1).numpy(), norms_WQB[:, TOTAL].numpy()
+        complexity = _ratio(above_WB, total_WB).max(1).tolist()
         if output_norms_B is None:
             for one, largest in zip(known, complexity):
                 one.take(largest, None, None)
         else:
-            to_output = _ratio(total_WB, output_norms_B).amax(1).tolist()
-            quadrants_WB = _ratio(above_WB, output_norms_B).to(BOUND_DTYPE)
+            to_output = _ratio(total_WB, output_norms_B.numpy()).max(1).tolist()
+            quadrants_WB = torch.from_numpy(_ratio(above_WB, output_norms_B.numpy()))
             for one, of_all, of_output, quadrants_B in zip(known, complexity, to_output, quadrants_WB):
                 one.take(of_all, of_output, quadrants_B)
     for one in used:
@@ -97,14 +98,14 @@ def unscaled(squares_QB: Tensor, values: ValueRange, points: slice) -> Tensor:
     return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
 
 
-def _ratio(above_B: Tensor, below_B: Tensor) -> Tensor:
+def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
     """above / below, 0 for 0/0, infinity where only the denominator is 0 or anything is not finite.
 
-    So a claim may get weaker, never stronger.
+    So a claim may get weaker, never stronger. (Arrays: for so few numbers each of torch's operations takes longer.)
     """
-    is_known_B = above_B.isfinite() & below_B.isfinite()
-    ratio_B = torch.where(above_B == 0, torch.zeros_like(above_B), above_B / below_B)
-    return torch.where(is_known_B, ratio_B, torch.full_like(above_B, math.inf))
+    with np.errstate(all="ignore"):
+        ratio_B = np.where(above_B == 0, 0.0, above_B / below_B)
+    return np.where(np.isfinite(above_B) & np.isfinite(below_B), ratio_B, math.inf)
 
 
 def _running_max(best: float | None, largest: float | None) -> float | None:

@@ -272,7 +272,8 @@ class RunningSensitivities:
 
     def _with_larger(self, best_FK: Tensor | None, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
         """Raises some rows of the sensitivities to ratios times their weights, in place, and gives all of them."""
-        found_FK = (ratios_GRK * weight_GRK.abs()).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
+        # into a copy of the weights: the ratios may lie in another order
+        found_FK = weight_GRK.abs().mul_(ratios_GRK).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
         return self._with_larger_rows(best_FK, rows, found_FK)
 
     def _with_larger_rows(self, best_FK: Tensor | None, rows: slice, found_FK: Tensor) -> Tensor:

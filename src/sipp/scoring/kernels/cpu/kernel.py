@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import INT64_BYTES, CompiledLoop, as_numbers, byte_at, put_short, short_at
+from sipp.native.compiling import INT64_BYTES, CompiledLoop, as_numbers, float_at, put_short, short_at
 from sipp.native.instructions import FLOAT_BYTES
 from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
@@ -102,7 +102,7 @@ def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
         computes_every_product=_computes_every_product(weight_GRK),
         weights=weights,
         weights_at=as_numbers(weights),
-        signs_GKR=_signs(weight_GRK > 0),
+        signs_GKR=_signs(weight_GRK),
         row_factors_GR=row_factors_GR.detach().contiguous(),
     )
 
@@ -117,7 +117,7 @@ def largest_ratios(ratios: Ratios) -> Tensor:
     if ratios.means is not None:
         found.append(ratios.means[..., :n_rows])
     largest = reduce(torch.maximum, found) if found else memory.zeros(n_groups, fan_in, n_rows)
-    return largest.transpose(1, 2).contiguous()
+    return largest.transpose(1, 2)
 
 
 def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
@@ -338,22 +338,22 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     return total
 
 
-def _signs(positive_GRK: Tensor) -> Tensor:
+def _signs(weight_GRK: Tensor) -> Tensor:
     """ROW_TILE bits for every column and tile of rows, set where the weight is positive: G x K x tiles."""
-    n_groups, n_rows, fan_in = positive_GRK.shape
+    n_groups, n_rows, fan_in = weight_GRK.shape
     signs = memory.blank(n_groups, fan_in, _padded(n_rows) // ROW_TILE, dtype=torch.int16)
-    positive = positive_GRK.contiguous().view(torch.uint8)
-    given = memory.address(positive, torch.uint8), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
-    cuts = cut_evenly(_padded(n_rows) // ROW_TILE, threads_for(positive_GRK))
+    weight = weight_GRK.detach().to(torch.float32).contiguous()
+    given = memory.address(weight), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
+    cuts = cut_evenly(_padded(n_rows) // ROW_TILE, threads_for(weight_GRK))
     call_each(_pack_signs, [(*given, first * ROW_TILE, min(last * ROW_TILE, n_rows)) for first, last in cuts])
     return signs
 
 
 @CompiledLoop
 def _pack_signs(
-    positive_GRK: int, n_groups: int, n_rows: int, fan_in: int, signs_GKR: int, first: int, last: int
+    weight_GRK: int, n_groups: int, n_rows: int, fan_in: int, signs_GKR: int, first: int, last: int
 ) -> None:
-    """Sets, for a stretch of whole tiles, bit r % ROW_TILE of signs[g, k, r / ROW_TILE] where a byte is not 0."""
+    """Sets, for a stretch of whole tiles, bit r % ROW_TILE of signs[g, k, r / ROW_TILE] where a weight is above 0."""
     n_tiles = -(-n_rows // ROW_TILE)
     for g in range(n_groups):
         for start in range(first, last, ROW_TILE):
@@ -363,5 +363,5 @@ def _pack_signs(
             for i in range(ROW_TILE if n_rows - start > ROW_TILE else n_rows - start):
                 row = (g * n_rows + start + i) * fan_in
                 for k in range(fan_in):
-                    bit = np.int16(byte_at(positive_GRK, row + k)) << np.int16(i)
+                    bit = np.int16(float_at(weight_GRK, row + k) > np.float32(0.0)) << np.int16(i)
                     put_short(signs_GKR, at + k * n_tiles, short_at(signs_GKR, at + k * n_tiles) | bit)
