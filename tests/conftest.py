@@ -89,13 +89,14 @@ def _made_once(
         before = {op: op.py_kernels.copy() for op in rules}
         if any(op not in made or made[op][:2] != (before[op], rule) for op, rule in rules.items()):
             with override(rules):
-                made.update({op: (before[op], rule, op.py_kernels.copy(), fakes[op]) for op, rule in rules.items()})
+                made.update({op: (before[op], rule, op.py_kernels.copy(), fakes.get(op)) for op, rule in rules.items()})
                 yield
             return
         for op in rules:
             op.py_kernels.update(made[op][2])
             op._dispatch_cache.clear()
-            fakes.setdefault(op, made[op][3])
+            if made[op][3] is not None:
+                fakes.setdefault(op, made[op][3])
         try:
             yield
         finally:

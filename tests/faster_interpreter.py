@@ -12,8 +12,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-_dtype_of_scalar = functools.cache(interpreter._get_np_dtype)  # makes a table of 18 types, a hundred thousand times
-_patch = interpreter._patch_lang
+NAMES = ("_LangPatchScope", "_get_np_dtype", "_patch_lang", "ReduceOps")
 POINTER = np.dtype(np.uint64)
 
 
@@ -39,7 +38,9 @@ def _reduce_by_halves(self: Any, given: tuple[Any, ...]) -> list[Any]:
     return [self.to_tensor(np.expand_dims(data[0], self.axis) if self.keep_dims else data[0], tensor.dtype)]
 
 
-if hasattr(interpreter, "_LangPatchScope"):
+if all(hasattr(interpreter, name) for name in NAMES):
+    _dtype_of_scalar = functools.cache(interpreter._get_np_dtype)  # makes a table of 18 types, 100,000 times
+    _patch = interpreter._patch_lang
     interpreter._get_np_dtype = _np_dtype
     interpreter._patch_lang = _patch_once
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
