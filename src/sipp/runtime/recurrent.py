@@ -39,22 +39,48 @@ class Cell:
     packed: Windows
 
 
+@dataclass(frozen=True)
+class Lstm:
+    """An LSTM as its operation describes it: weights (input, state, biases) of each cell, and how its input lies."""
+
+    cells: list[list[Tensor]]  # layer by layer, and in each direction by direction
+    directions: int
+    batch_first: bool
+
+
+def read_lstm(op: Op, constants: dict[int, Tensor]) -> Lstm | None:
+    """The LSTM of an operation; None where it trains, has projections, or weights that are not its own."""
+    refs, has_bias, n_layers, _, is_training, is_bidirectional, batch_first = op.args[2:]
+    if is_training or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
+        return None
+    weights = [constants[ref.value] for ref in refs]
+    directions, per_cell = 2 if is_bidirectional else 1, 4 if has_bias else 2
+    if len(weights) != n_layers * directions * per_cell:
+        return None
+    cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
+    return Lstm(cells, directions, bool(batch_first))
+
+
 def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
     """The step of a whole LSTM, or None where it is left to torch: other options, or dense is faster."""
-    lstm = _read(op, values, constants)
-    if lstm is None:
+    lstm, x = read_lstm(op, constants), values[op.args[0].value]
+    if lstm is None or x.ndim != 3 or not x.numel():
         return None
-    x, weights, n_layers, directions, batch_first = lstm
+    directions, batch_first = lstm.directions, lstm.batch_first
+    weights = [weight for own in lstm.cells for weight in own]
+    tensors = [x, *weights, *(values[ref.value] for ref in op.args[1])]
+    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    if not is_float or any(w.shape[1] > MOST_COLUMNS // 2 for w in weights if w.ndim == 2):
+        return None
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
-    hidden, per_cell = weights[1].shape[1], len(weights) // (n_layers * directions)
+    hidden = weights[1].shape[1]
     number, h0, c0 = (ref.value for ref in (op.args[0], *op.args[1]))
     first = memory.zeros(n_points, n_times, x.shape[2])
     cells, source = [], first
-    for layer in range(n_layers):
+    for first_of_layer in range(0, len(lstm.cells), directions):
         out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
-            at = (layer * directions + direction) * per_cell
-            cells.append(_cell(weights[at : at + per_cell], source, out, direction, arena))
+            cells.append(_cell(lstm.cells[first_of_layer + direction], source, out, direction, arena))
         source = out
     result = source if batch_first else source.transpose(0, 1)
 
@@ -78,23 +104,6 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         op.name, f"sparse LSTM x {LANES}", fast, op.out, n_kept * FLOAT_BYTES / n_dense,
         sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
     )  # fmt: skip
-
-
-def _read(op: Op, values: Values, constants: dict[int, Tensor]) -> Any:
-    """(input, weights, ..) of an LSTM that can be run here, else None."""
-    refs, has_bias, n_layers, _, is_training, is_bidirectional, batch_first = op.args[2:]
-    directions = 2 if is_bidirectional else 1
-    x = values[op.args[0].value]
-    if is_training or x.ndim != 3 or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
-        return None
-    weights = [constants[ref.value] for ref in refs]
-    is_plain = len(weights) == n_layers * directions * (4 if has_bias else 2)  # no projections
-    tensors = [x, *weights, *(values[ref.value] for ref in op.args[1])]
-    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-    is_small = all(w.shape[1] <= MOST_COLUMNS // 2 for w in weights if w.ndim == 2)
-    if not (is_plain and is_float and is_small and x.numel()):
-        return None
-    return x, weights, n_layers, directions, batch_first
 
 
 def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena: Arena) -> Cell:
