@@ -35,4 +35,5 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     for is_second, rows_last in ((False, True), (True, False)):
         constants = {"IS_SECOND": is_second, "ROWS_LAST": rows_last, "ROWS": 64, "PATCHES": gpu.PATCHES}
         assert "div.rn.f32" in compiled(gpu._invert, pointers, constants, 4)
-    compiled(gpu._reaches, pointers, {"ROWS": 128, "PATCHES": gpu.PATCHES}, 4)
+    for kernel in (gpu._reaches, gpu._transpose):
+        compiled(kernel, pointers, {"ROWS": 64, "PATCHES": gpu.PATCHES}, 4)

@@ -75,11 +75,17 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
     checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
-    inverse_GPSR = inverse_SGRP.to(torch.float32).permute(1, 3, 0, 2).contiguous()
+    n_groups, n_rows, _ = positive_GRK.shape
+    inverse, n_patches = inverse_SGRP.to(torch.float32).contiguous(), patches_GKP.shape[-1]
+    n_blocks, rows = triton.cdiv(n_patches, PATCHES), min(MOST_ROWS // 2, max(16, triton.next_power_of_2(n_rows)))
+    inverse_GPSR = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=inverse.device)
+    totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=inverse.device)
+    _transpose[(n_blocks, n_groups * 2, triton.cdiv(n_rows, rows))](
+        inverse, inverse_GPSR, totals, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
+    )
     best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
     positive = positive_GRK.contiguous().view(torch.int8)
-    patches = patches_GKP.to(torch.float32).contiguous()
-    return _raised(patches, inverse_GPSR, inverse_GPSR.sum(1), positive, best)
+    return _raised(patches_GKP.to(torch.float32).contiguous(), inverse_GPSR, totals.sum(0), positive, best)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -260,6 +266,27 @@ def _invert(  # type: ignore[no-untyped-def]
     tl.store(squares + group * n_patches + p, positives, is_patch)
     tl.store(squares + (n_groups + group) * n_patches + p, negatives, is_patch)
     tl.store(squares + (2 * n_groups + group) * n_patches + p, outputs, is_patch)
+
+
+@triton.jit
+def _transpose(  # type: ignore[no-untyped-def]
+    inverse, transposed, totals, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
+):
+    """transposed[g, p, s, r] = inverse[s, g, r, p]; totals[block, g, s, r], its sums over a block of patches.
+
+    Torch's own copy into that order reads or writes number by number.
+    """
+    group = (tl.program_id(1) // 2).to(tl.int64)
+    s = tl.program_id(1) % 2
+    r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
+    inside = (r < n_rows)[:, None] & (p < n_patches)[None, :]
+    line = (s * n_groups + group) * n_rows + r
+    value = tl.load(inverse + line[:, None] * n_patches + p[None, :], inside, other=0.0)
+    to = ((group * n_patches + p) * 2 + s) * n_rows
+    tl.store(transposed + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
+    total_at = totals + ((tl.program_id(0) * n_groups + group) * 2 + s) * n_rows + r
+    tl.store(total_at, tl.sum(value, axis=1), r < n_rows)
 
 
 @triton.jit
