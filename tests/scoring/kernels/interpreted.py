@@ -138,6 +138,34 @@ def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     assert torch.equal(best[::fan_in].clone().view(torch.float32), expected)
 
 
+def lines() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(5, 300, generator=generator)
+    odd = x.clone()
+    odd[0, 7], odd[1, 299], odd[2, 0] = torch.nan, torch.inf, -torch.inf
+    odd[3] = 0.0
+    odd[4, :2] = torch.tensor([1e-45, -0.0])
+    return {
+        "plain": x,
+        "one number": x[:, :1],
+        "odd": odd,
+        "all above 0": x.abs() + 1,
+        "every second": x[:, ::2],
+        "lines that overlap": x.flatten().as_strided((4, 100), (50, 1)),
+        "float64": x.double() * 1e-200,
+        "float16": x.half(),
+        "bfloat16": x.bfloat16(),
+    }
+
+
+@pytest.mark.parametrize("case", lines())
+def test_extremes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LINE_BLOCK", 32)
+    monkeypatch.setattr(gpu, "LINE_BLOCKS", 2)
+    x = lines()[case]
+    torch.testing.assert_close(gpu.extremes(x), reference.extremes(x).double(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_operands_that_do_not_fit_are_refused() -> None:
     a, inverse, positive, weight = operands(2, 5, 7, 33)
     for wrong in (a[:, :5], a[..., :9], a[:1], a[None], a.int()):

@@ -17,9 +17,8 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     from sipp.scoring.kernels import gpu
 
     def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], n_warps: int) -> str:
-        constants = constants | {
-            name: 1 for name in ("n_groups", "n_rows") if name in kernel.arg_names
-        }  # as Triton does
+        ones = ("n_groups", "n_rows", "n_lines", "n_parts", "value_stride")
+        constants = constants | {name: 1 for name in ones if name in kernel.arg_names}  # as Triton does
         signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
         source = ASTSource(kernel, signature, constexprs=constants)
         options = {"num_warps": n_warps}
@@ -33,6 +32,8 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     assert "redux.sync.max.s32" in text and "redux.sync.min.s32" in text
     assert text.count("ld.global") < 100
     for is_second, rows_last in ((False, True), (True, False)):
-        constants = {"IS_SECOND": is_second, "ROWS_LAST": rows_last, "ROWS": 64, "PATCHES": gpu.PATCHES}
+        constants = {"SIGN": 0, "IS_SECOND": is_second, "ROWS_LAST": rows_last, "ROWS": 64, "PATCHES": gpu.PATCHES}
         assert "div.rn.f32" in compiled(gpu._invert, pointers, constants, 4)
-    compiled(gpu._reaches, pointers, {"ROWS": 128, "PATCHES": gpu.PATCHES}, 4)
+    compiled(gpu._extremes, {"values": "*fp32", "parts": "*fp64"}, {"BLOCK": 1024, "BLOCKS": 16}, 4)
+    for kernel in (gpu._reaches, gpu._transpose):
+        compiled(kernel, pointers, {"ROWS": 64, "PATCHES": gpu.PATCHES}, 4)

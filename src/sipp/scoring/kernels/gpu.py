@@ -10,6 +10,7 @@ of the chunk is above it. Half-precision operands are widened before anything is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 import triton
@@ -19,7 +20,6 @@ from torch import Tensor
 from sipp.records.numerics import exact_matmul
 from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.chunk_ratios import Signs
-from sipp.scoring.kernels.reference import extremes as extremes
 
 FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
@@ -27,6 +27,7 @@ CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
 PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
 PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
 
@@ -43,26 +44,43 @@ def max_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima."""
-    squares_QB, positive = _no_squares(n_points, patches_GKP), (weight_GRK > 0).contiguous().view(torch.int8)
+    squares_QGP, positive = _no_squares(patches_GKP), (weight_GRK > 0).contiguous().view(torch.int8)
     for part_GKP, inverse_GPSR, totals_GSR in _inverted(
-        patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB, rows_last=True
+        patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=True
     ):
         best_GRK = _raised(part_GKP, inverse_GPSR, totals_GSR, positive, best_GRK)
-    return best_GRK, squares_QB
+    return best_GRK, _by_point(squares_QGP, n_points)
 
 
 def sum_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
 ) -> tuple[Tensor, Tensor]:
     """`chunk_ratios.sum_chunk` in few launches."""
-    squares_QB = _no_squares(n_points, patches_GKP)
+    squares_QGP = _no_squares(patches_GKP)
     sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
     signs = [t for t in range(2) if occurs[t]]
-    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QB, rows_last=False)
+    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
     for t, (part_GKP, inverse_GLP, _) in zip(signs, found):
         by_point = part_GKP.unflatten(-1, (n_points, -1)), inverse_GLP.unflatten(-1, (n_points, -1))
         sums_TBGRK[t] = _sums_by_point(*by_point, weight_GRK > 0)
-    return sums_TBGRK, squares_QB
+    return sums_TBGRK, _by_point(squares_QGP, n_points)
+
+
+def extremes(values_BN: Tensor) -> Tensor:
+    """3 x B, float64: lowest, highest, smallest magnitude above 0 or infinity of each line; NaN where a line has one.
+
+    In one reading, where torch's operations take five.
+    """
+    checks.check_lines("extremes", values_BN)
+    n_lines, n_values = values_BN.shape
+    n_parts = triton.cdiv(n_values, LINE_BLOCK * LINE_BLOCKS)
+    parts = torch.empty(3, n_lines, n_parts, dtype=torch.float64, device=values_BN.device)
+    _extremes[(n_lines * n_parts,)](
+        values_BN, parts, *values_BN.stride(), n_lines, n_parts, n_values, BLOCK=LINE_BLOCK, BLOCKS=LINE_BLOCKS
+    )
+    found = parts.amin(2)  # NaN, where there is one
+    found[1].neg_()
+    return found
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -75,11 +93,17 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
     checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
-    inverse_GPSR = inverse_SGRP.to(torch.float32).permute(1, 3, 0, 2).contiguous()
+    n_groups, n_rows, _ = positive_GRK.shape
+    inverse, n_patches = inverse_SGRP.to(torch.float32).contiguous(), patches_GKP.shape[-1]
+    n_blocks, rows = triton.cdiv(n_patches, PATCHES), min(MOST_ROWS // 2, max(16, triton.next_power_of_2(n_rows)))
+    inverse_GPSR = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=inverse.device)
+    totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=inverse.device)
+    _transpose[(n_blocks, n_groups * 2, triton.cdiv(n_rows, rows))](
+        inverse, inverse_GPSR, totals, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
+    )
     best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
     positive = positive_GRK.contiguous().view(torch.int8)
-    patches = patches_GKP.to(torch.float32).contiguous()
-    return _raised(patches, inverse_GPSR, inverse_GPSR.sum(1), positive, best)
+    return _raised(patches_GKP.to(torch.float32).contiguous(), inverse_GPSR, totals.sum(0), positive, best)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -93,8 +117,13 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
 
 
 def _both_signs(weight_GRK: Tensor) -> Tensor:
-    weight = weight_GRK.to(torch.float32)
-    return torch.cat((weight.clamp(min=0), (-weight).clamp_(min=0)), dim=1)
+    signed = weight_GRK.to(torch.float32)[:, None] * _plus_and_minus(weight_GRK.device)
+    return signed.clamp_(min=0).flatten(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _plus_and_minus(device: torch.device) -> Tensor:
+    return torch.tensor([1.0, -1.0], dtype=torch.float32, device=device)[:, None, None]
 
 
 def _sums(both_GLK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -109,8 +138,14 @@ def _sums_by_point(patches_GKBN: Tensor, inverse_GLBN: Tensor, positive_GRK: Ten
     return torch.where(positive_GRK, positives_BGRK, negatives_BGRK)
 
 
-def _no_squares(n_points: int, like: Tensor) -> Tensor:
-    return torch.zeros(N_SQUARES, n_points, dtype=torch.float64, device=like.device)
+def _no_squares(patches_GKP: Tensor) -> Tensor:
+    """Room for the squares of every patch."""
+    n_groups, _, n_patches = patches_GKP.shape
+    return torch.zeros(N_SQUARES, n_groups, n_patches, dtype=torch.float64, device=patches_GKP.device)
+
+
+def _by_point(squares_QGP: Tensor, n_points: int) -> Tensor:
+    return squares_QGP.unflatten(-1, (n_points, -1)).sum((1, 3))
 
 
 def _inverted(
@@ -118,16 +153,16 @@ def _inverted(
     weight_GRK: Tensor,
     row_factors_GR: Tensor,
     occurs: Signs,
-    squares_QB: Tensor,
+    squares_QGP: Tensor,
     *,
     rows_last: bool,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each sign t that occurs: the patches a^t, 1/D^{st} (G x P x S x R, or as lines G x L x P), and their sums.
 
-    On the way it adds the squared norms of the quadrants, and of the output once it is complete.
+    On the way it notes the squared norms of the quadrants, and of the output: the last one is of all signs.
     """
     n_groups, n_rows, _ = weight_GRK.shape
-    n_patches, n_points = patches_GKP.shape[-1], squares_QB.shape[1]
+    n_patches = patches_GKP.shape[-1]
     both_GLK, first_GLP = _both_signs(weight_GRK), None
     n_blocks = triton.cdiv(n_patches, PATCHES)
     rows = min(MOST_ROWS // 2, max(16, triton.next_power_of_2(n_rows)))
@@ -142,26 +177,22 @@ def _inverted(
         shape = (n_groups, n_patches, 2, n_rows) if rows_last else sums_GLP.shape
         inverse = torch.empty(shape, dtype=torch.float32, device=sums_GLP.device)
         totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=sums_GLP.device)
-        squares_XGP = torch.empty(3, n_groups, n_patches, dtype=torch.float64, device=sums_GLP.device)
         _invert[(n_blocks, n_groups)](
             sums_GLP,
             sums_GLP if first_GLP is None else first_GLP,
             row_factors_GR.contiguous(),
             inverse,
             totals,
-            squares_XGP,
+            squares_QGP,
             n_groups,
             n_rows,
             n_patches,
+            SIGN=t,
             IS_SECOND=first_GLP is not None,
             ROWS_LAST=rows_last,
             ROWS=rows,
             PATCHES=PATCHES,
         )
-        squares_XB = squares_XGP.unflatten(-1, (n_points, -1)).sum((1, 3))
-        squares_QB[2 * t : 2 * t + 2] += squares_XB[:2]
-        if is_pure or first_GLP is not None:
-            squares_QB[N_SQUARES - 1] += squares_XB[2]
         first_GLP = sums_GLP
         yield part_GKP, inverse, totals.sum(0)
 
@@ -214,14 +245,16 @@ def _invert(  # type: ignore[no-untyped-def]
     n_groups,
     n_rows,
     n_patches,
+    SIGN: tl.constexpr,
     IS_SECOND: tl.constexpr,
     ROWS_LAST: tl.constexpr,
     ROWS: tl.constexpr,
     PATCHES: tl.constexpr,
 ):
-    """inverse = 1 / sums[g, s, r, p], 0 for 0; totals[block, g, s, r], its sums; squares[x, g, p] over the rows.
+    """inverse = 1 / sums[g, s, r, p], 0 for 0; totals[block, g, s, r], its sums; squares[q, g, p] over the rows.
 
-    x: the lines of both signs s, and the outputs, less those of `first` if this is the second sign of the activations.
+    q: the lines of both signs s, of the sign t of the activations, 2 t + s; and the outputs, less those of `first` if
+    this is the second sign.
     """
     group = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
@@ -257,9 +290,57 @@ def _invert(  # type: ignore[no-untyped-def]
                 tl.store(inverse + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
             else:
                 tl.store(inverse + (at if s == 0 else below), value, inside)
-    tl.store(squares + group * n_patches + p, positives, is_patch)
-    tl.store(squares + (n_groups + group) * n_patches + p, negatives, is_patch)
-    tl.store(squares + (2 * n_groups + group) * n_patches + p, outputs, is_patch)
+    tl.store(squares + (2 * SIGN * n_groups + group) * n_patches + p, positives, is_patch)
+    tl.store(squares + ((2 * SIGN + 1) * n_groups + group) * n_patches + p, negatives, is_patch)
+    tl.store(squares + (4 * n_groups + group) * n_patches + p, outputs, is_patch)
+
+
+@triton.jit
+def _extremes(  # type: ignore[no-untyped-def]
+    values, parts, line_stride, value_stride, n_lines, n_parts, n_values, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """parts[x, b, part]: of a part of line b the lowest, the highest with its sign turned, the smallest magnitude."""
+    line = (tl.program_id(0) // n_parts).to(tl.int64)
+    part = tl.program_id(0) % n_parts
+    start = part.to(tl.int64) * BLOCK * BLOCKS
+    lowest = tl.full((BLOCK,), float("inf"), tl.float64)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float64)
+    smallest = tl.full((BLOCK,), float("inf"), tl.float64)
+    n_odd = tl.zeros((BLOCK,), tl.int32)
+    for i in range(BLOCKS):
+        at = start + i * BLOCK + tl.arange(0, BLOCK)
+        inside = at < n_values
+        value = tl.load(values + line * line_stride + at * value_stride, inside, other=0.0).to(tl.float64)
+        n_odd += (value != value).to(tl.int32)
+        lowest = tl.where(inside, tl.minimum(lowest, value), lowest)
+        highest = tl.where(inside, tl.maximum(highest, value), highest)
+        magnitude = tl.abs(value)
+        smallest = tl.where(magnitude > 0, tl.minimum(smallest, magnitude), smallest)
+    odd = tl.where(tl.sum(n_odd, axis=0) > 0, float("nan"), 0.0)  # by count: what is least of NaN is not agreed upon
+    tl.store(parts + line * n_parts + part, tl.min(lowest, axis=0) + odd)
+    tl.store(parts + (n_lines + line) * n_parts + part, -tl.max(highest, axis=0) + odd)
+    tl.store(parts + (2 * n_lines + line) * n_parts + part, tl.min(smallest, axis=0) + odd)
+
+
+@triton.jit
+def _transpose(  # type: ignore[no-untyped-def]
+    inverse, transposed, totals, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
+):
+    """transposed[g, p, s, r] = inverse[s, g, r, p]; totals[block, g, s, r], its sums over a block of patches.
+
+    Torch's own copy into that order reads or writes number by number.
+    """
+    group = (tl.program_id(1) // 2).to(tl.int64)
+    s = tl.program_id(1) % 2
+    r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
+    inside = (r < n_rows)[:, None] & (p < n_patches)[None, :]
+    line = (s * n_groups + group) * n_rows + r
+    value = tl.load(inverse + line[:, None] * n_patches + p[None, :], inside, other=0.0)
+    to = ((group * n_patches + p) * 2 + s) * n_rows
+    tl.store(transposed + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
+    total_at = totals + ((tl.program_id(0) * n_groups + group) * 2 + s) * n_rows + r
+    tl.store(total_at, tl.sum(value, axis=1), r < n_rows)
 
 
 @triton.jit
