@@ -605,17 +605,10 @@ def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatc
     assert sizes == [18] * 10
 
 
-def test_only_a_large_network_on_a_gpu_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)])
+def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dtype, allowed: bool) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
-    batch = next(data_of(torch.rand(20, 6)).batches())
-
-    def is_allowed(*, is_large: bool, is_on_gpu: bool) -> bool:
-        monkeypatch.setattr(network_fit, "is_like_a_language_model", lambda *_: is_large)
-        monkeypatch.setattr(network_fit, "_is_on_gpu", lambda _: is_on_gpu)
-        layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
-        return network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32
-
-    assert not network_fit._is_on_gpu(net)
-    allowed = {(a, b): is_allowed(is_large=a, is_on_gpu=b) for a in (False, True) for b in (False, True)}
-    assert [pair for pair, is_one in allowed.items() if is_one] == [(True, True)]
+    layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
+    batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
+    assert network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed

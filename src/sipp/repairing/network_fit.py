@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from sipp.inputs.blocks import Blocks
@@ -21,7 +22,7 @@ from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
-from sipp.records.ranking import LARGE, Weight, is_like_a_language_model
+from sipp.records.ranking import LARGE, Weight
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
@@ -94,17 +95,16 @@ def network_task(
         residuals=residuals,
         blocks=blocks,
         chunk_bytes=chunk_bytes,
-        allow_tf32=is_like_a_language_model(list(weights.values()), masks) and _is_on_gpu(dense),
+        allow_tf32=_is_half(dense, weights),
     )
 
 
-def _is_on_gpu(model: nn.Module) -> bool:
-    """Whether TF32 is worth its rounding: products take most of the time of a large network on a GPU.
+def _is_half(model: nn.Module, weights: Mapping[str, Weight]) -> bool:
+    """Whether all weights are in half precision, which rounds more than TF32 does.
 
-    Both networks are rounded alike, and sums over thousands of patches even it out: least squares see no more of it
-    than of a ridge a thousand times smaller than theirs.
+    A network in float32 is fitted exactly: SmolLM2 loses 1 to 2 % of its perplexity by TF32, for 10 of 40 s.
     """
-    return device_of(model).type == "cuda"
+    return all(model.get_parameter(name).dtype in (torch.float16, torch.bfloat16) for name in weights)
 
 
 def fit_block(
@@ -123,7 +123,6 @@ def fit_block(
     """
     layer = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
     task = network_task(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
-    task = replace(task, allow_tf32=_is_on_gpu(dense))
     return fit_network(task, masks, split, pruned_inputs=pruned_inputs, follows=follows)
 
 
