@@ -335,3 +335,21 @@ def test_products_that_vanish_in_the_dtype_of_the_layer_are_no_other_map() -> No
     points = torch.full((4, 6), 1e-4, dtype=torch.float16)
     assert not layer(points).any()
     assert sipp.sensitivity(layer, [points])["weight"].sum(1).gt(0).all()
+
+
+class OtherWayRound(nn.Linear):
+    """The same sums, their terms in another order."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input.flip(-1), self.weight.flip(-1), self.bias)
+
+
+def test_sums_whose_terms_cancel_are_compared_by_the_size_of_their_terms() -> None:
+    """What is left of them is rounding, which is another one in another order."""
+    torch.manual_seed(0)
+    model, points = OtherWayRound(4096, 8, bias=False), torch.arange(1.0, 5.0)[:, None].expand(4, 4096) / 3
+    with torch.no_grad():
+        model.weight -= model.weight.mean(1, keepdim=True)
+    exact = nn.functional.linear(points, model.weight)
+    assert (model(points) - exact).norm() > 0.01 * exact.norm()
+    assert set(sipp.sensitivity(model, [points.contiguous()])) == {"weight"}
