@@ -457,7 +457,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "spectral-norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)), "remove_parametrizations"),
     "weight-norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "exclude"),
-    "torch-prune": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), r"prune\.remove"),
+    "torch-prune": (lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), r"sipp\.release"),
     "quantised": (lambda: pytest.importorskip("torch.ao.nn.quantized.dynamic").Linear(4, 4), "exclude"),
 }
 

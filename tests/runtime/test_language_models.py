@@ -182,7 +182,7 @@ def test_a_model_with_a_cache_runs_sparse(kind: str) -> None:
     model, ids = language_model(kind), sequences(2, 8)
     fast = sipp.sparse(model, {"input_ids": ids})
     assert torch.allclose(fast(input_ids=ids).logits, logits(model, ids), atol=1e-4)
-    assert model.config.use_cache is True and turn_off_caches(model)
+    assert model.config.use_cache is True and turn_off_caches(model.modules())
 
 
 def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> None:
