@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).parent.parent
 SIZE, DPI = (7.2, 3.3), 200  # README shows it 700 pixels wide: letters of 9 points are 12 pixels there
 OURS = ("#0b5fa5", "#5aa9e6")
-OTHERS = {"SparseGPT": "#444444", "magnitude": "#8a6d3b", "Wanda": "#b0413e", "ALPS": "#7a7a7a"}  # the same in both panels
+OTHERS = {"SparseGPT": "#444444", "magnitude": "#8a6d3b", "Wanda": "#b0413e", "ALPS": "#7a7a7a"}
 INK, GRID = "#222222", "#e6e6e6"
 LABEL_GAP = 0.068  # of the height of a panel, between two names beside their lines
 
