@@ -444,6 +444,25 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
         assert [one.ridge for one in made.layers] == [1e-3] * 2
 
 
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_a_record_speaks_of_the_masks_that_were_given(monkeypatch: pytest.MonkeyPatch, is_undone: bool) -> None:
+    """Whatever budgets a search begins with: with other ones than those, its first masks are nobody's."""
+    torch.manual_seed(3)
+    net, x = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)), alike(100, 30)
+    given = sipp.prune(net, None, keep=0.4, method="random", progress=False)
+    if is_undone:
+        monkeypatch.setattr(repair_module, "_errors", lambda *_: (errors.pop(), None))
+    errors = [2.0, 1.0]  # the last first: after it, before it
+    options = RepairOptions(budgets=("magnitude",), error_feedbacks=(1.0,))
+    split = split_batches(data_of(x).batches())
+    repaired = repair_network(net, given.masks, split, options)
+    moved = {name: int((repaired.masks[name] & ~mask).sum()) for name, mask in given.masks.items()}
+    assert {layer.name: layer.n_moved for layer in repaired.record.layers} == moved
+    assert bool(repaired.record.undone) is is_undone and all(moved.values()) is not is_undone
+    assert repaired.record.budgets == ("given" if is_undone else "magnitude")
+    assert all((layer.error_after is None) is is_undone for layer in repaired.record.layers)
+
+
 def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
     errors = iter([0.1, 0.2])

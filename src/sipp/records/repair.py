@@ -17,16 +17,17 @@ Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went
 
 @dataclass(frozen=True)
 class LayerRepair:
-    """What became of one weight. Errors are the gap to the dense layer's output, by its norm, on the points that chose:
-    what they say of the refit is too good, the more so the fewer they are."""
+    """What became of one weight. Errors are the gap to what the layer aims at (with an error feedback of 1 the dense
+    layer's output), relative to the norm of the dense output, on the points that chose: what they say of the refit is
+    too good, the more so the fewer they are."""
 
     name: str
-    error_before: float | None  # None where the layer could not be compared
+    error_before: float | None  # of the mask that the fit began with; None where the layer could not be compared
     error_after: float | None  # the same as before where it was left alone
     ridge: float | None  # None where it was left alone
     intercept: Intercept
     left_alone: str  # why the weights are as they were; empty where they were refitted
-    n_moved: int = 0  # weights that are kept and were not in the first mask
+    n_moved: int = 0  # weights that are kept and were not in the mask before
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,9 @@ class Repair:
     polish: Polish | None
     undone: str  # why all weights are as they were; empty where they are not
     way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
-    error_feedback: float | None = (
-        None  # of a joint search: how much of what earlier layers lost each layer makes up for
-    )
-    budgets: str = ""  # of a joint search: whose share of weights the layers keep
-    n_judged_fit: int | None = (
-        None  # of a joint search: points fitted by the network that was judged; the last fit has all
-    )
+    error_feedback: float | None = None  # how much of what earlier layers lost each layer makes up for
+    budgets: str = ""  # whose share of weights the layers keep; "given": that of the masks before
+    n_judged_fit: int | None = None  # points fitted by the network that was judged; a last fit may have all
 
     def _table(self) -> Table:
         """One line a layer."""
@@ -104,7 +101,7 @@ class Repair:
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
                 f"mask and weights found {by} on {self.n_points:,} inputs ({n_moved:,} weights differ from the "
-                "first mask)"
+                "masks before)"
             )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
@@ -117,5 +114,5 @@ class Repair:
             if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
                 text += f" (fitted to {self.n_judged_fit:,} other inputs)"
         elif self.n_judged == 0:
-            text += "; too few distinct inputs to hold any back, so the error on new inputs is unknown"
+            text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -208,7 +208,7 @@ class RepairedLayerRecord(Record):
     error_before: MaybeNumber = None
     error_after: MaybeNumber = None
     left_alone: str = ""  # why it was not refitted; empty where it was
-    n_moved: Count = 0  # weights that are kept and were not in the first mask
+    n_moved: Count = 0  # weights that are kept and were not in the mask before
 
 
 class RepairedRecord(Record):
@@ -225,7 +225,7 @@ class RepairedRecord(Record):
     output_after: MaybeNumber = None
     undone: str = ""  # why all weights are as they were; empty where they are not
     way: str = "refit"  # or "joint": mask and weights were found together (T21)
-    n_judged_fit: Count | None = None  # of a joint search: points fitted by the network that was judged
+    n_judged_fit: Count | None = None  # points fitted by the network that was judged
     words: str = ""
 
 

@@ -1,4 +1,4 @@
-"""The targets of layers in a joint search: dense outputs, plus what the residual connection beside them has lost."""
+"""The targets of layers: dense outputs, plus what the residual connection beside them has lost."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from sipp.repairing.network_fit import SMALL, Masks, NetworkFit, NetworkTask, fi
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 
-UNDONE = "the output was no closer to the dense one on held-back inputs"
+UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def _fitted_and_judged(
     at_last, after = _errors(dense, judged.model, split)
     is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
     if is_worse:
-        fit = _undone(task, masks, judged, pruned, knows_errors=pruned is None or start is not None)
+        is_known = choice.budgets == "given" and (pruned is None or start is not None)
+        fit, choice = _undone(task, masks, judged, pruned, knows_errors=is_known), replace(choice, budgets="given")
     elif options.fits_all:
         decided = {layer.name: layer for layer in judged.layers}
         everything = in_large_batches(_all_points(split))
@@ -112,7 +113,7 @@ def _fitted_and_judged(
         fit = judged
     n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
-        layers=tuple(map(_layer_record, fit.layers)),
+        layers=_layer_records(fit, masks),
         n_points=n_fitted if fit is judged or is_worse else n_fitted + n_aside + n_judged,
         n_aside=n_aside,
         n_judged=n_judged,
@@ -190,9 +191,13 @@ def _n_points(batches: Sequence[Batch]) -> int:
     return sum(batch.n_points for batch in batches)
 
 
-def _layer_record(layer: FittedLayer) -> LayerRepair:
-    return LayerRepair(
-        layer.name, layer.error_before, layer.error, layer.ridge, layer.intercept, layer.left_alone, layer.moved
+def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
+    """What became of the weights; what moved is counted from the masks before, whatever the search began with."""
+    moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
+    counts = torch.stack(moved).tolist() if moved else []
+    return tuple(
+        LayerRepair(layer.name, layer.error_before, layer.error, layer.ridge, layer.intercept, layer.left_alone, n)
+        for layer, n in zip(fit.layers, counts)
     )
 
 

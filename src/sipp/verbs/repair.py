@@ -44,13 +44,14 @@ def repair(
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask`, a search starts from these masks and finds as many weights and their values together.
+    With `moves_mask`, a search finds as many weights and their values together; how many of them a layer keeps may
+    change as well.
 
     Layer by layer in the order of execution, each row's kept weights and its intercept are fitted to the dense layer's
     outputs by least squares, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
-    outputs of the whole network closer to the dense ones (the polish). One input in twenty is used to choose: a layer
-    that does not improve on these is left alone, and the polish stops once it no longer helps. With 80 inputs or more,
-    another one in twenty is used only to judge the result; with fewer, the record has no estimate. The record's
+    outputs of the whole network closer to the dense ones (the polish). One input in ten is not fitted. These choose: a
+    layer that does not improve on them is left alone, and the polish stops once it no longer helps. With 80 inputs or
+    more, half of them choose nothing and only judge the result; with fewer, the record has no estimate. The record's
     `repair` says what was done. All inputs are used unless `n_points` says how many, and all are held in memory.
     Neither model is changed.
 
