@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import ModelError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.nets.registry import build, net_spec
 from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
@@ -353,3 +353,15 @@ def test_sums_whose_terms_cancel_are_compared_by_the_size_of_their_terms() -> No
     exact = nn.functional.linear(points, model.weight)
     assert (model(points) - exact).norm() > 0.01 * exact.norm()
     assert set(sipp.sensitivity(model, [points.contiguous()])) == {"weight"}
+
+
+def test_what_overflows_inside_a_network_is_told_as_that() -> None:
+    """Not as a layer that computes something else, which its neighbours would be excluded for."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)).half()
+    with torch.no_grad():
+        net[0].weight.mul_(4)
+    x = (torch.randn(4, 5, 8) * 2e4).half()
+    assert bool(x.isfinite().all()) and not bool(net[0](x).isfinite().all())
+    with pytest.raises(DataError, match="use a wider dtype"):
+        sipp.sensitivity(net, x, progress=False)

@@ -119,14 +119,19 @@ def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) 
     if laid_out is None or laid_out.shape != expected.values.shape:
         raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
     # what overflows in the layer is for the layers behind it to refuse
-    off = (laid_out.detach() - expected.values).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    off, values = (_finite(some) for some in (laid_out.detach() - expected.values, expected.values))
     if expected.use is None:
-        distance_B, size_B, n_times = off.norm()[None], expected.values.square().nansum().sqrt()[None], MANY_STEPS
+        distance_B, size_B, n_times = off.norm()[None], values.norm()[None], MANY_STEPS
     else:
-        distance_B, size_B, n_times = off.flatten(1).norm(dim=1), expected.values.flatten(1).norm(dim=1), 1
+        distance_B, size_B, n_times = off.flatten(1).norm(dim=1), values.flatten(1).norm(dim=1), 1
     tolerance = max(expected.tolerance, n_times * tolerance_of(real))
     least = torch.finfo(real.dtype).tiny * off.numel() ** 0.5
     return Gap(layer, distance_B, size_B, expected.squares, tolerance, least)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """The values, with 0 for those that are not finite."""
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
@@ -135,7 +140,7 @@ def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
     if not gaps or bool(torch.cat(near).all()):  # a GPU is waited for only here
         return
     for gap in gaps:
-        terms_B = (gap.squares() + gap.size_B.square()).sqrt()
+        terms_B = _finite(gap.squares() + gap.size_B.square()).sqrt()
         size_B = torch.where(terms_B > 0, terms_B, 1)
         distance_B = gap.distance_B - gap.least
         if bool((distance_B > gap.tolerance * size_B).any()):

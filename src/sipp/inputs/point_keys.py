@@ -147,7 +147,8 @@ def _sums(rows_CN: Tensor) -> Tensor:
             from sipp.inputs.point_sums import sums_of_words
 
             return sums_of_words(rows_CN, factors)
-    words = (rows_CN + 0.0).contiguous().view(torch.int32).to(torch.int64)
+    bits = rows_CN.contiguous().view(torch.int32)  # no sum of torch's: it may flush the smallest numbers to 0
+    words = bits.masked_fill(bits << 1 == 0, 0).to(torch.int64)
     return torch.stack([(words * row).sum(1) for row in factors], dim=1)
 
 

@@ -24,14 +24,12 @@ def sums_of_words(rows_CN: Tensor, factors_2N: Tensor) -> Tensor:
 
 @CompiledLoop
 def _add_words(rows_CN: int, n_values: int, factors_2N: int, out_C2: int, first: int, last: int) -> None:
-    """Fills out[c] for a stretch of rows. A word is that of x + 0: -0 is 0, and a NaN a quiet one."""
+    """Fills out[c] for a stretch of rows. A word is the bits of a number; those of -0 are those of 0."""
     for c in range(first, last):
         one, other = np.int64(0), np.int64(0)
         for k in range(n_values):
             bits = int_at(rows_CN, c * n_values + k)
-            magnitude = bits & np.int32(0x7FFFFFFF)
-            quiet = bits | np.int32(0x00400000) if magnitude > np.int32(0x7F800000) else bits
-            word = np.int64(quiet if magnitude != 0 else np.int32(0))
+            word = np.int64(bits if bits & np.int32(0x7FFFFFFF) != 0 else np.int32(0))
             one += word * long_at(factors_2N, k)
             other += word * long_at(factors_2N, n_values + k)
         put_long(out_C2, 2 * c, one)
