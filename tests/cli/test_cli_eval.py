@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from sipp.cli.errors import fail_well
 from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
+from sipp.cli.model_option import load_model
 from sipp.report.numbers import number
 
 
@@ -287,3 +288,12 @@ def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path
     with torch.no_grad():
         right = model(torch.from_numpy(arrays["inputs"])).argmax(1).numpy() == arrays["labels"]
     assert json.loads(done.stdout)["pruned_accuracy"] == right.mean() < 0.9
+
+
+def test_a_checkpoint_with_a_mask_of_any_numbers_is_multiplied(tmp_path: Path) -> None:
+    model = mlp()
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    torch.nn.utils.prune.custom_from_mask(first, "weight", torch.full_like(first.weight, 0.5))
+    torch.save(model.state_dict(), tmp_path / "masked.pt")
+    x = torch.rand(4, first.in_features)
+    assert torch.equal(load_model("cli_zoo:mlp", tmp_path / "masked.pt")(x), model(x))

@@ -55,6 +55,20 @@ def test_a_weight_that_is_not_finite_is_masked_too() -> None:
     assert model.weight.tolist() == [[0.0, 0.0, 2.0]]
 
 
+def test_a_mask_of_any_numbers_multiplies() -> None:
+    model = nn.Sequential(nn.Linear(64, 32))
+    soft = torch.tensor([0.0, 0.5, 1.0, -2.0]).repeat(32, 16)
+    with torch.no_grad():
+        model[0].weight[0, 0] = -0.0
+    soft[0, 0] = 0.5
+    torch_prune.custom_from_mask(model[0], "weight", soft)
+    before = model(X)
+    torch.testing.assert_close(sipp.sparse(model, X)(X), before)
+    sipp.release(model)
+    assert torch.equal(model(X), before)
+    assert n_negative_zeros(model) == 0
+
+
 def test_a_recurrent_network_runs_with_its_zeros() -> None:
     model, x = nn.LSTM(4, 8, batch_first=True), torch.rand(2, 5, 4)
     torch_prune.l1_unstructured(model, "weight_hh_l0", 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils.prune import BasePruningMethod
 
@@ -15,18 +15,25 @@ def masked_by_torch(model: nn.Module) -> list[str]:
     return [f"{path}.{local}" if path else local for path, _, _, local in _masked(model)]
 
 
+def masked_values(original: Tensor, mask: Tensor) -> Tensor:
+    """What torch computes from NAME_orig and NAME_mask, whose numbers may be any, with plain zeros.
+
+    Its product leaves -0.0 for a negative weight, which no file stores for free, and NaN for one that is not finite.
+    """
+    return (mask.to(original.dtype) * original.detach() + 0.0).masked_fill(mask == 0, 0)
+
+
 def fold_torch_masks(model: nn.Module) -> None:
     """Gives masked parameters their names back, with zeros where the masks are.
 
-    Not by torch's `remove`: it leaves -0.0 for a negative weight, which no file stores for free, and it writes into a
-    tensor that another module, with another mask, may hold too.
+    Not by torch's `remove`: it writes into a tensor that another module, with another mask, may hold too.
     """
     n_owners = Counter(id(one) for module in model.modules() for one in module._parameters.values())
     for _, module, key, local in [*_masked(model)]:
         original, mask = getattr(module, f"{local}_orig"), getattr(module, f"{local}_mask")
         if n_owners[id(original)] > 1:
             original = Parameter(original.detach().clone(), requires_grad=original.requires_grad)
-        original.data.masked_fill_(mask == 0, 0)
+        original.data.copy_(masked_values(original, mask))
         del module._forward_pre_hooks[key], module._parameters[f"{local}_orig"], module._buffers[f"{local}_mask"]
         vars(module).pop(local, None)
         setattr(module, local, original)
