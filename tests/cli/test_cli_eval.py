@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_zoo import mlp
+from cli_zoo import mlp, wrapped
 from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
@@ -297,3 +297,14 @@ def test_a_checkpoint_with_a_mask_of_any_numbers_is_multiplied(tmp_path: Path) -
     torch.save(model.state_dict(), tmp_path / "masked.pt")
     x = torch.rand(4, first.in_features)
     assert torch.equal(load_model("cli_zoo:mlp", tmp_path / "masked.pt")(x), model(x))
+
+
+@pytest.mark.parametrize(("made", "prefix"), [("mlp", ""), ("mlp", "module."), ("mlp", "model."), ("wrapped", "")])
+def test_a_checkpoint_in_which_everything_is_masked(tmp_path: Path, made: str, prefix: str) -> None:
+    model = {"mlp": mlp, "wrapped": wrapped}[made]()
+    for module in model.modules():
+        for local, _ in [*module.named_parameters(recurse=False)]:
+            torch.nn.utils.prune.l1_unstructured(module, local, 0.5)
+    torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "masked.pt")
+    x = torch.rand(4, 6)
+    assert torch.equal(load_model(f"cli_zoo:{made}", tmp_path / "masked.pt")(x), model(x))

@@ -167,13 +167,13 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
             content = content[holder]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         return None
-    state = {str(name): value for name, value in content.items()}
+    state = _without_torch_masks({str(name): value for name, value in content.items()}, known)
     if not known.intersection(state):
         state = {name: value for name, value in state.items() if not name.startswith(MASKS)}
     for prefix in PREFIXES:
         if not known.intersection(state) and all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return _without_torch_masks(state, known)
+            state = _without_torch_masks({name.removeprefix(prefix): value for name, value in state.items()}, known)
+    return state
 
 
 def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str, Tensor]:
