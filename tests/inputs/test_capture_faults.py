@@ -475,6 +475,14 @@ def test_what_cannot_be_handled_is_named_with_the_way_out(kind: str) -> None:
     assert set(sipp.sensitivity(model, [x], exclude="odd*")) == {"fine.weight"}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_model_that_is_one_layer_is_not_told_to_leave_it_out(kind: str) -> None:
+    with pytest.raises(ModelError, match="the model itself") as caught:
+        sipp.sensitivity(ODD[kind][0](), [randn(2, 3, 4, dtype=torch.float32)])
+    assert caught.value.fix and "exclude" not in caught.value.fix
+
+
 def test_a_layer_that_no_data_reaches_is_named() -> None:
     model = Net()
     model.spare = nn.Linear(3, 3).to(F64)

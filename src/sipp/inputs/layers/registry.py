@@ -165,9 +165,14 @@ def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
     return ModelError(
         "this layer type cannot be scored",
         where=_where(name, module),
-        fix=f"leave it as it is with exclude={name!r}, or teach it with sipp.inputs.layers.register",
+        fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
         option="exclude",
     )
+
+
+def _or_exclude(fix: str, name: str) -> str:
+    """The fix, and the other way out where there is one: a model that is a single layer has nothing else to prune."""
+    return f"{fix}, or leave it as it is with exclude={name!r}" if name else fix
 
 
 def find_prunable_layers(
@@ -343,22 +348,23 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         raise ModelError(
             f"its {attribute} is parametrised",
             where=_where(name, module),
-            fix=f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first, or "
-            f"exclude={name!r}",
+            fix=_or_exclude(
+                f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first", name
+            ),
             option="exclude",
         )
     if f"{attribute}_orig" in owner._parameters:
         raise ModelError(
             f"its {attribute} is masked by torch.nn.utils.prune",
             where=_where(name, module),
-            fix=f"call sipp.release(model) first, which makes its masks permanent, or exclude={name!r}",
+            fix=_or_exclude("call sipp.release(model) first, which makes its masks permanent", name),
             option="exclude",
         )
     if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():
         raise ModelError(
             f"its {attribute} is not a plain dense floating-point parameter (quantised, weight-normed or complex)",
             where=_where(name, module),
-            fix=f"convert the module back, or exclude={name!r}",
+            fix=_or_exclude("convert the module back", name),
             option="exclude",
         )
     if parameter.is_meta:
