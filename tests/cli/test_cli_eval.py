@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_zoo import mlp
+from cli_zoo import mlp, wrapped
 from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 from sipp.cli.errors import fail_well
 from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
+from sipp.cli.model_option import load_model
 from sipp.report.numbers import number
 
 
@@ -287,3 +288,23 @@ def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path
     with torch.no_grad():
         right = model(torch.from_numpy(arrays["inputs"])).argmax(1).numpy() == arrays["labels"]
     assert json.loads(done.stdout)["pruned_accuracy"] == right.mean() < 0.9
+
+
+def test_a_checkpoint_with_a_mask_of_any_numbers_is_multiplied(tmp_path: Path) -> None:
+    model = mlp()
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    torch.nn.utils.prune.custom_from_mask(first, "weight", torch.full_like(first.weight, 0.5))
+    torch.save(model.state_dict(), tmp_path / "masked.pt")
+    x = torch.rand(4, first.in_features)
+    assert torch.equal(load_model("cli_zoo:mlp", tmp_path / "masked.pt")(x), model(x))
+
+
+@pytest.mark.parametrize(("made", "prefix"), [("mlp", ""), ("mlp", "module."), ("mlp", "model."), ("wrapped", "")])
+def test_a_checkpoint_in_which_everything_is_masked(tmp_path: Path, made: str, prefix: str) -> None:
+    model = {"mlp": mlp, "wrapped": wrapped}[made]()
+    for module in model.modules():
+        for local, _ in [*module.named_parameters(recurse=False)]:
+            torch.nn.utils.prune.l1_unstructured(module, local, 0.5)
+    torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "masked.pt")
+    x = torch.rand(4, 6)
+    assert torch.equal(load_model(f"cli_zoo:{made}", tmp_path / "masked.pt")(x), model(x))

@@ -475,6 +475,34 @@ def test_what_cannot_be_handled_is_named_with_the_way_out(kind: str) -> None:
     assert set(sipp.sensitivity(model, [x], exclude="odd*")) == {"fine.weight"}
 
 
+def test_layers_that_stop_prune_are_left_out_by_their_type() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.up, self.last = nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Bilinear(6, 6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            up = self.up(self.first(x))
+            return self.last(up, up)
+
+    model, x = Both(), randn(40, 2, 6, 6, dtype=torch.float32)
+    for excluded in (None, nn.ConvTranspose2d, nn.Bilinear):
+        with pytest.raises(ModelError, match="cannot be scored"):
+            sipp.prune(model, x, keep=0.5, exclude=excluded)
+    pruned = sipp.prune(model, x, keep=0.5, exclude=[nn.ConvTranspose2d, nn.Bilinear])
+    assert list(pruned.masks) == ["first.weight"]
+    assert torch.equal(pruned.model.up.weight, model.up.weight)
+    assert torch.equal(pruned.model.last.weight, model.last.weight)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_model_that_is_one_layer_is_not_told_to_leave_it_out(kind: str) -> None:
+    with pytest.raises(ModelError, match="the model itself") as caught:
+        sipp.sensitivity(ODD[kind][0](), [randn(2, 3, 4, dtype=torch.float32)])
+    assert caught.value.fix and "exclude" not in caught.value.fix
+
+
 def test_a_layer_that_no_data_reaches_is_named() -> None:
     model = Net()
     model.spare = nn.Linear(3, 3).to(F64)

@@ -36,7 +36,7 @@ def test_release_makes_masks_permanent_with_plain_zeros() -> None:
     model = masked_by_torch(net())
     before, weight = model(X), model[0].weight_orig  # type: ignore[index]
     sipp.release(model)
-    assert set(model.state_dict()) == set(net().state_dict())
+    assert list(model.state_dict()) == list(net().state_dict())
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert torch.equal(model(X), before)
     assert model[0].weight is weight and weight.requires_grad  # type: ignore[index]  # an optimizer goes on with it
@@ -55,14 +55,76 @@ def test_a_weight_that_is_not_finite_is_masked_too() -> None:
     assert model.weight.tolist() == [[0.0, 0.0, 2.0]]
 
 
+def test_a_mask_of_any_numbers_multiplies() -> None:
+    model = nn.Sequential(nn.Linear(64, 32))
+    soft = torch.tensor([0.0, 0.5, 1.0, -2.0]).repeat(32, 16)
+    with torch.no_grad():
+        model[0].weight[0, 0] = -0.0
+    soft[0, 0] = 0.5
+    torch_prune.custom_from_mask(model[0], "weight", soft)
+    before = model(X)
+    torch.testing.assert_close(sipp.sparse(model, X)(X), before)
+    sipp.release(model)
+    assert torch.equal(model(X), before)
+    assert n_negative_zeros(model) == 0
+
+
 def test_a_recurrent_network_runs_with_its_zeros() -> None:
     model, x = nn.LSTM(4, 8, batch_first=True), torch.rand(2, 5, 4)
     torch_prune.l1_unstructured(model, "weight_hh_l0", 0.9)
+    torch_prune.l1_unstructured(model, "weight_ih_l0", 0.1)
     sipp.release(model)
+    assert list(model.state_dict()) == list(nn.LSTM(4, 8).state_dict())
     assert int((model.weight_hh_l0 == 0).sum()) >= 0.85 * 256
     fresh = nn.LSTM(4, 8, batch_first=True)
     fresh.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(x)[0], fresh(x)[0])
+
+
+class Tied(nn.Module):
+    """Four layers, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        for layer in self.layers:
+            layer.weight = self.layers[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def tied_with(*numbers: int | None) -> tuple[Tied, list[Tensor]]:
+    """The network with masks drawn by these numbers, and the masks; None: a layer without one."""
+    torch.manual_seed(0)
+    model = Tied()
+    drawn = {i: (torch.rand(8, 8, generator=torch.Generator().manual_seed(i)) < 0.5).float() for i in (1, 2)}
+    for layer, i in zip(model.layers, numbers, strict=True):
+        if i is not None:
+            torch_prune.custom_from_mask(layer, "weight", drawn[i])
+    return model, [torch.ones(8, 8) if i is None else drawn[i] for i in numbers]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "n_left", "shared_by"),
+    [((1, 1, 1, 1), 1, (0, 1, 2, 3)), ((1, 2, 1, 2), 2, (0, 2)), ((1, None, 1, 2), 3, (1,))],
+)
+def test_a_tie_stays_where_the_masks_are_the_same(
+    numbers: tuple[int | None, ...], n_left: int, shared_by: tuple[int, ...]
+) -> None:
+    model, masks = tied_with(*numbers)
+    x = torch.rand(5, 8)
+    before, shared = model(x), next(p for name, p in model.named_parameters() if "weight" in name)
+    dense = shared.detach().clone()
+    sipp.release(model)
+    weights = [layer.weight for layer in model.layers]
+    assert torch.equal(model(x), before)
+    assert all(torch.equal(weight, dense * mask) for weight, mask in zip(weights, masks, strict=True))
+    assert len(set(weights)) == n_left and all(weight.requires_grad for weight in weights)
+    assert [i for i, weight in enumerate(weights) if weight is shared] == [*shared_by]  # an optimizer goes on with it
+    assert n_negative_zeros(model) == 0
 
 
 def test_what_needs_plain_weights_names_the_way_out(tmp_path: Path) -> None:

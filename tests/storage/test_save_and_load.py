@@ -117,6 +117,18 @@ def test_other_dtypes_and_layouts(path: Path, buffer: Tensor, values: str) -> No
     assert found.shape == buffer.shape and found.dtype == buffer.dtype and bits(found) == bits(buffer)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("values", [*EXACT, *LOSSY])
+def test_weights_of_one_byte(path: Path, dtype: torch.dtype, values: str) -> None:
+    numbers = torch.tensor([[0.0, 1.5, -2.0], [0.0, -0.0, 0.25]]).to(dtype)
+    sipp.save(Bag(numbers, numbers), path, values=values)  # type: ignore[arg-type]
+    found = sipp.load(path)
+    assert found["buffer"].dtype == dtype and bits(found["buffer"]) == bits(numbers)
+    assert found["weight"].dtype == dtype and bits(found["weight"]) == bits(numbers)
+    into = Bag(torch.zeros(2, 3).to(dtype), torch.zeros(2, 3).to(dtype))
+    assert sipp.load(path, into=into) is into and bits(into.weight) == bits(numbers)
+
+
 def test_a_pattern_is_checked_against_the_masks(path: Path) -> None:
     pruned = sipp.prune(mlp(), None, pattern="2:4", method="wt")
     sipp.save(pruned, path)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -446,21 +447,43 @@ def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
         sipp.prune(model, iter([calibration]), keep=0.9, looks_at_assumption=True)
 
 
+class Language(nn.Module):
+    """Its head is tied to its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.body = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(self.embedding(tokens))))
+
+
 def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
-    class Language(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(11, 6)
-            self.body = nn.Linear(6, 6)
-            self.head = nn.Linear(6, 11, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(torch.relu(self.body(self.embedding(tokens))))
-
     with pytest.warns(UserWarning, match="head.weight is tied to an embedding"):
         pruned = sipp.prune(Language(), torch.randint(0, 11, (8, 5)), keep=0.5, method="sipp-det")
     assert list(pruned.masks) == ["body.weight"]
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
+    "prune": lambda model, x: sipp.prune(model, x, keep=0.5, method="wt"),
+    "prune_to": lambda model, x: sipp.prune_to(model, x[:60], x[60:], epsilon=0.5, method="wt"),
+    "compare": lambda model, x: sipp.compare(model, x, keeps=(0.5,), methods=("wt",)),
+    "sensitivity": lambda model, x: sipp.sensitivity(model, x),
+    "assess": lambda model, x: sipp.assess(model, {"body.weight": torch.eye(6).bool()}, x),
+    "assess with a holdout": lambda model, x: sipp.assess(model, copy.deepcopy(model), x[:60], holdout=x[60:]),
+}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_the_word_about_an_embedding_comes_once_and_at_the_callers_line(verb: str) -> None:
+    x = torch.randint(0, 11, (200, 5), generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        CALLS[verb](Language(), x)
+    assert [one.filename for one in told if "tied to an embedding" in str(one.message)] == [__file__]
 
 
 @pytest.mark.parametrize("method", ["wt", "snip", "sipp-det"])

@@ -18,6 +18,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.experiments.own_code import named, tried
 from sipp.experiments.training.setup import Device, device_named
+from sipp.pruning.torch_masks import masked_values
 from sipp.records.display import listed
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.sharded_weights import INDEX, sharded_weights
@@ -166,13 +167,13 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
             content = content[holder]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         return None
-    state = {str(name): value for name, value in content.items()}
+    state = _without_torch_masks({str(name): value for name, value in content.items()}, known)
     if not known.intersection(state):
         state = {name: value for name, value in state.items() if not name.startswith(MASKS)}
     for prefix in PREFIXES:
         if not known.intersection(state) and all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return _without_torch_masks(state, known)
+            state = _without_torch_masks({name.removeprefix(prefix): value for name, value in state.items()}, known)
+    return state
 
 
 def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str, Tensor]:
@@ -180,7 +181,7 @@ def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str,
     masked = [name for name in known if {f"{name}_orig", f"{name}_mask"} <= state.keys() - known]
     if any(state[f"{name}_orig"].shape != state[f"{name}_mask"].shape for name in masked):
         return state  # something else that is called so: refused by its names
-    folded = {name: state[f"{name}_orig"].masked_fill(state[f"{name}_mask"] == 0, 0) for name in masked}
+    folded = {name: masked_values(state[f"{name}_orig"], state[f"{name}_mask"]) for name in masked}
     taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
     return {name: value for name, value in state.items() if name not in taken} | folded
 

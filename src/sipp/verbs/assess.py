@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -67,13 +67,13 @@ def assess(
         given = unwrap(pruned)
         batch, data = data_of(data, device=device_of(dense), seed=seed).first_batch()
         check_same_architecture(dense, given, batch, scoring.norm_stats)
-    choice: dict[str, Any] = {"include": include, "exclude": exclude, "scoring": scoring}
+    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     # sipp-det: its scores are the sensitivities
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
-    ranking = rank(task_of(dense, data, seed=seed, **choice), options, progress=progress, statements=True)
+    ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    said = statements_of(ranking, found, task_of(dense, **choice), mode=bound, new_points=holdout)
+    said = statements_of(ranking, found, task, mode=bound, new_points=holdout)
     return pruned_of(ranking, found, said)
 
 

@@ -128,7 +128,8 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
 
 def _warn_of_negative_zeros(groups: Groups) -> None:
     """A file keeps every bit, and -0.0 is not 0.0: it takes as much space as a weight that was kept."""
-    weights = [tensor for _, tensor in groups if tensor.is_floating_point() and tensor.dim() >= 2]
+    found = (tensor for _, tensor in groups if tensor.is_floating_point() and tensor.dim() >= 2)
+    weights = [tensor for tensor in found if tensor.element_size() > 1]  # torch has no signbit for float8
     n_negative = sum(int(((tensor == 0) & torch.signbit(tensor)).sum()) for tensor in weights)
     if n_negative > MANY_NEGATIVE * sum(tensor.numel() for tensor in weights):
         warnings.warn(

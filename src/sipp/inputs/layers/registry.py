@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,9 +166,14 @@ def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
     return ModelError(
         "this layer type cannot be scored",
         where=_where(name, module),
-        fix=f"leave it as it is with exclude={name!r}, or teach it with sipp.inputs.layers.register",
+        fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
         option="exclude",
     )
+
+
+def _or_exclude(fix: str, name: str) -> str:
+    """The fix, and the other way out where there is one: a model that is a single layer has nothing else to prune."""
+    return f"{fix}, or leave it as it is with exclude={name!r}" if name else fix
 
 
 def find_prunable_layers(
@@ -205,7 +211,7 @@ def find_prunable_layers(
                     continue  # Linear(5, 0): there is nothing to prune
                 plain[_join(name, local)] = parameter
                 if id(parameter) in embedded:
-                    warnings.warn(f"{_join(name, local)} is tied to an embedding and left as it is", stacklevel=3)
+                    _warn_caller(f"{_join(name, local)} is tied to an embedding and left as it is")
                 else:
                     _remember(known, _join(name, local), parameter, module, adapter)
     _refuse_non_finite(plain)
@@ -238,11 +244,18 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
     frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
     if frozen and len(frozen) < len(weights):
         some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
-        warnings.warn(
+        _warn_caller(
             f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
-            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}",
-            stacklevel=3,
+            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}"
         )
+
+
+def _warn_caller(text: str) -> None:
+    """Warns at the caller's line, the first outside of sipp and torch: verbs look for layers at different depths."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("sipp", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _without_heads(
@@ -255,7 +268,7 @@ def _without_heads(
     heads, beside = _heads(model) if include is None else set(), _thin_matrices(model)
     for name, module in model.named_modules() if heads else ():
         if id(module) in heads and chosen(name, module):
-            warnings.warn(f"{name}, the head, stays as it is; include=['*'] prunes it too", stacklevel=4)
+            _warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
     return lambda name, module: id(module) not in heads | beside and chosen(name, module)
 
 
@@ -343,22 +356,23 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
         raise ModelError(
             f"its {attribute} is parametrised",
             where=_where(name, module),
-            fix=f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first, or "
-            f"exclude={name!r}",
+            fix=_or_exclude(
+                f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first", name
+            ),
             option="exclude",
         )
     if f"{attribute}_orig" in owner._parameters:
         raise ModelError(
             f"its {attribute} is masked by torch.nn.utils.prune",
             where=_where(name, module),
-            fix=f"call sipp.release(model) first, which makes its masks permanent, or exclude={name!r}",
+            fix=_or_exclude("call sipp.release(model) first, which makes its masks permanent", name),
             option="exclude",
         )
     if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():
         raise ModelError(
             f"its {attribute} is not a plain dense floating-point parameter (quantised, weight-normed or complex)",
             where=_where(name, module),
-            fix=f"convert the module back, or exclude={name!r}",
+            fix=_or_exclude("convert the module back", name),
             option="exclude",
         )
     if parameter.is_meta:
