@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +323,21 @@ def test_a_second_claim_in_one_session_is_warned_of_and_a_repeated_one_is_not() 
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="already used for another certificate"):
         sipp.certify(net, sipp.prune(net, None, keep=0.8, method="wt"), x)
+
+
+def warned(claim: Callable[[], object]) -> list[str]:
+    """The files whose lines are named by warnings of a second use."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HoldoutReusedWarning)
+        claim()
+    return [one.filename for one in caught if one.category is HoldoutReusedWarning]
+
+
+def test_a_walk_with_a_ledger_is_not_warned_of_and_one_without_names_the_line_that_called(tmp_path: Path) -> None:
+    net, x, data = classifier(), points(300, 81), points(300, 1)
+    walk: dict[str, Any] = {"epsilon": 0.9, "levels": (0.9,), "method": "wt", "progress": False}
+    sipp.certify_accuracy(net, net, x)
+    assert warned(lambda: sipp.prune_to(net, data, x, ledger=tmp_path / "uses", **walk)) == []
+    assert warned(lambda: sipp.prune_to(net, data, x, **walk)) == [__file__]
+    assert warned(lambda: sipp.certify(net, net, x)) == [__file__]
+    assert warned(lambda: sipp.certify_accuracy(net, net, x, labels="ignore")) == [__file__]

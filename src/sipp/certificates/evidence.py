@@ -97,7 +97,7 @@ def measure_outputs(
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
-    checked where these are all. `title` is that of the bar.
+    checked where these are all. Without a `claim` nothing is recorded. `title` is that of the bar.
     """
     chose, is_all = points_seen(pruned)
     pruned = network_of(pruned)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.records.certificate import is_hash
@@ -23,6 +27,7 @@ SECOND = (
     "both together, or the better one of them, at less. Use new inputs for each claim, or pass ledger=FILE: it counts "
     "the uses, and the certificates mention them"
 )
+INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _claimed: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: what was claimed in this process
 
 
@@ -81,13 +86,21 @@ def record_use(
 
 def _warn_of_second(evidence: dict[str, Any], kind: str) -> None:
     """Warns where another claim was made with the same points in this process; to repeat one is no second look."""
-    if kind not in CLAIMS:
+    if kind not in (*CLAIMS, WALK):
         return
     own = (kind, evidence["dense_hash"], evidence["pruned_hash"])
     earlier = _claimed.setdefault(evidence["data_hash"], set())
     if earlier - {own}:
-        warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=6)
+        warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=_level_of_caller())
     earlier.add(own)
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel`, for the function that asks, of the line that called us: neither ours nor a decorator's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:

@@ -73,7 +73,7 @@ from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.certify import accuracy_certificate, output_certificate
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -191,10 +191,10 @@ def prune_to_with(
 def _certified(
     dense: nn.Module, pruned: nn.Module, holdout: Any, epsilon: float | None, delta: float, options: dict[str, Any]
 ) -> AnyCertificate:
-    """The certificate of the claim: about the relative error, or about the accuracy."""
+    """The certificate of the claim: about the relative error, or about the accuracy. The walk was the look."""
     if epsilon is not None:
-        return certify(dense, pruned, holdout, delta=delta, epsilon=epsilon, **options)
-    return certify_accuracy(dense, pruned, holdout, **options)
+        return output_certificate(dense, pruned, holdout, delta=delta, epsilon=epsilon, measure="output", **options)
+    return accuracy_certificate(dense, pruned, holdout, labels="auto", **options)
 
 
 def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
