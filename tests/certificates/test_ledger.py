@@ -341,3 +341,11 @@ def test_a_walk_with_a_ledger_is_not_warned_of_and_one_without_names_the_line_th
     assert warned(lambda: sipp.prune_to(net, data, x, **walk)) == [__file__]
     assert warned(lambda: sipp.certify(net, net, x)) == [__file__]
     assert warned(lambda: sipp.certify_accuracy(net, net, x, labels="ignore")) == [__file__]
+
+
+def test_to_check_a_certificate_is_no_claim() -> None:
+    net, x = classifier(), points(300, 82)
+    labelled = [(x, x[:, :4].argmax(1))]
+    first = certify_accuracy(net, net, labelled)
+    certify(net, net, x)
+    assert warned(lambda: verify(first, net, net, labelled)) == []
