@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
 from sipp.certificates.measures import measure_of, outcome_counts, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError
@@ -68,7 +68,7 @@ def certify(
     """
     return output_certificate(
         dense, pruned, holdout, delta=delta, confidence=confidence, epsilon=epsilon, measure=measure, output=output,
-        calibration=calibration, claim="output", ledger=ledger, progress=progress,
+        calibration=calibration, claim=OUTPUT, ledger=ledger, progress=progress,
     )  # fmt: skip
 
 
@@ -105,6 +105,7 @@ def output_certificate(
         calibration,
         ledger=ledger,
         claim=claim,
+        terms=(epsilon, delta, confidence, measure, repr(output)),
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
@@ -152,7 +153,7 @@ def certify_accuracy(
     """
     return accuracy_certificate(
         dense, pruned, holdout, confidence=confidence, labels=labels, output=output, calibration=calibration,
-        claim="accuracy", ledger=ledger, progress=progress,
+        claim=ACCURACY, ledger=ledger, progress=progress,
     )  # fmt: skip
 
 
@@ -184,6 +185,7 @@ def accuracy_certificate(
         calibration,
         ledger=ledger,
         claim=claim,
+        terms=(confidence, labels, repr(output)),
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )

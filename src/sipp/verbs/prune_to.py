@@ -45,7 +45,7 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import Cut, cut, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
@@ -169,7 +169,9 @@ def prune_to_with(
     walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
-    use = _recorded(ledger, points, ranking)
+    made_of = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
+    asked = (epsilon, max_accuracy_drop, delta, grid, repr(options), repr(output), hash(made_of))
+    use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
         said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
@@ -233,10 +235,12 @@ def _walk(
     return tuple(path), n_passed
 
 
-def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
+def _recorded(
+    ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
+) -> dict[str, Any]:
     """The fields of a certificate that tell of the ledger, after this look was written into it."""
     facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
-    return record_use(ledger, facts, WALK, sketch_of(points.plain))
+    return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
 
 
 @dataclass(frozen=True)
