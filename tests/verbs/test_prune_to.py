@@ -187,6 +187,7 @@ def test_overlap_of_calibration_and_holdout_is_refused() -> None:
         ({"epsilon": -0.1}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),
         ({"epsilon": 0.1, "delta": 0.0}, "delta"),
+        ({"max_accuracy_drop": 0.1, "delta": 0.05}, "an accuracy drop leaves none out; leave delta out"),
         ({"epsilon": 0.1, "confidence": 1.0}, "confidence"),
         ({"epsilon": 0.1, "levels": (0.2, 0.5)}, "levels"),
         ({"epsilon": 0.1, "levels": ()}, "levels"),

@@ -97,7 +97,7 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float = HOLDOUT_DELTA,
+    delta: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
@@ -115,7 +115,8 @@ def prune_to(
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
+    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -144,7 +145,7 @@ def prune_to_with(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float = HOLDOUT_DELTA,
+    delta: float | None = None,
     levels: Sequence[float] | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -155,7 +156,14 @@ def prune_to_with(
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    claim = _claim(epsilon, max_accuracy_drop, delta, options.confidence)
+    share = HOLDOUT_DELTA if delta is None else delta
+    if epsilon is None and max_accuracy_drop is not None and delta is not None:
+        raise OptionError(
+            "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
+            fix="leave delta out, or give epsilon instead of max_accuracy_drop",
+            option="delta",
+        )
+    claim = _claim(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
@@ -170,7 +178,7 @@ def prune_to_with(
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
     made_of = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
-    asked = (epsilon, max_accuracy_drop, delta, grid, repr(options), repr(output), hash(made_of))
+    asked = (epsilon, max_accuracy_drop, share, grid, repr(options), repr(output), hash(made_of))
     use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
@@ -179,7 +187,7 @@ def prune_to_with(
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned, stacklevel=5)
     looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}
-    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
+    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, share, looking)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
