@@ -256,6 +256,7 @@ class _Claim:
     """How a level is judged: what is measured of each point, and what the counts prove."""
 
     measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
+    check: Callable[[Tensor, str], None]  # refuses what was measured of all points of a role
     judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]  # of n different: count, limit, passed
     holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
     drops_padding: bool  # padding positions of the output are not compared
@@ -282,15 +283,24 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
             return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
 
         return _Claim(
-            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, holdout_needed(delta, beta), words
+            lambda f, g, _: point_ratios(f, g),
+            lambda ratios, role: None,
+            judge_errors,
+            holds_error,
+            True,
+            holdout_needed(delta, beta),
+            words,
         )
     assert max_drop is not None
     most = check_drop("max_accuracy_drop", max_drop)
 
+    def check_labels(outcomes: Tensor, role: str) -> None:
+        labelled, all_n = int(outcomes[:, 3].sum()), len(outcomes)
+        if labelled not in (0, all_n):
+            raise DataError(f"{labelled} of {all_n} {role} inputs have labels", fix="give labels throughout, or none")
+
     def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
-        if labelled not in (0, all_n):
-            raise DataError(f"{labelled} of {all_n} holdout inputs have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
         risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
         with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)
@@ -302,7 +312,9 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
     def holds_drop(cert: AnyCertificate) -> bool:
         return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
 
-    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, holds_drop, False, 1, words)
+    return _Claim(
+        lambda f, g, batch: outcomes_of(f, g, batch, "auto"), check_labels, judge_drop, holds_drop, False, 1, words
+    )
 
 
 class _Walker:
@@ -392,6 +404,7 @@ class _Walker:
                 measured.append(self.claim.measure(f, g, batch))
         self.roles.add(role)
         judged, n = torch.cat(measured), points.n
+        self.claim.check(judged, role)
         if most is not None and most < n:
             at = integers(0, most) * len(judged) // most
             judged, draws = judged[at.to(judged.device)], [draws[i] for i in at.tolist()]
