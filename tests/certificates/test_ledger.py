@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +323,83 @@ def test_a_second_claim_in_one_session_is_warned_of_and_a_repeated_one_is_not() 
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="already used for another certificate"):
         sipp.certify(net, sipp.prune(net, None, keep=0.8, method="wt"), x)
+
+
+def warned(claim: Callable[[], object]) -> list[str]:
+    """The files whose lines are named by warnings of a second use."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HoldoutReusedWarning)
+        claim()
+    return [one.filename for one in caught if one.category is HoldoutReusedWarning]
+
+
+def test_a_walk_with_a_ledger_is_not_warned_of_and_one_without_names_the_line_that_called(tmp_path: Path) -> None:
+    net, x, data = classifier(), points(300, 81), points(300, 1)
+    walk: dict[str, Any] = {"epsilon": 0.9, "levels": (0.9,), "method": "wt", "progress": False}
+    sipp.certify_accuracy(net, net, x)
+    assert warned(lambda: sipp.prune_to(net, data, x, ledger=tmp_path / "uses", **walk)) == []
+    assert warned(lambda: sipp.prune_to(net, data, x, **walk)) == [__file__]
+    assert warned(lambda: sipp.certify(net, net, x)) == [__file__]
+    assert warned(lambda: sipp.certify_accuracy(net, net, x, labels="ignore")) == [__file__]
+
+
+def test_to_check_a_certificate_is_no_claim() -> None:
+    net, x = classifier(), points(300, 82)
+    labelled = [(x, x[:, :4].argmax(1))]
+    first = certify_accuracy(net, net, labelled)
+    certify(net, net, x)
+    assert warned(lambda: verify(first, net, net, labelled)) == []
+
+
+def test_every_other_claim_on_the_same_points_is_warned_of_and_a_repeated_one_is_not() -> None:
+    net, labels = classifier(), points(300, 83)[:, :4].argmax(1)
+    claims: dict[str, Callable[[Any], object]] = {
+        "as it is": lambda x: sipp.certify(net, net, x),
+        "delta": lambda x: sipp.certify(net, net, x, delta=0.1),
+        "confidence": lambda x: sipp.certify(net, net, x, confidence=0.9),
+        "epsilon": lambda x: sipp.certify(net, net, x, epsilon=0.2),
+        "another epsilon": lambda x: sipp.certify(net, net, x, epsilon=0.3),
+        "another output": lambda x: sipp.certify(net, net, x, output=first_two),
+        "class": lambda x: sipp.certify_accuracy(net, net, x),
+        "class, confidence": lambda x: sipp.certify_accuracy(net, net, x, confidence=0.9),
+        "class, labels": lambda x: sipp.certify_accuracy(net, net, [(x, labels)]),
+        "class, labels ignored": lambda x: sipp.certify_accuracy(net, net, [(x, labels)], labels="ignore"),
+    }
+    x = points(300, 83)
+    for number, (name, claim) in enumerate(claims.items()):
+        assert len(warned(lambda claim=claim: claim(x))) == (number > 0), name
+    for seed, claim in enumerate(claims.values(), start=200):
+        assert warned(lambda claim=claim, seed=seed: [claim(points(300, seed)), claim(points(300, seed))]) == []
+
+
+def first_two(found: Tensor) -> Tensor:
+    return found[:, :2]
+
+
+def test_a_walk_is_remembered_whatever_came_of_it() -> None:
+    net, data, seeds = classifier(), points(300, 1), iter(range(100, 200))
+    first: dict[str, Any] = {"epsilon": 1e-6, "levels": (0.3,), "method": "wt", "progress": False}
+    others = ({"epsilon": 0.9}, {"levels": (0.9,)}, {"method": "random"}, {"delta": 0.1}, {"confidence": 0.9})
+    for other in (*others, {"seed": 3}, {"output": first_two}):
+        x = points(300, next(seeds))
+        assert warned(lambda x=x: [prune_to(net, data, x, **first), prune_to(net, data, x, **first)]) == []
+        assert warned(lambda x=x, other=other: prune_to(net, data, x, **first | other)), other
+    x = points(300, next(seeds))
+    assert prune_to(net, data, x, **first).certificate is None
+    assert warned(lambda: prune_to(net, points(300, 2), x, **first))  # chosen on other inputs
+    x = points(300, next(seeds))
+    drop = {**first, "epsilon": None, "max_accuracy_drop": 0.01}
+    assert warned(lambda: [prune_to(net, data, x, **drop), prune_to(net, data, x, **drop)]) == []
+    assert warned(lambda: prune_to(net, data, [(x, x[:, :4].argmax(1))], **drop))
+
+
+def test_a_comparison_is_remembered_and_is_no_claim_itself(tmp_path: Path) -> None:
+    net, data = classifier(), points(300, 1)
+    asked: dict[str, Any] = {"methods": ("wt",), "progress": False}
+    for seed, ledger in ((84, None), (85, tmp_path / "uses")):
+        x = points(300, seed)
+        for keeps in ((0.9,), (0.5,)):
+            assert warned(lambda x=x, keeps=keeps: sipp.compare(net, data, holdout=x, keeps=keeps, **asked)) == []
+        assert len(warned(lambda x=x: sipp.certify(net, net, x))) == 1
+        more = {**asked, "ledger": ledger}
+        assert warned(lambda x=x, more=more: sipp.compare(net, data, holdout=x, keeps=(0.9,), **more)) == []

@@ -206,7 +206,7 @@ def test_points_seen_before_are_recognised(
 ) -> None:
     assert holds(false_first_looks(look, N_USERS, tmp_path))
 
-    def exact_only(path: Any, evidence: dict[str, Any], kind: str, sketch: Any = ()) -> dict[str, Any]:
+    def exact_only(path: Any, evidence: dict[str, Any], kind: str, *_: Any) -> dict[str, Any]:
         return ledger.record_use(path, evidence, kind)
 
     monkeypatch.setattr(evidence, "record_use", exact_only)

@@ -187,6 +187,7 @@ def test_overlap_of_calibration_and_holdout_is_refused() -> None:
         ({"epsilon": -0.1}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),
         ({"epsilon": 0.1, "delta": 0.0}, "delta"),
+        ({"max_accuracy_drop": 0.1, "delta": 0.05}, "an accuracy drop leaves none out; leave delta out"),
         ({"epsilon": 0.1, "confidence": 1.0}, "confidence"),
         ({"epsilon": 0.1, "levels": (0.2, 0.5)}, "levels"),
         ({"epsilon": 0.1, "levels": ()}, "levels"),
@@ -197,6 +198,14 @@ def test_overlap_of_calibration_and_holdout_is_refused() -> None:
 def test_options_out_of_range_are_named(options: dict, word: str) -> None:
     with pytest.raises(OptionError, match=word):
         prune_to(net(), points(20, 1), points(100, 2), **options)
+
+
+def test_data_that_has_labels_in_part_is_named_and_counted_whole() -> None:
+    labels = torch.zeros(100, dtype=torch.int64)
+    partly = [(points(100, 1), labels), points(300, 2)]
+    for role, data, holdout in (("calibration", partly, points(60, 3)), ("holdout", points(60, 3), partly)):
+        with pytest.raises(DataError, match=f"100 of 400 {role} inputs have labels"):
+            prune_to(net(), data, holdout, max_accuracy_drop=0.2, method="wt")
 
 
 def test_an_iterator_as_holdout_is_refused() -> None:

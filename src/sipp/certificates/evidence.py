@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.ledger import record_use
+from sipp.certificates.ledger import ACCURACY, record_use
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import points_at
@@ -67,6 +67,11 @@ class Survey:
         """What a ledger and a certificate say of the points."""
         return {"n": self.n, "data_hash": set_hash(self.keys)}
 
+    @property
+    def labels(self) -> int:
+        """A number that is another one where the same points have other labels; of this process only."""
+        return hash(frozenset(self.points.items()))
+
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
@@ -87,6 +92,7 @@ def measure_outputs(
     *,
     ledger: str | os.PathLike[str] | None = None,
     claim: str = "",
+    terms: tuple[Any, ...] = (),
     drops_padding: bool = True,
     finest: float | None = None,
     progress: bool = False,
@@ -97,7 +103,8 @@ def measure_outputs(
     The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
     was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
     record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
-    checked where these are all. `title` is that of the bar.
+    checked where these are all. Without a `claim` nothing is recorded; `terms` are those of the claim. `title` is that
+    of the bar.
     """
     chose, is_all = points_seen(pruned)
     pruned = network_of(pruned)
@@ -131,6 +138,8 @@ def measure_outputs(
                 record_use(ledger, {**seen.facts, **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
             raise
     facts = {**seen.facts, **hashes}
+    if claim == ACCURACY:
+        terms = (*terms, seen.labels)
     if seen.shared and callable(output):  # refused, but the caller's function has seen every output
         record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
     refuse_shared(seen.shared)
@@ -140,7 +149,7 @@ def measure_outputs(
         "dtype": "/".join(sorted(dtypes)),
         "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         "calibration_checked": is_checked,
-        **record_use(ledger, facts, claim, sketch_of(seen.plain)),
+        **record_use(ledger, facts, claim, sketch_of(seen.plain), terms),
     }
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
 

@@ -1,6 +1,6 @@
 """The ledger: a JSON-lines file with one line for every use of a holdout.
 
-Without a file, claims are remembered as long as the process lives, and a second one on the same points is warned of.
+Looks are also remembered as long as the process lives: another claim on the same points is warned of without a file.
 A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
 """
 
@@ -9,21 +9,27 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.records.certificate import is_hash
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
-CLAIMS = ("output", "accuracy")  # what is in a certificate; a walk ends with one of these
+COMPARING = "compare"  # that of a look at many networks, of which none is certified; its line names the dense one
+OUTPUT, ACCURACY = "output", "accuracy"  # what is in a certificate; a walk ends with one of these
 SECOND = (
-    "these holdout inputs were already used for another certificate. Each of the two holds at its own confidence, but "
-    "both together, or the better one of them, at less. Use new inputs for each claim, or pass ledger=FILE: it counts "
-    "the uses, and the certificates mention them"
+    "these holdout inputs were already used for another certificate, walk or comparison. Each certificate holds at its "
+    "own confidence, but several together, or the best of them, at less. Use new inputs for each claim, or pass "
+    "ledger=FILE: it counts the uses, and the certificates mention them"
 )
-_claimed: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: what was claimed in this process
+INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+_looks: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: those of this process
 
 
 def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
@@ -53,16 +59,23 @@ def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[d
 
 
 def record_use(
-    ledger: str | os.PathLike[str] | None, evidence: dict[str, Any], kind: str, sketch: Sequence[str] = ()
+    ledger: str | os.PathLike[str] | None,
+    evidence: dict[str, Any],
+    kind: str,
+    sketch: Sequence[str] = (),
+    terms: tuple[Any, ...] = (),
 ) -> dict[str, Any]:
     """The fields ledger_kept and prior_uses, after this use was appended to the ledger.
 
     Append first, then count what lies before the own line: two processes at once cannot both be the first. An earlier
     use counts if it was of the exact same points, or if the sketches (`sketch_of`) share a point: then a part of these
-    points, or these with some exchanged, was looked at. Lines of older versions have no sketch.
+    points, or these with some exchanged, was looked at. Lines of older versions have no sketch. `terms`: what else
+    makes it another claim than one of the same kind.
     """
+    is_second = _is_second(evidence, kind, terms)
     if ledger is None:
-        _warn_of_second(evidence, kind)
+        if is_second:
+            warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=_level_of_caller())
         return {"ledger_kept": False, "prior_uses": 0}
     entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
     line = json.dumps({**entry, "sketch": list(sketch)}).encode() + b"\n"
@@ -79,15 +92,23 @@ def record_use(
     return {"ledger_kept": True, "prior_uses": n_uses(ledger_lines(ledger, start), json.loads(line))}
 
 
-def _warn_of_second(evidence: dict[str, Any], kind: str) -> None:
-    """Warns where another claim was made with the same points in this process; to repeat one is no second look."""
-    if kind not in CLAIMS:
-        return
-    own = (kind, evidence["dense_hash"], evidence["pruned_hash"])
-    earlier = _claimed.setdefault(evidence["data_hash"], set())
-    if earlier - {own}:
-        warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=6)
-    earlier.add(own)
+def _is_second(evidence: dict[str, Any], kind: str, terms: tuple[Any, ...]) -> bool:
+    """Whether this is a claim on points at which another look was taken in this process; to repeat one is none."""
+    if kind not in (OUTPUT, ACCURACY, WALK, COMPARING):  # part of a look, or an interrupted one
+        return False
+    own = (kind, evidence["dense_hash"], evidence["pruned_hash"], *terms)
+    looks = _looks.setdefault(evidence["data_hash"], set())
+    has_others = bool(looks - {own})
+    looks.add(own)
+    return has_others and kind != COMPARING
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel`, for the function that asks, of the line that called us: neither ours nor a decorator's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:

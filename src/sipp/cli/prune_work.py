@@ -37,7 +37,7 @@ from sipp.records.certificate import AnyCertificate, Certificate, certificate_va
 from sipp.records.checking import check_drop, check_share, check_size
 from sipp.records.display import bytes_in_words, size_words
 from sipp.records.network_hash import model_hash
-from sipp.records.options import HOLDOUT_DELTA, PruneOptions, unused_in_prune_to
+from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.records.saved_file import SavedFile
@@ -97,7 +97,7 @@ def check(request: PruneRequest) -> None:
     for_certificates = {
         "--output": request.output is not None,
         "--ledger": request.ledger is not None,
-        "--holdout-delta": request.holdout_delta != HOLDOUT_DELTA,
+        "--holdout-delta": request.holdout_delta is not None,
         "--holdout-points": request.holdout_points is not None,
     }
     if request.has_tolerance:
@@ -136,8 +136,13 @@ def check(request: PruneRequest) -> None:
             fix="give 0 or more, such as 0.1",
         )
     with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
-        check_share("holdout-delta", request.holdout_delta)
+        check_share("holdout-delta", request.allowed_share)
     if request.max_accuracy_drop is not None:
+        _refuse_ignored(
+            {"--holdout-delta": request.holdout_delta is not None},
+            "is for --epsilon; an accuracy drop leaves no inputs out",
+            "leave it out, or give --epsilon instead of --max-accuracy-drop",
+        )
         with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
             check_drop("max_accuracy_drop", request.max_accuracy_drop)
     if request.ledger is not None:
@@ -210,7 +215,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
     """Tells before the work that the holdout is too small for any claim (T14)."""
     if request.max_accuracy_drop is not None:
         return
-    needed = holdout_needed(request.holdout_delta, 1.0 - request.options.confidence)
+    needed = holdout_needed(request.allowed_share, 1.0 - request.options.confidence)
     if holdout.n_points < needed:
         raise CommandError(
             f"not certified: it takes {needed} holdout inputs, and there are {holdout.n_points}; nothing was written",
@@ -298,7 +303,7 @@ def _prune(
     if holdout is None:
         return pruned, stored, None
     certificate = sipp.certify(
-        model, stored, holdout.batches, delta=request.holdout_delta, confidence=request.options.confidence,
+        model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
         output=output_of(request.output), calibration=None if calibration is None else calibration.batches,
         ledger=request.ledger,
     )  # fmt: skip
@@ -332,7 +337,7 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
         "include": request.options.include,
         "exclude": request.options.exclude,
         "delta": request.options.delta,
-        "holdout_delta": request.holdout_delta,
+        "holdout_delta": request.allowed_share if request.max_accuracy_drop is None else None,
         "confidence": request.options.confidence,
         "draws": request.options.draws,
         "reduce": request.options.reduce or method_of(request.options.method).reduce,
@@ -398,7 +403,7 @@ def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
         return ""
     n, beta = outcome.holdout.n_points, 1.0 - request.options.confidence
     if request.max_accuracy_drop is None:
-        bad, limit = "further off", request.holdout_delta
+        bad, limit = "further off", request.allowed_share
     else:  # half of beta goes to points that gained, of which none are counted on here (T16)
         bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
     needed = points_to_prove(failed.count, n, limit, beta)

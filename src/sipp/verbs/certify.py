@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
 from sipp.certificates.measures import measure_of, outcome_counts, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError
@@ -30,8 +30,9 @@ from sipp.records.checking import check_choice, check_flag, check_number, check_
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 from sipp.records.pruned_to import NetworkLike
 
+Labels = Literal["auto", "use", "ignore"]
 
-@torch.inference_mode(False)
+
 def certify(
     dense: nn.Module,
     pruned: NetworkLike,
@@ -65,6 +66,29 @@ def certify(
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
     """
+    return output_certificate(
+        dense, pruned, holdout, delta=delta, confidence=confidence, epsilon=epsilon, measure=measure, output=output,
+        calibration=calibration, claim=OUTPUT, ledger=ledger, progress=progress,
+    )  # fmt: skip
+
+
+@torch.inference_mode(False)
+def output_certificate(
+    dense: nn.Module,
+    pruned: NetworkLike,
+    holdout: Any,
+    *,
+    delta: float,
+    confidence: float,
+    epsilon: float | None,
+    measure: Measure,
+    output: Output,
+    calibration: Any,
+    claim: str = "",
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> Certificate:
+    """The same; without a `claim` the look counts as none: it is part of a walk that was recorded before."""
     beta = 1.0 - check_share("confidence", confidence)
     check_share("delta", delta)
     check_choice("measure", measure, get_args(Measure))
@@ -80,7 +104,8 @@ def certify(
         output,
         calibration,
         ledger=ledger,
-        claim="output",
+        claim=claim,
+        terms=(epsilon, delta, confidence, measure, repr(output)),
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
@@ -98,14 +123,13 @@ def certify(
     )
 
 
-@torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
     pruned: NetworkLike,
     holdout: Any,
     *,
     confidence: float = CONFIDENCE,
-    labels: Literal["auto", "use", "ignore"] = "auto",
+    labels: Labels = "auto",
     output: Output = None,
     calibration: Any = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -127,8 +151,29 @@ def certify_accuracy(
         >>> certificate.mode, 0 < certificate.drop_upper < 0.2
         ('labels', True)
     """
+    return accuracy_certificate(
+        dense, pruned, holdout, confidence=confidence, labels=labels, output=output, calibration=calibration,
+        claim=ACCURACY, ledger=ledger, progress=progress,
+    )  # fmt: skip
+
+
+@torch.inference_mode(False)
+def accuracy_certificate(
+    dense: nn.Module,
+    pruned: NetworkLike,
+    holdout: Any,
+    *,
+    confidence: float,
+    labels: Labels,
+    output: Output,
+    calibration: Any,
+    claim: str = "",
+    ledger: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> AccuracyCertificate:
+    """The same; without a `claim` the look counts as none: it is part of a walk, or checks a claim made before."""
     check_share("confidence", confidence)
-    check_choice("labels", labels, ("auto", "use", "ignore"))
+    check_choice("labels", labels, get_args(Labels))
     if ledger is not None:
         ledger_lines(ledger)
     found = measure_outputs(
@@ -139,7 +184,8 @@ def certify_accuracy(
         output,
         calibration,
         ledger=ledger,
-        claim="accuracy",
+        claim=claim,
+        terms=(confidence, labels, repr(output)),
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import ledger_lines
+from sipp.certificates.ledger import COMPARING, ledger_lines
 from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
@@ -46,7 +46,6 @@ from sipp.scoring.methods import method_of, ways_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
-COMPARING = "compare"  # the claim of a look at many networks, of which none is certified; its line names the dense one
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
 LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
 
@@ -155,7 +154,7 @@ class _Judge:
     def judge(self, other: nn.Module, *, checks: bool = False, ledger: str | os.PathLike[str] | None = None) -> _Found:
         """How far the other network is from the dense one; `checks` that no point that judges has chosen.
 
-        A look at a holdout is in the ledger, once for all networks.
+        A look at a holdout is recorded with the dense network, once for all.
         """
         known = self.points.chosen if checks else None
         why: set[str] = set()
@@ -167,7 +166,7 @@ class _Judge:
             self.output,
             known,
             ledger=ledger,
-            claim=COMPARING,
+            claim=COMPARING if checks else "",
         )
         points = PointComparisons(*found.measured.unbind(1))
         far_n, size = points.squared_error, float(points.squared_size.mean())

@@ -45,7 +45,7 @@ from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import Cut, cut, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
@@ -73,7 +73,7 @@ from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.certify import certify, certify_accuracy
+from sipp.verbs.certify import accuracy_certificate, output_certificate
 from sipp.verbs.recording import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -97,7 +97,7 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float = HOLDOUT_DELTA,
+    delta: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
@@ -115,7 +115,8 @@ def prune_to(
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. With `repair`, the repaired networks are certified.
+    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -144,7 +145,7 @@ def prune_to_with(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float = HOLDOUT_DELTA,
+    delta: float | None = None,
     levels: Sequence[float] | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -155,7 +156,14 @@ def prune_to_with(
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    claim = _claim(epsilon, max_accuracy_drop, delta, options.confidence)
+    share = HOLDOUT_DELTA if delta is None else delta
+    if epsilon is None and max_accuracy_drop is not None and delta is not None:
+        raise OptionError(
+            "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
+            fix="leave delta out, or give epsilon instead of max_accuracy_drop",
+            option="delta",
+        )
+    claim = _claim(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
@@ -169,7 +177,9 @@ def prune_to_with(
     walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
-    use = _recorded(ledger, points, ranking)
+    made_of = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
+    asked = (epsilon, max_accuracy_drop, share, grid, repr(options), repr(output), hash(made_of))
+    use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
         said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
@@ -177,7 +187,7 @@ def prune_to_with(
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned, stacklevel=5)
     looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}
-    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, delta, looking)
+    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, share, looking)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
@@ -191,10 +201,10 @@ def prune_to_with(
 def _certified(
     dense: nn.Module, pruned: nn.Module, holdout: Any, epsilon: float | None, delta: float, options: dict[str, Any]
 ) -> AnyCertificate:
-    """The certificate of the claim: about the relative error, or about the accuracy."""
+    """The certificate of the claim: about the relative error, or about the accuracy. The walk was the look."""
     if epsilon is not None:
-        return certify(dense, pruned, holdout, delta=delta, epsilon=epsilon, **options)
-    return certify_accuracy(dense, pruned, holdout, **options)
+        return output_certificate(dense, pruned, holdout, delta=delta, epsilon=epsilon, measure="output", **options)
+    return accuracy_certificate(dense, pruned, holdout, labels="auto", **options)
 
 
 def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
@@ -233,10 +243,12 @@ def _walk(
     return tuple(path), n_passed
 
 
-def _recorded(ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking) -> dict[str, Any]:
+def _recorded(
+    ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
+) -> dict[str, Any]:
     """The fields of a certificate that tell of the ledger, after this look was written into it."""
     facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
-    return record_use(ledger, facts, WALK, sketch_of(points.plain))
+    return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,7 @@ class _Claim:
     """How a level is judged: what is measured of each point, and what the counts prove."""
 
     measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
+    check: Callable[[Tensor, str], None]  # refuses what was measured of all points of a role
     judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]  # of n different: count, limit, passed
     holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
     drops_padding: bool  # padding positions of the output are not compared
@@ -270,15 +283,24 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
             return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
 
         return _Claim(
-            lambda f, g, _: point_ratios(f, g), judge_errors, holds_error, True, holdout_needed(delta, beta), words
+            lambda f, g, _: point_ratios(f, g),
+            lambda ratios, role: None,
+            judge_errors,
+            holds_error,
+            True,
+            holdout_needed(delta, beta),
+            words,
         )
     assert max_drop is not None
     most = check_drop("max_accuracy_drop", max_drop)
 
+    def check_labels(outcomes: Tensor, role: str) -> None:
+        labelled, all_n = int(outcomes[:, 3].sum()), len(outcomes)
+        if labelled not in (0, all_n):
+            raise DataError(f"{labelled} of {all_n} {role} inputs have labels", fix="give labels throughout, or none")
+
     def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
-        if labelled not in (0, all_n):
-            raise DataError(f"{labelled} of {all_n} holdout inputs have labels", fix="give labels throughout, or none")
         count = lost if labelled else differ
         risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
         with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)
@@ -290,7 +312,9 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
     def holds_drop(cert: AnyCertificate) -> bool:
         return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
 
-    return _Claim(lambda f, g, batch: outcomes_of(f, g, batch, "auto"), judge_drop, holds_drop, False, 1, words)
+    return _Claim(
+        lambda f, g, batch: outcomes_of(f, g, batch, "auto"), check_labels, judge_drop, holds_drop, False, 1, words
+    )
 
 
 class _Walker:
@@ -380,6 +404,7 @@ class _Walker:
                 measured.append(self.claim.measure(f, g, batch))
         self.roles.add(role)
         judged, n = torch.cat(measured), points.n
+        self.claim.check(judged, role)
         if most is not None and most < n:
             at = integers(0, most) * len(judged) // most
             judged, draws = judged[at.to(judged.device)], [draws[i] for i in at.tolist()]

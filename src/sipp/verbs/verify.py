@@ -20,7 +20,7 @@ from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_
 from sipp.records.html import text_html, view
 from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
-from sipp.verbs.certify import certify_accuracy
+from sipp.verbs.certify import accuracy_certificate
 
 HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
@@ -121,8 +121,9 @@ def _look_again(
         found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
-    options: dict[str, Any] = {"labels": labels, "output": output, "calibration": calibration}
-    again = certify_accuracy(dense, pruned, holdout, confidence=cert.confidence, progress=False, **options)
+    again = accuracy_certificate(
+        dense, pruned, holdout, confidence=cert.confidence, labels=labels, output=output, calibration=calibration
+    )
     return {field.name: getattr(again, field.name) for field in fields(again)}, []
 
 

@@ -49,8 +49,12 @@ class PruneRequest:
     ] = None
     holdout_points: shared.HoldoutPoints = None
     holdout_delta: Annotated[
-        float, option("Share of inputs that may be further off than the certificate says.", GUARANTEE_PANEL)
-    ] = HOLDOUT_DELTA
+        float | None,
+        option(
+            f"Share of inputs that may be further off than the certificate says. Default: {HOLDOUT_DELTA}.",
+            GUARANTEE_PANEL,
+        ),
+    ] = None
     output: shared.OutputPart = None
     ledger: shared.Ledger = None
     options: PruneOptions
@@ -102,6 +106,11 @@ class PruneRequest:
     def rounds(self) -> bool:
         """Whether the stored values are not those of the pruning."""
         return self.values not in ("fp32", "lossless")
+
+    @property
+    def allowed_share(self) -> float:
+        """Of inputs that may be further off."""
+        return HOLDOUT_DELTA if self.holdout_delta is None else self.holdout_delta
 
     @property
     def has_tolerance(self) -> bool:
