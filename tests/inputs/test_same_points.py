@@ -184,3 +184,9 @@ def test_keys_of_many_numbers_are_those_of_few(n_threads: int, monkeypatch: pyte
         finally:
             torch.set_flush_denormal(False)
         assert found == by_torch == one_by_one
+
+
+def test_keys_of_many_numbers_that_are_shown_negated_are_those_of_the_numbers() -> None:
+    shown = torch._neg_view(torch.randn(40, 4_000, generator=torch.Generator().manual_seed(0)))
+    assert shown.is_neg() and shown.numel() >= point_keys.COMPILED_FROM
+    assert point_keys.content_keys(shown) == point_keys.content_keys(shown.clone())

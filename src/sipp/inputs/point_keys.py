@@ -139,7 +139,7 @@ def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
 
 
 def _sums(rows_CN: Tensor) -> Tensor:
-    rows_CN, factors = rows_CN.to(torch.float32), _factors(rows_CN.shape[1], rows_CN.device)
+    rows_CN, factors = rows_CN.to(torch.float32).resolve_neg(), _factors(rows_CN.shape[1], rows_CN.device)
     if rows_CN.device.type == "cpu" and rows_CN.numel() >= COMPILED_FROM:
         from sipp.native.processor import IS_COMPILED  # Numba is slow to import
 
