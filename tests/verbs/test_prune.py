@@ -477,6 +477,14 @@ CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
 }
 
 
+def test_frozen_weights_are_named_at_the_callers_line() -> None:
+    model = small_net()
+    model.get_parameter("0.weight").requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"1 of 3 prunable weights are frozen") as told:
+        sipp.prune(model, None, keep=0.5, method="wt")
+    assert [one.filename for one in told] == [__file__]
+
+
 @pytest.mark.parametrize("verb", CALLS)
 def test_the_word_about_an_embedding_comes_once_and_at_the_callers_line(verb: str) -> None:
     x = torch.randint(0, 11, (200, 5), generator=torch.Generator().manual_seed(0))
