@@ -26,7 +26,7 @@ CHANGED_SINCE = (
 
 @dataclass(frozen=True)
 class Level:
-    """One test of the walk: `count` bad points of `n`, and whether the claim is proved at this level."""
+    """One test of the walk: how many points were bad, and whether the claim is proved at this level."""
 
     keep: float
     budget: int

@@ -431,7 +431,7 @@ def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tup
     counted than that: more would prove more than the holdout can. With too few for a test the walk starts at the first
     level.
     """
-    low, high = 0, len(grid)  # level `low` passes (level 0 keeps everything), level `high` does not
+    low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
     n_left = len(grid).bit_length()
     with progress_bar("where to begin", n_left, shown=progress) as advance:
         while high - low > 1:
