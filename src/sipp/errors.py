@@ -1,10 +1,13 @@
 """The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own.
 
-Two warnings have classes of their own, for code that tells of dead rows or of a holdout's uses itself.
+Two warnings have classes of their own, for code that tells of dead rows or of a holdout's uses itself; all warnings name
+the line that called us.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TypeVar
 
 AnError = TypeVar("AnError", bound="SippError")
@@ -56,3 +59,11 @@ class HoldoutReusedWarning(UserWarning):
 
 class DeadRowsWarning(UserWarning):
     """Rows or whole layers of a pruned network have no weight left; the records count them as `dead_rows`."""
+
+
+def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the caller's line, the first outside of sipp and of torch, whose decorators stand between."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("sipp", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -9,15 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from sipp.errors import DataError, HoldoutReusedWarning, OptionError
+from sipp.errors import DataError, HoldoutReusedWarning, OptionError, warn_caller
 from sipp.records.certificate import is_hash
 
 WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
@@ -28,7 +23,6 @@ SECOND = (
     "own confidence, but several together, or the best of them, at less. Use new inputs for each claim, or pass "
     "ledger=FILE: it counts the uses, and the certificates mention them"
 )
-INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _looks: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: those of this process
 
 
@@ -75,7 +69,7 @@ def record_use(
     is_second = _is_second(evidence, kind, terms)
     if ledger is None:
         if is_second:
-            warnings.warn(SECOND, HoldoutReusedWarning, stacklevel=_level_of_caller())
+            warn_caller(SECOND, HoldoutReusedWarning)
         return {"ledger_kept": False, "prior_uses": 0}
     entry = {"claim": kind, **{name: evidence[name] for name in ("data_hash", "dense_hash", "pruned_hash", "n")}}
     line = json.dumps({**entry, "sketch": list(sketch)}).encode() + b"\n"
@@ -101,14 +95,6 @@ def _is_second(evidence: dict[str, Any], kind: str, terms: tuple[Any, ...]) -> b
     has_others = bool(looks - {own})
     looks.add(own)
     return has_others and kind != COMPARING
-
-
-def _level_of_caller() -> int:
-    """The `stacklevel`, for the function that asks, of the line that called us: neither ours nor a decorator's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from sipp.errors import DataError
+from sipp.errors import DataError, warn_caller
 from sipp.inputs.batches import (
     WAYS_OUT,
     as_batch,
@@ -132,7 +131,7 @@ class Data:
         if n_seen == 0:
             raise DataError(f"{role} holds no inputs; a used-up iterator looks like this too, give a list or a loader")
         if left:
-            warnings.warn(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}", stacklevel=2)
+            warn_caller(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}")
 
     def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
         """The first batch, and the data as if that had not been read."""

@@ -6,7 +6,6 @@ Everything that does not depend on the budget: one ranking serves any number of 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.errors import OptionError
+from sipp.errors import OptionError, warn_caller
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import PrunableLayer, warn_of_frozen
@@ -258,9 +257,7 @@ def rows_of_few_tokens(task: ScoringTask) -> tuple[Tensor, ...]:
     if not names:
         return ()
     some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")
-    warnings.warn(
-        f"experts that saw fewer than {FEWEST_TOKENS} tokens are left as they are: {some}; give more data", stacklevel=3
-    )
+    warn_caller(f"experts that saw fewer than {FEWEST_TOKENS} tokens are left as they are: {some}; give more data")
     return tuple(spared)
 
 

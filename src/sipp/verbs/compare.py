@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -17,7 +16,7 @@ from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import COMPARING, ledger_lines
 from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs.batches import as_given, points_at
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
@@ -98,7 +97,7 @@ def compare(
     dense = _Judge(task.model, points, output)
     baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
     if baseline.why_no_accuracy and baseline.same is not None:
-        warnings.warn(f"accuracy is not compared: {baseline.why_no_accuracy}", stacklevel=4)
+        warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
     split = split_data(task.model, points.chosen, seed=seed) if fits else None
     rows: list[Compared] = []

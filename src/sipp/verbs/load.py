@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from os import PathLike
 from typing import overload
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import ModelError, OptionError
+from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.restore import check_can_be_written
 from sipp.records.checking import check_path
 from sipp.records.display import listed
@@ -59,7 +58,7 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     into.eval()
     is_known = contents.certificate is not None or contents.buffers_hash is not None
     if is_known and buffers_hash(into) != contents.buffers_hash:
-        warnings.warn(f"{file}: {OTHER_BUFFERS}", stacklevel=2)
+        warn_caller(f"{file}: {OTHER_BUFFERS}")
     return into
 
 

@@ -135,7 +135,7 @@ def prune_with(
         scored = task.with_points(ranking.scores.n_points, task.data)
         assumption = check_assumption_of(scored, held, options.constants, progress=progress)
     pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
-    warn_of_dead(pruned, stacklevel=5)
+    warn_of_dead(pruned)
     return pruned
 
 

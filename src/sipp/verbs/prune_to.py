@@ -185,7 +185,7 @@ def prune_to_with(
         said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
         return _none(ranking, grid, start, path, said)
     pruned = walker.record(path[n_passed - 1].budget)
-    warn_of_dead(pruned, stacklevel=5)
+    warn_of_dead(pruned)
     looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}
     certificate = _certified(ranking.model, pruned.model, holdout, epsilon, share, looking)
     if certificate.data_hash != points.facts["data_hash"]:

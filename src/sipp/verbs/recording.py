@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from sipp.bounds.statements import Statements
-from sipp.errors import DeadRowsWarning
+from sipp.errors import DeadRowsWarning, warn_caller
 from sipp.pruning.cutting import Cut
 from sipp.pruning.ranking import ranking_seen_keys
 from sipp.records.assumption import Assumption
@@ -49,7 +47,7 @@ def pruned_of(
     )
 
 
-def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
+def warn_of_dead(pruned: Pruned) -> None:
     """One warning for all rows that died, and one for all layers, however many there are."""
     gone = [layer.name for layer in pruned.layers if layer.kept == 0]
     rows = [
@@ -60,7 +58,7 @@ def warn_of_dead(pruned: Pruned, *, stacklevel: int) -> None:
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
         text = f"{what}: {listed(gone)}; floor=0.1 prevents this"
-        warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
+        warn_caller(text, DeadRowsWarning)
     if rows:
         text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
-        warnings.warn(text, DeadRowsWarning, stacklevel=stacklevel + 1)
+        warn_caller(text, DeadRowsWarning)

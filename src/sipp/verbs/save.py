@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp import __version__
-from sipp.errors import ModelError, OptionError
+from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.pruning.torch_masks import masked_by_torch
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
 from sipp.records.checking import check_choice, check_path, check_size
@@ -132,11 +131,10 @@ def _warn_of_negative_zeros(groups: Groups) -> None:
     weights = [tensor for tensor in found if tensor.element_size() > 1]  # torch has no signbit for float8
     n_negative = sum(int(((tensor == 0) & torch.signbit(tensor)).sum()) for tensor in weights)
     if n_negative > MANY_NEGATIVE * sum(tensor.numel() for tensor in weights):
-        warnings.warn(
+        warn_caller(
             f"{n_negative:,} weights are -0.0, which torch.nn.utils.prune.remove leaves behind, and each takes as much "
             "space as a weight that was kept. Call p.data.add_(0.0) for every p in model.parameters() before you "
-            "certify and save; or call sipp.release(model) instead of remove",
-            stacklevel=4,
+            "certify and save; or call sipp.release(model) instead of remove"
         )
 
 

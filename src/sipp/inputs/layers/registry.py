@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from sipp.errors import ModelError, OptionError
+from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.layers.attention import (
     attention_caught,
     attention_output,
@@ -211,7 +209,7 @@ def find_prunable_layers(
                     continue  # Linear(5, 0): there is nothing to prune
                 plain[_join(name, local)] = parameter
                 if id(parameter) in embedded:
-                    _warn_caller(f"{_join(name, local)} is tied to an embedding and left as it is")
+                    warn_caller(f"{_join(name, local)} is tied to an embedding and left as it is")
                 else:
                     _remember(known, _join(name, local), parameter, module, adapter)
     _refuse_non_finite(plain)
@@ -244,18 +242,10 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
     frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
     if frozen and len(frozen) < len(weights):
         some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
-        _warn_caller(
+        warn_caller(
             f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
             f"the others: {some}; leave them as they are with exclude={frozen[0]!r}"
         )
-
-
-def _warn_caller(text: str) -> None:
-    """Warns at the caller's line, the first outside of sipp and torch: verbs look for layers at different depths."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("sipp", "torch"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
 
 
 def _without_heads(
@@ -268,7 +258,7 @@ def _without_heads(
     heads, beside = _heads(model) if include is None else set(), _thin_matrices(model)
     for name, module in model.named_modules() if heads else ():
         if id(module) in heads and chosen(name, module):
-            _warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
+            warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
     return lambda name, module: id(module) not in heads | beside and chosen(name, module)
 
 
