@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -365,11 +366,18 @@ def test_every_other_claim_on_the_same_points_is_warned_of_and_a_repeated_one_is
         "class, labels": lambda x: sipp.certify_accuracy(net, net, [(x, labels)]),
         "class, labels ignored": lambda x: sipp.certify_accuracy(net, net, [(x, labels)], labels="ignore"),
     }
-    x = points(300, 83)
-    for number, (name, claim) in enumerate(claims.items()):
-        assert len(warned(lambda claim=claim: claim(x))) == (number > 0), name
-    for seed, claim in enumerate(claims.values(), start=200):
-        assert warned(lambda claim=claim, seed=seed: [claim(points(300, seed)), claim(points(300, seed))]) == []
+    seeds = itertools.count(200)
+    for one, other in itertools.combinations(claims, 2):
+        x = points(300, next(seeds))
+        assert warned(lambda one=one, x=x: [claims[one](x), claims[one](x)]) == [], one
+        assert warned(lambda other=other, x=x: claims[other](x)) == [__file__], (one, other)
+
+
+def test_another_measure_is_another_claim() -> None:
+    torch.manual_seed(0)
+    net, tokens = nn.Embedding(50, 50), torch.randint(0, 50, (300, 5))
+    for measure, n_warned in (("kl", 0), ("kl", 0), ("next-token", 1)):
+        assert len(warned(lambda measure=measure: sipp.certify(net, net, tokens, measure=measure))) == n_warned
 
 
 def first_two(found: Tensor) -> Tensor:
