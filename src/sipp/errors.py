@@ -1,7 +1,7 @@
 """The errors a user can meet: each says what was wrong, where, and what to do about it, in fields of its own.
 
-Two warnings have classes of their own, for code that tells of dead rows or of a holdout's uses itself; all warnings name
-the line that called us.
+Two warnings have classes of their own, for code that tells of dead rows or of a holdout's uses itself. All warnings
+name the line that called us.
 """
 
 from __future__ import annotations
