@@ -2,6 +2,7 @@
 
 import importlib
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,22 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     assert n_tried == fits.count(270) <= 6 and fits.count(540) == len(budgets)  # trials with half of the points
     assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}
     assert Counted.n_points <= 52_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
+
+
+def test_a_level_that_was_undone_chooses_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    repaired, likes = walking.repaired_cut, list[Any]()
+
+    def undone_at_first(*given: Any, like: Any, **options: Any) -> Any:
+        likes.append(like)
+        cut, fixed = repaired(*given, like=like, **options)
+        undone = "" if len(likes) > 1 else "no closer"
+        return cut, replace(fixed, record=replace(fixed.record, undone=undone))
+
+    monkeypatch.setattr(walking, "repaired_cut", undone_at_first)
+    sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="wt", repair=True, progress=False)
+    assert (
+        likes[:2] == [None, None] and len(likes) > 2 and all(like is not None and not like.undone for like in likes[2:])
+    )
 
 
 def test_compare_shows_what_prune_gives() -> None:

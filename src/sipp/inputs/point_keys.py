@@ -123,7 +123,8 @@ def _by_point(by_part: list[list[bytes]]) -> list[bytes]:
 
 N_SUMS = 2
 COMPILED_FROM = 1 << 17  # values: of fewer, torch's operations take no longer than compiled code takes to load
-CHUNK_VALUES, GPU_CHUNK_VALUES = 1 << 20, 1 << 25  # read at once
+CHUNK_VALUES, GPU_CHUNK_VALUES = 1 << 20, 1 << 24  # read at once
+NEGATIVE_ZERO = -(2**31)  # the bits of -0.0
 
 
 def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
@@ -148,8 +149,8 @@ def _sums(rows_CN: Tensor) -> Tensor:
 
             return sums_of_words(rows_CN, factors)
     bits = rows_CN.contiguous().view(torch.int32)  # no sum of torch's: it may flush the smallest numbers to 0
-    words = bits.masked_fill(bits << 1 == 0, 0).to(torch.int64)
-    return torch.stack([(words * row).sum(1) for row in factors], dim=1)
+    words = bits.masked_fill(bits == NEGATIVE_ZERO, 0).to(torch.int64)
+    return (words[:, None] * factors).sum(2)
 
 
 @lru_cache(maxsize=8)

@@ -370,7 +370,8 @@ class _Walker:
                 like=self.like,
                 fits_all=False,
             )
-            self.like = self.like or (fixed.record if fixed.record.way == "joint" else None)
+            if self.like is None and fixed.record.way == "joint" and not fixed.record.undone:
+                self.like = fixed.record  # one that was undone says what it went back to, not what was best
             self.repaired[budget] = found, fixed
         return self.repaired[budget]
 
