@@ -1,6 +1,7 @@
 """What `sipp.repair` promises: never worse on points kept aside, masks kept, models untouched, the same bits twice."""
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
     polish = done(wild).polish
-    n_looks = polishing.FIRST_LOOKS + polishing.PATIENCE
+    n_looks = 2 * (polishing.FIRST_LOOKS + polishing.PATIENCE)  # in a second round on mixtures too
     assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * n_looks
     assert polish.rate <= 1e6 * polishing.LOWER
     assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
@@ -116,8 +117,8 @@ def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.M
 def test_points_meet_others_in_every_round_of_a_polish() -> None:
     given = [torch.arange(4.0 * i, 4 * i + 4)[:, None] for i in range(20)] + [torch.zeros(3, 2)]
     batches = list(data_of(given, device=torch.device("cpu")).batches())
-    mixed = polishing._mixed(batches, seed=0)
-    rounds = [[next(mixed) for _ in range(21)] for _ in range(3)]
+    training = polishing._training_batches(batches, seed=0, is_mixed=False)
+    rounds = [[next(training) for _ in range(21)] for _ in range(3)]
     drawn = [[sorted(b.args[0][:, 0].tolist()) for b in one if b.args[0].shape[1] == 1] for one in rounds]
     for one in drawn:  # each point once a round, in batches as large as the given ones
         assert sorted(point for batch in one for point in batch) == list(range(80)) and {
@@ -125,8 +126,70 @@ def test_points_meet_others_in_every_round_of_a_polish() -> None:
         } == {4}
         assert sum(max(batch) - min(batch) > 3 for batch in one) > 15
     assert drawn[0] != drawn[1] != drawn[2]
-    again = polishing._mixed(batches, seed=0)
+    again = polishing._training_batches(batches, seed=0, is_mixed=False)
     assert all(torch.equal(b.args[0], next(again).args[0]) for one in rounds for b in one)
+
+
+def test_mixtures_lie_between_two_points_and_follow_the_seed() -> None:
+    given = [(torch.rand(5, 3), torch.rand(5, 2, 2)) for _ in range(4)]
+    batches = list(data_of([(inputs, None) for inputs in given], device=torch.device("cpu")).batches())
+    a_N3, b_N22 = (torch.cat([inputs[i] for inputs in given]) for i in range(2))
+    mixtures = polishing._training_batches(batches, seed=0, is_mixed=True)
+    found = [next(mixtures) for _ in range(8)]
+    for batch in found:
+        for a_3, b_22 in zip(*batch.args):
+            between = [
+                (i, j)
+                for i, j in itertools.product(range(20), repeat=2)
+                if abs(float((a_3 - a_N3[i]).norm() + (a_3 - a_N3[j]).norm() - (a_N3[i] - a_N3[j]).norm())) < 1e-6
+            ]
+            share = [float((a_3 - a_N3[i]).norm() / (a_N3[i] - a_N3[j]).norm()) if i != j else 0.0 for i, j in between]
+            wanted = [torch.lerp(b_N22[i], b_N22[j], s) for (i, j), s in zip(between, share)]
+            assert any(torch.allclose(b_22, one, atol=1e-5) for one in wanted)  # every input by the same share
+    again = polishing._training_batches(batches, seed=0, is_mixed=True)
+    assert all(torch.equal(x, y) for batch in found for x, y in zip(batch.args, next(again).args))
+    assert not any(torch.equal(found[0].args[0], given[i][0]) for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "can"),
+    [
+        ({"x": torch.rand(4, 3)}, True),
+        ({"x": torch.rand(4, 3), "y": torch.rand(4, 2).half()}, True),
+        ({"ids": torch.ones(4, 3, dtype=torch.int64)}, False),
+        ({"x": torch.rand(4, 3, 2), "attention_mask": torch.ones(4, 3)}, False),
+    ],
+)
+def test_only_real_numbers_without_padding_are_mixed(inputs: dict[str, torch.Tensor], can: bool) -> None:
+    (batch,) = data_of([inputs], device=torch.device("cpu")).batches()
+    assert polishing._can_be_mixed(batch) is can
+
+
+def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few points and many weights: the first round stops gaining early. The nearer of both is kept, by points aside."""
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.6, method="wt")
+    rounds: list[polishing._Round] = []
+    own = polishing._round
+
+    def noted(*args: object) -> polishing._Round:
+        rounds.append(own(*args))  # type: ignore[arg-type]
+        return rounds[-1]
+
+    monkeypatch.setattr(polishing, "_round", noted)
+    found = done(sipp.repair(dense, pruned, points(40), steps=160, learning_rate=5e-3)).polish
+    assert found is not None and len(rounds) == 2 and rounds[0].best < polishing.BY_HEART * 160
+    errors = [one.error for one in rounds]
+    nearer = rounds[1] if (errors[1] or 0) < (errors[0] or 0) else rounds[0]
+    assert found.mixes is (nearer is rounds[1]) and (found.best, found.taken) == (
+        nearer.best,
+        sum(one.taken for one in rounds),
+    )
+    rounds.clear()
+    monkeypatch.setattr(polishing, "BY_HEART", 0.0)
+    assert not done(sipp.repair(dense, pruned, points(40), steps=16)).polish.mixes and len(rounds) == 1
 
 
 def test_the_given_models_are_left_as_they_were() -> None:

@@ -35,9 +35,10 @@ class Polish:
     """What the steps of gradient descent did."""
 
     asked: int
-    taken: int  # until it stopped
-    best: int  # the step whose weights were kept; 0: the refit's own
-    rate: float  # the largest learning rate of a step
+    taken: int  # until it stopped, in both rounds where there was a second one
+    best: int  # the step of its round whose weights were kept; 0: the refit's own
+    rate: float  # the largest learning rate of a step of that round
+    mixes: bool = False  # it is the second round, on mixtures of two inputs each
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Repair:
             )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
+            text += " (the second round, on mixtures of two inputs each, came closer)" * self.polish.mixes
         if self.output_before is not None:
             before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (

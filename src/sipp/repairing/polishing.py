@@ -5,29 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.batches import fresh, is_padding_mask, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.distance import error_of, outputs_of, squares
 from sipp.progress import progress_bar
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
+from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.repair import Polish
 from sipp.repairing.data_split import DataSplit, merged_batches
 
-N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps
+N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
 FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
 LOWER = 0.25
 NEAR = 2.0  # an error below half of the output's length lowers the rate in proportion: what is near needs small steps
-N_MIXED = 8  # batches whose points change places: no more of them are copied at a time
+BY_HEART = 0.75  # a round whose best step comes before this share of its steps has learned its points by heart
+N_SHUFFLED = 8  # batches whose points change places: no more of them are copied at a time
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What one round of steps came to: the best weights on the points kept aside, and after how many steps."""
+
+    error: float | None
+    best: int  # 0: as they were before
+    taken: int
+    rate: float
+    weights: list[Tensor]
 
 
 def polish(
@@ -43,50 +57,82 @@ def polish(
 ) -> tuple[Polish, float | None]:
     """What the steps did to `repaired`, in place, and its output error on the points kept aside.
 
-    Kept weights, the biases beside them and the norms are trained, in eval mode. The points come in new batches each
-    time round, as large as those that were given; the rate rises from zero for a tenth of the steps, and falls to zero
-    along a cosine. A network whose output is near to the dense one already has a smaller rate; so has one that the
-    first steps only took away from it: then they begin anew.
+    Kept weights, the biases beside them and the norms are trained, in eval mode. A round that gains nothing more long
+    before its end has learned its points by heart. Then a second one starts over on mixtures of two points each, where
+    these are real numbers: the dense network says what is wanted there too, and there are many more of them. Whichever
+    round ends nearer to the dense network on the points kept aside is taken.
     """
-    fitted, validation = split.fit, split.validation
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
-    judged = outputs_of(dense, validation)
-    if not outputs_of(dense, fitted[:1])(0):
+    if not outputs_of(dense, split.fit[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks, optimizer=optimizer)
-    best, best_step, since = error_of(repaired, validation, judged), 0, 0
-    rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
-    kept = [parameter.detach().clone() for parameter in trained]
-    mixed, taken, is_lowered = _mixed(fitted, seed), 0, False
+    before, rounds = [parameter.detach().clone() for parameter in trained], list[_Round]()
+
+    def added(is_mixed: bool) -> None:
+        _put_back(trained, before)
+        optimizer.state.clear()
+        batches = _training_batches(split.fit, seed, is_mixed=is_mixed)
+        rounds.append(_round(dense, repaired, split.validation, optimizer, batches, steps, learning_rate, progress))
+
     try:
-        with progress_bar("polishing", steps, shown=progress) as advance:
-            while taken < steps and since < PATIENCE:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
-                batch = next(mixed)
-                _step(repaired, optimizer, batch, outputs_of(dense, [batch])(0))
-                taken += 1
-                advance(1)
-                if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
-                    found = error_of(repaired, validation, judged)
-                    since += 1
-                    if found is not None and best is not None and found < best:
-                        best, best_step, since = found, taken, 0
-                        kept = [parameter.detach().clone() for parameter in trained]
-                    elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
-                        rate, since, is_lowered = LOWER * rate, 0, True
-                        optimizer.state.clear()
-                        _put_back(trained, kept)
+        added(is_mixed=False)
+        if rounds[0].best < BY_HEART * steps and all(map(_can_be_mixed, split.fit)):
+            added(is_mixed=True)
+        best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
+        _put_back(trained, best.weights)
     finally:
         release(repaired)
-        _put_back(trained, kept)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-    return Polish(asked=steps, taken=taken, best=best_step, rate=rate), best
+    n_taken = sum(one.taken for one in rounds)
+    return Polish(asked=steps, taken=n_taken, best=best.best, rate=best.rate, mixes=best is not rounds[0]), best.error
+
+
+def _round(
+    dense: nn.Module,
+    model: nn.Module,
+    validation: Sequence[Batch],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Batch],
+    steps: int,
+    learning_rate: float,
+    progress: bool,
+) -> _Round:
+    """So many steps at most, from the weights as they are; the model is left as the last one has it.
+
+    The rate rises from zero for a tenth of the steps, and falls to zero along a cosine. A network whose output is near
+    to the dense one already has a smaller rate; so has one that the first steps only took away from it: then they begin
+    anew.
+    """
+    (group,) = optimizer.param_groups
+    trained: list[nn.Parameter] = group["params"]
+    judged = outputs_of(dense, validation)
+    best, best_step, since = error_of(model, validation, judged), 0, 0
+    rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
+    kept = [parameter.detach().clone() for parameter in trained]
+    taken, is_lowered = 0, False
+    with progress_bar("polishing", steps, shown=progress) as advance:
+        while taken < steps and since < PATIENCE:
+            group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
+            batch = next(batches)
+            _step(model, optimizer, batch, outputs_of(dense, [batch])(0))
+            taken += 1
+            advance(1)
+            if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
+                found = error_of(model, validation, judged)
+                since += 1
+                if found is not None and best is not None and found < best:
+                    best, best_step, since = found, taken, 0
+                    kept = [parameter.detach().clone() for parameter in trained]
+                elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
+                    rate, since, is_lowered = LOWER * rate, 0, True
+                    optimizer.state.clear()
+                    _put_back(trained, kept)
+    return _Round(best, best_step, taken, rate, kept)
 
 
 def _put_back(trained: Sequence[nn.Parameter], kept: Sequence[Tensor]) -> None:
@@ -126,8 +172,11 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, want
         optimizer.step()
 
 
-def _mixed(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
-    """The points in new batches, again and again: those of a few batches that are alike change places."""
+def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) -> Iterator[Batch]:
+    """The points in new batches, again and again: those of a few batches that are alike change places.
+
+    Where they are mixed, each is drawn towards another one by a random share.
+    """
     generator = torch.Generator("cpu").manual_seed(seed)
     most = max(batch.n_points for batch in batches)
 
@@ -135,7 +184,29 @@ def _mixed(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
         return torch.randperm(n, generator=generator, dtype=torch.int64, device="cpu")
 
     while True:
-        for some in shuffled(len(batches)).split(N_MIXED):
-            for pool in merged_batches([batches[i] for i in some.tolist()], N_MIXED * most):
-                for at in shuffled(pool.n_points).chunk(-(-pool.n_points // most)):
-                    yield points_at(pool, at)
+        for some in shuffled(len(batches)).split(N_SHUFFLED):
+            for pool in merged_batches([batches[i] for i in some.tolist()], N_SHUFFLED * most):
+                n_parts = -(-pool.n_points // most)
+                if not is_mixed:
+                    yield from (points_at(pool, at) for at in shuffled(pool.n_points).chunk(n_parts))
+                    continue
+                for at, others in zip(*(shuffled(pool.n_points).chunk(n_parts) for _ in range(2))):
+                    shares = torch.rand(len(at), generator=generator, dtype=SCORE_DTYPE, device="cpu")
+                    yield _between(points_at(pool, at), points_at(pool, others), shares)
+
+
+def _can_be_mixed(batch: Batch) -> bool:
+    """Whether all its inputs are tensors of real numbers, and none of them says what is padding."""
+    values = [*batch.args, *batch.kwargs.values()]
+    are_real = all(isinstance(value, Tensor) and value.is_floating_point() for value in values)
+    return are_real and not any(map(is_padding_mask, batch.kwargs))
+
+
+def _between(batch: Batch, others: Batch, shares: Tensor) -> Batch:
+    """Each point of a batch drawn towards the other one at its place, by its share."""
+
+    def drawn(value: Tensor, other: Tensor) -> Tensor:
+        return torch.lerp(value, other, shares.to(value).view(-1, *[1] * (value.ndim - 1)))
+
+    kwargs = {name: drawn(value, others.kwargs[name]) for name, value in batch.kwargs.items()}
+    return replace(batch, args=tuple(map(drawn, batch.args, others.args)), kwargs=kwargs)
