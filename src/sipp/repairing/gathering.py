@@ -269,7 +269,7 @@ class Gatherer:
         for i, is_validation in enumerate(self.is_validation):
             uses = list[_KeptUse]()
             targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
-            left = {name: list(reversed(targets[name])) for name in names}
+            left = {name: targets.pop(name)[::-1] for name in names}  # each is let go when it was taken
             shared = _Shared() if len(names) > 1 else None
 
             def on_use(
@@ -286,7 +286,7 @@ class Gatherer:
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)
             for name in names:
-                if left[name]:
+                if left.pop(name):  # and before those of the next batch are made
                     sums[name].obstacle = _NOT_ALIGNED
         self.finished.update(names)
         return sums
