@@ -200,7 +200,7 @@ class _Watch(TorchFunctionMode):
         """Lets go of the tensors of the pass: whoever asks for additions may hold the watch, and the watch holds them."""
         self._alive.clear()
         self._marks.clear()
-        self.ranks.clear()
+        self.ranks, self.outputs = {}, None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
