@@ -634,9 +634,10 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
     batches = [*alike(200, 12).split(20), alike(30, 12, seed=1)]
     masks, small = found(net, batches)
-    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
-    parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
+    monkeypatch.setattr(data_split_module, "_room", lambda batch, widest: 100)
+    parts, before = in_large_batches(parts_of(batches), 16), parts_of(batches)
     assert [batch.n_points for batch in parts.fit] == [90, 90, 27] and len(before.fit) == 11
+    assert len(parts.validation) == 1
     assert all(
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
         for both in ((parts.fit, before.fit), (parts.validation, before.validation), (parts.test, before.test))
@@ -645,6 +646,14 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("widest", "memory", "n_sequences"),
+    [(1536, 139 << 30, 42), (11008, 139 << 30, 5), (1536, 24 << 30, 8), (1536, 1 << 30, 0)],
+)
+def test_a_narrow_network_takes_more_sequences_at_once(widest: int, memory: int, n_sequences: int) -> None:
+    assert data_split_module.sequences_at_once(2048, widest, memory) == n_sequences
 
 
 def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,7 +665,7 @@ def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatc
         sizes.extend(batch.n_points for batch in split.fit)
         return polish(dense, model, masks, split, **options)
 
-    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
+    monkeypatch.setattr(data_split_module, "_room", lambda batch, widest: 100)
     monkeypatch.setattr(repair_module, "polish", noted)
     found(net, list(alike(200, 12).split(20)), steps=2)
     assert sizes == [18] * 10

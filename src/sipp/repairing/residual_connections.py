@@ -197,7 +197,7 @@ class _Watch(TorchFunctionMode):
             self.outputs[mark.weight] = tensor.detach().clone()
 
     def forget(self) -> None:
-        """Lets go of the tensors of the pass: whoever asks for additions may hold the watch, and the watch holds them."""
+        """Lets go of the tensors of the pass: whoever asks for additions may hold the watch, which holds them."""
         self._alive.clear()
         self._marks.clear()
         self.ranks, self.outputs = {}, None
