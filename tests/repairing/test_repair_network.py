@@ -138,7 +138,7 @@ def test_the_first_mask_stays_where_a_system_has_no_factor(n_rows: int) -> None:
 class Operations(TorchDispatchMode):
     """Counts operations that a GPU would be asked for: views and memory are none."""
 
-    FREE = ("view", "_unsafe_view", "transpose", "split_with_sizes", "diagonal", "empty", "unsqueeze", "expand", "t")
+    FREE = ("view", "_unsafe_view", "transpose", "slice", "diagonal", "empty", "unsqueeze", "expand", "t")
     n = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +146,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_round_of_the_search_is_a_dozen_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds of a small layer take a GPU as long as it takes to ask for their operations."""
     random = np.random.default_rng(0)
     x_PK, w_FK = random.normal(size=(200, 10)), random.normal(size=(7, 10))
@@ -158,7 +158,7 @@ def test_a_round_of_the_search_is_a_dozen_operations(monkeypatch: pytest.MonkeyP
         with Operations() as operations:
             search([system(x_PK, x_PK @ w_FK.T, w_FK)], start_FK, rule)
         counts.append(operations.n)
-    assert counts[1] - counts[0] <= 12
+    assert counts[1] - counts[0] <= 11
 
 
 def check_layer(

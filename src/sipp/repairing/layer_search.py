@@ -33,7 +33,7 @@ SAMPLE_NOISE = 4.0  # roots of its size: how far off a sample's rank may be
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 
 
-Solver = Callable[[Tensor], Tensor]  # of right sides, G x R x K
+Solver = Callable[[Tensor, Tensor], Tensor]  # of right sides and what is added to the solution, G x R x K
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,15 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
     rho, n_rounds, first_FK, before_FK = FIRST_RHO, 0, mask_FK, mask_FK
     solvers = [system.solver(rho) for system in systems]
     while n_rounds < MOST_ROUNDS:
-        free_FK = _solved(systems, solvers, mirror_FK, rho)
-        wish_FK = free_FK + left_FK
+        wish_FK, last_FK = _wish(systems, solvers, mirror_FK, left_FK, rho), left_FK
         mask_FK = rule.largest(wish_FK.abs())
         kept_FK = wish_FK * mask_FK
         left_FK = wish_FK.sub_(kept_FK)
         n_rounds += 1
         if n_rounds % ROUNDS_A_LOOK == 0:
             changed = int((mask_FK > before_FK).sum())
-            if changed == 0:
-                gap, size = torch.stack([free_FK.sub_(kept_FK).norm(), kept_FK.norm()]).tolist()
+            if changed == 0:  # v - kept is by how much more was left than in the round before
+                gap, size = torch.stack([(left_FK - last_FK).norm(), kept_FK.norm()]).tolist()
                 if gap <= SETTLED * size:
                     break
                 if math.isnan(gap):
@@ -146,13 +145,17 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
     return mask_FK, n_rounds
 
 
-def _solved(systems: Sequence[_System], solvers: Sequence[Solver], mirror_FK: Tensor, rho: float) -> Tensor:
-    """The v of  (A + rho) v = r + rho mirror, rows below each other."""
-    parts = mirror_FK.split([system.wanted_GRK.shape[:2].numel() for system in systems])
-    found = [
-        solver(torch.add(system.wanted_GRK, part_RK.view_as(system.wanted_GRK), alpha=rho)).flatten(0, 1)
-        for system, part_RK, solver in zip(systems, parts, solvers)
-    ]
+def _wish(
+    systems: Sequence[_System], solvers: Sequence[Solver], mirror_FK: Tensor, left_FK: Tensor, rho: float
+) -> Tensor:
+    """v + left with the v of  (A + rho) v = r + rho mirror, rows below each other."""
+    sizes = [system.wanted_GRK.shape[:2].numel() for system in systems]
+    found, start = list[Tensor](), 0
+    for system, solver, n_rows in zip(systems, solvers, sizes):
+        rows, shape = slice(start, start + n_rows), system.wanted_GRK.shape
+        right_GRK = torch.add(system.wanted_GRK, mirror_FK[rows].view(shape), alpha=rho)
+        found.append(solver(right_GRK, left_FK[rows].view(shape)).view(n_rows, -1))
+        start += n_rows
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -164,7 +167,7 @@ class _System:
     wanted_GRK: Tensor
 
     def solver(self, rho: float) -> Solver:
-        """A function that solves for right sides until rho grows. rho is never small, so the system has a factor.
+        """A function that solves and adds, until rho grows. rho is never small, so the system has a factor.
 
         Its inverse makes a round one product, which pays where rows are many. A GPU takes it in any case: it solves
         with a factor column after column.
@@ -173,9 +176,9 @@ class _System:
         factor_GKK = cholesky_or_nan(self.unit_GKK)
         n_rows, fan_in = self.wanted_GRK.shape[1:]
         if fan_in >= ROUNDS_A_LOOK * n_rows and not factor_GKK.is_cuda:
-            return lambda right_GRK: torch.cholesky_solve(right_GRK.mT, factor_GKK).mT.contiguous()
+            return lambda right_GRK, left_GRK: left_GRK + torch.cholesky_solve(right_GRK.mT, factor_GKK).mT
         inverse_GKK = torch.cholesky_inverse(factor_GKK)
-        return lambda right_GRK: right_GRK @ inverse_GKK
+        return lambda right_GRK, left_GRK: torch.baddbmm(left_GRK, right_GRK, inverse_GKK)
 
 
 def _scaled(block: LeastSquares) -> tuple[Tensor, _System]:
