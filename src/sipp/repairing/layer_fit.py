@@ -135,7 +135,9 @@ def fit_layer(
     no_shift_F = torch.zeros_like(before_FK[:, 0])
     error = _error(blocks, unfitted_FK - before_FK, no_shift_F)
     fits: dict[MaskOrigin, _Fit] = {}
-    fits["unfitted"] = _Fit("unfitted", mask_FK, from_rows(weight, unfitted_FK, first_mask), no_shift_F, error)
+    unfitted = from_rows(weight, unfitted_FK.to(model.get_parameter(weight.name).dtype), first_mask)
+    del unfitted_FK
+    fits["unfitted"] = _Fit("unfitted", mask_FK, unfitted, no_shift_F, error)
     for origin in origins:
         taken_FK = searched_FK if origin == "searched" else mask_FK
         new_FK = values_FK if ridge is None else _solved(blocks, taken_FK, before_FK, ridge)
