@@ -11,6 +11,7 @@ from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.allocation.largest_scores import obeys
@@ -73,16 +74,17 @@ def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastS
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3", "rows"])
-def test_the_search_is_the_definition(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("fan_in", [10, 24])  # by an inverse, and by a factor
+def test_the_search_is_the_definition(kind: str, seed: int, fan_in: int) -> None:
     random = np.random.default_rng(seed)
-    x_PK = random.normal(size=(200, 10)) @ random.normal(size=(10, 10))
-    w_FK = random.normal(size=(7, 10)) * np.logspace(-0.7, 0.3, 7)[:, None]
+    x_PK = random.normal(size=(200, fan_in)) @ random.normal(size=(fan_in, fan_in))
+    w_FK = random.normal(size=(7, fan_in)) * np.logspace(-0.7, 0.3, 7)[:, None]
     t_PF = x_PK @ w_FK.T + random.normal(size=(200, 7))
     n_m = tuple(map(int, kind.split(":"))) if ":" in kind else None
     lives_F = np.full(7, kind == "rows")
     start_FK = oracle.largest(np.abs(w_FK), 20, n_m, lives_F)  # type: ignore[arg-type]
     pattern = None if n_m is None else Pattern(*n_m)
-    rule = MaskRule(int(start_FK.sum()), torch.ones(7, 10, dtype=torch.bool), torch.from_numpy(lives_F), pattern)
+    rule = MaskRule(int(start_FK.sum()), torch.ones(7, fan_in, dtype=torch.bool), torch.from_numpy(lives_F), pattern)
     mask_FK, n_rounds = search([system(x_PK, t_PF, w_FK)], torch.from_numpy(start_FK), rule)
     wanted_FK, wanted_rounds = oracle.search(x_PK, t_PF, w_FK, start_FK, False, n_m, lives_F)  # type: ignore[arg-type]
     assert np.array_equal(mask_FK.numpy(), wanted_FK) and n_rounds == wanted_rounds
@@ -121,6 +123,42 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
     rule = MaskRule(2, torch.ones(1, 4, dtype=torch.bool), torch.tensor([False]))
     mask_FK, _ = search([system(x_PK, x_PK @ w_FK.T, w_FK)], torch.from_numpy(start_FK), rule)
     assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
+
+
+@pytest.mark.parametrize("n_rows", [2, 5])  # by a factor, and by an inverse
+def test_the_first_mask_stays_where_a_system_has_no_factor(n_rows: int) -> None:
+    """As rounding may leave the covariances of features that hardly vary."""
+    xx_GKK = 3.0 - 2.0 * torch.eye(8, dtype=torch.float64)[None]
+    rows_GRK = torch.arange(8.0 * n_rows, dtype=torch.float64).view(1, n_rows, 8)
+    start_FK = torch.arange(8).expand(n_rows, 8) < 3
+    found = search([LeastSquares(xx_GKK, rows_GRK, rows_GRK, 10.0)], start_FK, MaskRule(3 * n_rows, None, None))
+    assert torch.equal(found[0], start_FK) and found[1] == 0
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that a GPU would be asked for: views and memory are none."""
+
+    FREE = ("view", "_unsafe_view", "transpose", "slice", "diagonal", "empty", "unsqueeze", "expand", "t")
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += func.__name__.split(".")[0] not in self.FREE
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds of a small layer take a GPU as long as it takes to ask for their operations."""
+    random = np.random.default_rng(0)
+    x_PK, w_FK = random.normal(size=(200, 10)), random.normal(size=(7, 10))
+    start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 20, None, np.full(7, True)))
+    rule = MaskRule(20, None, torch.ones(7, dtype=torch.bool), all_live=True)
+    counts = []
+    for n_rounds in (1, 2):  # before there is a look
+        monkeypatch.setattr(layer_search, "MOST_ROUNDS", n_rounds)
+        with Operations() as operations:
+            search([system(x_PK, x_PK @ w_FK.T, w_FK)], start_FK, rule)
+        counts.append(operations.n)
+    assert counts[1] - counts[0] <= 11
 
 
 def check_layer(
@@ -290,7 +328,7 @@ def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.Mon
     for layer in made.layers:
         assert layer.error is not None and layer.error_first_mask is not None and layer.error <= layer.error_first_mask
 
-    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, bases: Any) -> tuple[Tensor, int]:
+    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
         return rule.largest(-dense_FK.abs()), 1
 
@@ -596,9 +634,10 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
     batches = [*alike(200, 12).split(20), alike(30, 12, seed=1)]
     masks, small = found(net, batches)
-    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
-    parts, before = in_large_batches(parts_of(batches)), parts_of(batches)
+    monkeypatch.setattr(data_split_module, "_room", lambda batch, widest: 100)
+    parts, before = in_large_batches(parts_of(batches), 16), parts_of(batches)
     assert [batch.n_points for batch in parts.fit] == [90, 90, 27] and len(before.fit) == 11
+    assert len(parts.validation) == 1
     assert all(
         torch.equal(*(torch.cat([batch.args[0] for batch in some]) for some in both))
         for both in ((parts.fit, before.fit), (parts.validation, before.validation), (parts.test, before.test))
@@ -607,6 +646,14 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("widest", "memory", "n_sequences"),
+    [(1536, 139 << 30, 42), (11008, 139 << 30, 5), (1536, 24 << 30, 8), (1536, 1 << 30, 0)],
+)
+def test_a_narrow_network_takes_more_sequences_at_once(widest: int, memory: int, n_sequences: int) -> None:
+    assert data_split_module.sequences_at_once(2048, widest, memory) == n_sequences
 
 
 def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +665,7 @@ def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatc
         sizes.extend(batch.n_points for batch in split.fit)
         return polish(dense, model, masks, split, **options)
 
-    monkeypatch.setattr(data_split_module, "_room", lambda batch: 100)
+    monkeypatch.setattr(data_split_module, "_room", lambda batch, widest: 100)
     monkeypatch.setattr(repair_module, "polish", noted)
     found(net, list(alike(200, 12).split(20)), steps=2)
     assert sizes == [18] * 10

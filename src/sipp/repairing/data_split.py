@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.batches import concatenated, fresh, points_at, tensors_of_inputs
-from sipp.inputs.data import AnyData, data_of, points_per_batch
+from sipp.inputs.data import AnyData, data_of, is_tokens, points_per_batch
 from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
-from sipp.records.numerics import device_of, integers
+from sipp.records.numerics import SCORE_DTYPE, device_of, integers
 from sipp.repairing.gathering import LayerUsage, Targets
 
 # One point in so many is not fitted. Half of these are for validation: they choose the ridges, leave layers alone and
@@ -22,6 +22,10 @@ from sipp.repairing.gathering import LayerUsage, Targets
 HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4  # different points, none of them a copy of one that was fitted or that chose
 FEWEST_POINTS = 10
+
+# Of tokens on a GPU: a pass of a batch takes at most so many bytes, and one in so many of the card's. For each token it
+# holds so many numbers of the widest layer: outputs that are wanted, and those of the layers around it.
+BATCH_BYTES, BATCH_OF_MEMORY, KEPT_ALIVE = 2 << 30, 64, 4
 
 
 @dataclass
@@ -116,17 +120,38 @@ def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
     return found
 
 
-def in_large_batches(split: DataSplit) -> DataSplit:
-    """The same points, on a GPU in as large batches as are made of a tensor: with small ones it waits for Python."""
-    fitted = merged_batches(split.fit, max(map(_room, split.fit)))
-    is_validation = (False,) * len(fitted) + (True,) * len(split.validation)
-    return replace(split, batches=(*fitted, *split.validation), is_validation=is_validation)
+def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
+    """The same points, on a GPU in as large batches as it has room for: with small ones it waits for Python.
+
+    `widest` is the most inputs or outputs of a weight.
+    """
+    fitted, aside = (
+        merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
+        for some in (split.fit, split.validation)
+    )
+    is_validation = (False,) * len(fitted) + (True,) * len(aside)
+    return replace(split, batches=(*fitted, *aside), is_validation=is_validation)
 
 
-def _room(batch: Batch) -> int:
+def _room(batch: Batch, widest: int) -> int:
     """How many points like these a GPU takes at once; 0 elsewhere."""
     inputs = [value for value in tensors_of_inputs(batch).values() if isinstance(value, Tensor) and value.is_cuda]
-    return min((points_per_batch(one, one.device) for one in inputs), default=0)
+    return min((_points_at_once(one, widest) for one in inputs), default=0)
+
+
+def _points_at_once(inputs: Tensor, widest: int) -> int:
+    """As many as are made of a tensor; of tokens also as many as a narrow network makes few bytes of."""
+    n_points = points_per_batch(inputs, inputs.device)
+    if not is_tokens(inputs):
+        return n_points
+    memory = torch.cuda.get_device_properties(inputs.device).total_memory
+    return max(n_points, sequences_at_once(inputs.shape[1], widest, memory))
+
+
+def sequences_at_once(length: int, widest: int, memory: int) -> int:
+    """How many sequences of this length pass a block at once on a GPU with so many bytes."""
+    n_bytes = min(BATCH_BYTES, memory // BATCH_OF_MEMORY)
+    return n_bytes // (KEPT_ALIVE * SCORE_DTYPE.itemsize * widest * length)
 
 
 def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:

@@ -22,7 +22,7 @@ from sipp.inputs.attribution import Orders
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, few_of, form_of, goes_by_form, is_new_form, probe, runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import patches_of, split_windows
+from sipp.inputs.patches import split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
@@ -269,7 +269,7 @@ class Gatherer:
         for i, is_validation in enumerate(self.is_validation):
             uses = list[_KeptUse]()
             targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
-            left = {name: list(reversed(targets[name])) for name in names}
+            left = {name: targets.pop(name)[::-1] for name in names}  # each is let go when it was taken
             shared = _Shared() if len(names) > 1 else None
 
             def on_use(
@@ -286,7 +286,7 @@ class Gatherer:
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)
             for name in names:
-                if left[name]:
+                if left.pop(name):  # and before those of the next batch are made
                     sums[name].obstacle = _NOT_ALIGNED
         self.finished.update(names)
         return sums
@@ -484,6 +484,10 @@ def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
 
 
 def patches_in(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
-    """The patches of windows: G x K x P."""
-    ones_B = torch.ones(len(windows), dtype=BOUND_DTYPE, device=windows.device)
-    return patches_of(windows, use.n_position_dims, ones_B, dtype)
+    """The patches of windows: G x K x P, P over points and then positions."""
+    first = 2 + use.n_position_dims
+    ordered = windows.permute(1, *range(first, windows.ndim), 0, *range(2, first))
+    n_groups, fan_in = windows.shape[1], windows.shape[first:].numel()
+    n_patches = len(windows) * windows.shape[2:first].numel()
+    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device).copy_(ordered)
+    return patches.view(n_groups, fan_in, n_patches)

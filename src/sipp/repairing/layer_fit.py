@@ -21,7 +21,7 @@ from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import Intercept
 from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
-from sipp.repairing.layer_search import DAMPING, Bases, LeastSquares, MaskRule, search
+from sipp.repairing.layer_search import DAMPING, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments
 from sipp.repairing.repair_options import PEERS, RepairMethod
 from sipp.repairing.solving import solve_rows
@@ -108,12 +108,10 @@ def fit_layer(
     sums: WeightMoments,
     place: Place,
     decided: FittedLayer | None,
-    bases: Bases | None = None,
 ) -> tuple[Tensor, FittedLayer]:
     """The mask that was taken, with its values written into the model, and what was done.
 
-    `decided` is what points kept aside have chosen before: its mask and ridge are taken then. `bases` are those of
-    the layers before, which may meet the same inputs.
+    `decided` is what points kept aside have chosen before: its mask and ridge are taken then.
     """
     judges = task.judges and decided is None
     keys, obstacle = solvable(sums, judged=judges)
@@ -128,7 +126,7 @@ def fit_layer(
     origins = _origins(task, decided)
     searched_FK, values_FK, n_rounds = mask_FK, None, 0
     if "searched" in origins:
-        searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK, bases)
+        searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
     ridge = None if values_FK is not None else _ridge(task, blocks, searched_FK, decided)
     if ridge is not None and len(origins) > 1 and weight.n_rows > 2 * N_CLEAR_ROWS:
         at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_CLEAR_ROWS) for some_FK in (mask_FK, searched_FK))
@@ -137,7 +135,9 @@ def fit_layer(
     no_shift_F = torch.zeros_like(before_FK[:, 0])
     error = _error(blocks, unfitted_FK - before_FK, no_shift_F)
     fits: dict[MaskOrigin, _Fit] = {}
-    fits["unfitted"] = _Fit("unfitted", mask_FK, from_rows(weight, unfitted_FK, first_mask), no_shift_F, error)
+    unfitted = from_rows(weight, unfitted_FK.to(model.get_parameter(weight.name).dtype), first_mask)
+    del unfitted_FK
+    fits["unfitted"] = _Fit("unfitted", mask_FK, unfitted, no_shift_F, error)
     for origin in origins:
         taken_FK = searched_FK if origin == "searched" else mask_FK
         new_FK = values_FK if ridge is None else _solved(blocks, taken_FK, before_FK, ridge)
@@ -198,8 +198,12 @@ def _best(fits: Sequence[_Fit], *, is_judged: bool) -> _Fit:
     if is_judged:
         return min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     unfitted, fitted = fits
-    is_finite = bool(torch.isfinite(fitted.new).all() & torch.isfinite(fitted.shift_F).all())
-    return fitted if is_finite else unfitted
+    return fitted if math.isfinite(_zero(fitted.new, fitted.shift_F)) else unfitted
+
+
+def _zero(values: Tensor, shift_F: Tensor) -> Tensor:
+    """0, or NaN where one of them is no finite number: few operations for a GPU."""
+    return 0.0 * (values.sum(dtype=BOUND_DTYPE) + shift_F.sum())
 
 
 def _block(
@@ -225,7 +229,7 @@ def _towards(sums: Moments, a: float) -> Moments:
 
 
 def _searched(
-    task: LayerTask, blocks: Sequence[_Block], before_FK: Tensor, mask_FK: Tensor, bases: Bases | None
+    task: LayerTask, blocks: Sequence[_Block], before_FK: Tensor, mask_FK: Tensor
 ) -> tuple[Tensor, Tensor | None, int]:
     """The mask that the search finds, its values where the search gives them, and its rounds.
 
@@ -244,11 +248,8 @@ def _searched(
         found_FK, values_FK = sparsegpt(systems, rule)
         whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
-    try:
-        with exact_matmul():  # rounds divide by rho what lies far from what they keep: rounded factors cost 1 to 3 %
-            found_FK, n_rounds = search(systems, start_FK, rule, bases)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the first mask stays
-        found_FK, n_rounds = start_FK, 0
+    with exact_matmul():  # rounds divide by rho what lies far from what they keep: rounded factors cost 1 to 3 %
+        found_FK, n_rounds = search(systems, start_FK, rule)
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds
 
 
@@ -341,7 +342,6 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
         change_GRK = change_FK[block.rows].unflatten(0, shape)
         far_GR = block.validation.error(change_GRK, shift_F[block.rows].view(shape))
         far_and_size = far_and_size + torch.stack([far_GR.sum(), block.validation.yy_GR.sum()])
-    is_finite = torch.isfinite(change_FK).all() & torch.isfinite(shift_F).all()
-    far, size = torch.where(is_finite, far_and_size, torch.inf).tolist()
+    far, size = (far_and_size + _zero(change_FK, shift_F)).tolist()
     error = math.sqrt(far / size) if 0 < size < math.inf else math.sqrt(far)
     return error if math.isfinite(error) else math.inf

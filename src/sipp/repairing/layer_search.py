@@ -1,7 +1,7 @@
 """Searches for the weights of a layer to keep, by alternating directions (T21).
 
 Each row wants the v with few numbers that are not zero that minimises  v A v - 2 v.r,  where A = X'X and r = X't of the
-inputs X that the layer meets and its target t. Scaled to a unit diagonal, with one eigendecomposition of A, a round is
+inputs X that the layer meets and its target t. Scaled to a unit diagonal, with (A + rho)^-1 by a factor, a round is
     v = the ridge solution at rho, drawn to what is kept;   kept = the largest of v + u / rho;   u += rho (v - kept).
 rho grows as the choice settles. The values are left to the exact least squares on the weights that are found.
 """
@@ -9,7 +9,7 @@ rho grows as the choice settles. The values are left to the exact least squares 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +18,12 @@ from torch.nn import functional as F
 
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, integers
 from sipp.records.options import Pattern
-from sipp.repairing.solving import scaled_system
+from sipp.repairing.solving import cholesky_or_nan, scaled_system
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
 FIRST_RHO = 0.3
 ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
 MOST_ROUNDS = 500
-LAUNCH_BOUND = 1024  # features up to which a GPU takes longer to be told of a product than to compute it
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
 GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
 # On a CPU, of so many numbers a few are sorted to see where the least that is kept lies, and those near it
@@ -32,6 +31,9 @@ FEWEST_SAMPLED = 1 << 16
 SAMPLED_OF = 31  # odd: rows are often a power of two long
 SAMPLE_NOISE = 4.0  # roots of its size: how far off a sample's rank may be
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
+
+
+Solver = Callable[[Tensor, Tensor], Tensor]  # of right sides and what is added to the solution, G x R x K
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class MaskRule:
     all_live: bool = False  # lives_F holds for every row
 
     def largest(self, size_FK: Tensor) -> Tensor:
-        """The mask of the largest numbers that are allowed."""
+        """The mask of the largest numbers that are allowed; they are written to."""
         if self.may_FK is not None:
             size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
@@ -69,10 +71,10 @@ class MaskRule:
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
             if self.all_live:
-                size_FK = size_FK.scatter(1, best_F1, torch.inf)
+                size_FK.scatter_(1, best_F1, torch.inf)
             else:
                 lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
-                size_FK = size_FK.scatter(1, best_F1, lifted_F1)
+                size_FK.scatter_(1, best_F1, lifted_F1)
         return _largest(size_FK.reshape(-1), self.n_kept).view_as(size_FK)
 
 
@@ -104,107 +106,86 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
     return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
 
 
-def search(
-    blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, bases: Bases | None = None
-) -> tuple[Tensor, int]:
+def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
     The rows of the blocks stand below each other in the masks. Rounds are in float32: they choose, and no value of
-    theirs is kept. `bases` are those of earlier searches.
+    theirs is kept. On a GPU a round costs what it takes to ask for its operations, so they are few: u / rho is what
+    was left of the wish, and v is drawn to  mirror = kept - left.  The first mask stays, after no rounds, where
+    rounding leaves a system without a factor.
     """
     if rule.n_kept == 0:
         return torch.zeros_like(mask_FK), 0
-    bases = Bases() if bases is None else bases
-    scaled = [_scaled(block, bases) for block in blocks]
-    dense_FK = torch.cat([block.dense_GRK.flatten(0, 1) for block in scaled])
-    kept_FK, push_FK = torch.where(mask_FK, dense_FK, 0.0), torch.zeros_like(dense_FK)
-    sizes, rho, n_rounds, before_FK = [len(block.dense_GRK.flatten(0, 1)) for block in scaled], FIRST_RHO, 0, mask_FK
-    inverses = [block.inverse(rho) for block in scaled]
+    rows, systems = zip(*map(_scaled, blocks))
+    mirror_FK = torch.cat(rows).mul_(mask_FK)
+    left_FK = torch.zeros_like(mirror_FK)
+    del rows
+    rho, n_rounds, first_FK, before_FK = FIRST_RHO, 0, mask_FK, mask_FK
+    solvers = [system.solver(rho) for system in systems]
     while n_rounds < MOST_ROUNDS:
-        drawn = (rho * kept_FK).sub_(push_FK).split(sizes)
-        parts = zip(scaled, drawn, inverses)
-        free = [block.solved(drawn_RK, rho, inverse_GKK) for block, drawn_RK, inverse_GKK in parts]
-        free_FK = free[0] if len(free) == 1 else torch.cat(free)
-        wish_FK = torch.add(free_FK, push_FK, alpha=1 / rho)
+        wish_FK, last_FK = _wish(systems, solvers, mirror_FK, left_FK, rho), left_FK
         mask_FK = rule.largest(wish_FK.abs())
         kept_FK = wish_FK * mask_FK
-        push_FK = wish_FK.sub_(kept_FK).mul_(rho)  # what push + rho (free - kept) comes to
+        left_FK = wish_FK.sub_(kept_FK)
         n_rounds += 1
         if n_rounds % ROUNDS_A_LOOK == 0:
-            changed = int((mask_FK & ~before_FK).sum())
-            if changed == 0 and bool((free_FK - kept_FK).norm() <= SETTLED * kept_FK.norm()):
-                break
-            rho *= next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
-            before_FK = mask_FK
-            inverses = [block.inverse(rho) for block in scaled]
+            changed = int((mask_FK > before_FK).sum())
+            if changed == 0:  # v - kept is by how much more was left than in the round before
+                gap, size = torch.stack([(left_FK - last_FK).norm(), kept_FK.norm()]).tolist()
+                if gap <= SETTLED * size:
+                    break
+                if math.isnan(gap):
+                    return first_FK, 0
+            growth = next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
+            rho, before_FK = rho * growth, mask_FK
+            left_FK.div_(growth)
+            solvers.clear()  # before others are made
+            solvers += [system.solver(rho) for system in systems]
+        mirror_FK = kept_FK.sub_(left_FK)
     return mask_FK, n_rounds
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """A system scaled to a unit diagonal: the scales, and in float32 what is left, its eigenvectors and eigenvalues."""
+def _wish(
+    systems: Sequence[_System], solvers: Sequence[Solver], mirror_FK: Tensor, left_FK: Tensor, rho: float
+) -> Tensor:
+    """v + left with the v of  (A + rho) v = r + rho mirror, rows below each other."""
+    sizes = [system.wanted_GRK.shape[:2].numel() for system in systems]
+    found, start = list[Tensor](), 0
+    for system, solver, n_rows in zip(systems, solvers, sizes):
+        rows, shape = slice(start, start + n_rows), system.wanted_GRK.shape
+        right_GRK = torch.add(system.wanted_GRK, mirror_FK[rows].view(shape), alpha=rho)
+        found.append(solver(right_GRK, left_FK[rows].view(shape)).view(n_rows, -1))
+        start += n_rows
+    return found[0] if len(found) == 1 else torch.cat(found)
 
-    scale_GK: Tensor
+
+@dataclass(frozen=True)
+class _System:
+    """A block in the units in which its system has a unit diagonal, in float32."""
+
     unit_GKK: Tensor
-    vectors_GKK: Tensor
-    values_GK: Tensor
-
-
-@dataclass
-class Bases:
-    """The system of late: weights that meet the same inputs (query, key, value) follow each other, and need it once."""
-
-    last: _Basis | None = None
-
-    def of(self, scale_GK: Tensor, unit_GKK: Tensor) -> _Basis:
-        """The basis of a system: the last one, or a new one."""
-        last = self.last
-        if last is not None and torch.equal(last.scale_GK, scale_GK) and torch.equal(last.unit_GKK, unit_GKK):
-            return last
-        values_GK, vectors_GKK = _eigen(unit_GKK)
-        self.last = _Basis(scale_GK, unit_GKK, vectors_GKK, values_GK.clamp(min=0.0))
-        return self.last
-
-
-def _eigen(unit_GKK: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float32. LAPACK gives up on some systems in that precision, on few in float64."""
-    try:
-        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        values_GK, vectors_GKK = torch.linalg.eigh(unit_GKK.to(BOUND_DTYPE))
-    return values_GK.to(SCORE_DTYPE), vectors_GKK.to(SCORE_DTYPE)
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """A block in the units in which its system has a unit diagonal."""
-
-    dense_GRK: Tensor
     wanted_GRK: Tensor
-    basis: _Basis
 
-    def inverse(self, rho: float) -> Tensor | None:
-        """(A + rho)^-1, where rounds with it until rho grows are less work than by eigenvectors; else None."""
-        n_rows, fan_in = self.dense_GRK.shape[1:]
-        if fan_in >= ROUNDS_A_LOOK * n_rows and not (self.dense_GRK.is_cuda and fan_in <= LAUNCH_BOUND):
-            return None
-        vectors_GKK = self.basis.vectors_GKK
-        return (vectors_GKK / (self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT
+    def solver(self, rho: float) -> Solver:
+        """A function that solves and adds, until rho grows. rho is never small, so the system has a factor.
 
-    def solved(self, drawn_RK: Tensor, rho: float, inverse_GKK: Tensor | None) -> Tensor:
-        """The v of  (A + rho) v = r + drawn, rows below each other."""
-        wanted_GRK = self.wanted_GRK + drawn_RK.view_as(self.dense_GRK)
-        if inverse_GKK is not None:
-            return (wanted_GRK @ inverse_GKK).flatten(0, 1)
-        vectors_GKK = self.basis.vectors_GKK
-        return ((wanted_GRK @ vectors_GKK).div_((self.basis.values_GK + rho)[:, None]) @ vectors_GKK.mT).flatten(0, 1)
+        Its inverse makes a round one product, which pays where rows are many. A GPU takes it in any case: it solves
+        with a factor column after column.
+        """
+        self.unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + rho)  # in place: a wide copy is large
+        factor_GKK = cholesky_or_nan(self.unit_GKK)
+        n_rows, fan_in = self.wanted_GRK.shape[1:]
+        if fan_in >= ROUNDS_A_LOOK * n_rows and not factor_GKK.is_cuda:
+            return lambda right_GRK, left_GRK: left_GRK + torch.cholesky_solve(right_GRK.mT, factor_GKK).mT
+        inverse_GKK = torch.cholesky_inverse(factor_GKK)
+        return lambda right_GRK, left_GRK: torch.baddbmm(left_GRK, right_GRK, inverse_GKK)
 
 
-def _scaled(block: LeastSquares, bases: Bases) -> _Scaled:
-    """Per patch, so that blocks that meet more patches than others count the same."""
+def _scaled(block: LeastSquares) -> tuple[Tensor, _System]:
+    """The dense rows below each other and the system. Per patch: blocks that meet more patches count the same."""
     scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(block)
     dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
-    return _Scaled(dense_GRK.to(SCORE_DTYPE), wanted_GRK, bases.of(scale_GK, unit_GKK))
+    return dense_GRK.to(SCORE_DTYPE).flatten(0, 1), _System(unit_GKK, wanted_GRK)
 
 
 def _with_unit_diagonal(block: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,6 @@ from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import FittedLayer, LayerTask, fit_layer, leave_unfitted
-from sipp.repairing.layer_search import Bases
 from sipp.repairing.layer_targets import (
     LayerTargets,
     ResidualLayer,
@@ -179,7 +178,7 @@ def _fit_stage(
     decided: Mapping[str, FittedLayer],
 ) -> Iterator[tuple[Tensor, FittedLayer]]:
     """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
-    gatherer, bases = stage.gatherer, Bases()
+    gatherer = stage.gatherer
     corrected = _corrected(task, stage)
     is_large = sum(mask.numel() for mask in first_masks.values()) > SMALL  # a small one would take it again and again
     for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
@@ -198,7 +197,6 @@ def _fit_stage(
                     sums.pop(name),
                     task.places[name],
                     decided.get(name),
-                    bases,
                 )
                 yield mask, replace(layer, corrects=name in corrected)
         del targets  # before those of the next stretch are made

@@ -68,7 +68,7 @@ def repair_network(
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if options.method == "refit" else "finding masks and weights"
     with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
-        found = _fitted_and_judged(dense, masks, in_large_batches(split), options, pruned, advance)
+        found = _fitted_and_judged(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
     record = found.record
     if options.steps and not record.undone:
         polished, chosen = polish(
@@ -107,7 +107,7 @@ def _fitted_and_judged(
         fit, choice = _undone(task, masks, judged, pruned, knows_errors=is_known), replace(choice, budgets="given")
     elif options.fits_all:
         decided = {layer.name: layer for layer in judged.layers}
-        everything = in_large_batches(_all_points(split))
+        everything = in_large_batches(_all_points(split), _widest(masks))
         fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
     else:
         fit = judged
@@ -185,6 +185,11 @@ def _all_points(split: DataSplit) -> DataSplit:
     """All points to be fitted."""
     batches = (*split.batches, *split.test)
     return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
+
+
+def _widest(masks: Masks) -> int:
+    """The most inputs or outputs of a weight."""
+    return max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1)
 
 
 def _n_points(batches: Sequence[Batch]) -> int:

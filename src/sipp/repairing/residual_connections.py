@@ -154,6 +154,7 @@ def per_row(module: nn.Module, stream: Tensor, scale_F: Tensor | None) -> Tensor
 def _watching(modules: Mapping[str, nn.Module], watch: _Watch) -> Iterator[None]:
     """A context in which the outputs of the modules are marked and followed."""
     with ExitStack() as stack:
+        stack.callback(watch.forget)
         for name, module in modules.items():
             stack.callback(module.register_forward_hook(_marking(watch, name)).remove)
         stack.enter_context(watch)
@@ -194,6 +195,12 @@ class _Watch(TorchFunctionMode):
         self.n_calls[mark.weight] += 1
         if self.outputs is not None:
             self.outputs[mark.weight] = tensor.detach().clone()
+
+    def forget(self) -> None:
+        """Lets go of the tensors of the pass: whoever asks for additions may hold the watch, which holds them."""
+        self._alive.clear()
+        self._marks.clear()
+        self.ranks, self.outputs = {}, None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -100,6 +100,7 @@ def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tenso
         length_GR1 = rest_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: every row in units of its own
         length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
         right_GRK, within_GRK = (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE)
+        del rest_GRK
         with exact_matmul():  # rounded factors may turn a system that is nearly singular the wrong way
             found_GRK[:, rows] = length_GR1 * _steps(system_GKK, right_GRK, within_GRK, length_GR1)
     return found_GRK

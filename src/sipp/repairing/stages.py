@@ -70,6 +70,7 @@ class DenseAndPruned:
             _States(self.blocks, self.batches, list(some), device, self.allow_tf32, [[] for _ in some])
             for some in (entered, there)
         ]
+        del entered, there  # the states before the first block, which move on
         yield from self._within(self.blocks, within, states, follows=bool(before))
         del states
         if after:
