@@ -111,7 +111,7 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
     per_point = bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
-        piece = use.windows[start : start + step]
+        piece = use.windows if step >= n_points else use.windows[start : start + step]
         for part in _split_positions(piece, 2, use.n_position_dims, chunk_bytes // bytes_per_patch):
             yield slice(start, start + len(piece)), part
 

@@ -173,12 +173,13 @@ class RunningSensitivities:
         if self.kernel.FUSED and not is_wide:
             self._add_fused(maxima, use, rows, points, values)
             return
-        part, key = replace(use, windows=use.windows[points]), (rows.start, rows.stop, use.windows.shape[1])
+        part, key = _part(use, points), (rows.start, rows.stop, use.windows.shape[1])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
+            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
+            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             known_GRK = None if is_wide else maxima.by_kernel.get(key)
             if known_GRK is None:
@@ -248,14 +249,15 @@ class RunningSensitivities:
 
     def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
-        part = replace(use, windows=use.windows[points])
+        part = _part(use, points)
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
         squares = []
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
+            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
+            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
             ratios, squares_QB = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
