@@ -107,3 +107,27 @@ def test_two_networks_are_compared_with_one_dense_output_at_a_time() -> None:
     dense.register_forward_hook(noted)
     output_error(dense, nn.Linear(3, 5), list(data_of([torch.rand(4, 3) for _ in range(5)]).batches()))
     assert most == [1] * 5
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 16])  # numbers: all of them, and two columns
+def test_a_point_keeps_its_output_by_every_coordinate_and_by_its_norm(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(independence, "AT_ONCE", at_once)
+    allowed, which = 1e-3, torch.tensor([5, 0])
+    whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).sign()  # every norm is the root of 6
+    whole[7] = 100.0
+
+    def is_same(part: Tensor) -> bool:
+        return independence.is_same_alone(8, whole, (which, part), allowed)
+
+    assert is_same(whole[which]) and is_same(whole[which] * (1 + allowed / 2))
+    assert not is_same(whole[which.flip(0)])
+    a_tenth = whole[which].clone()
+    a_tenth[1, 4] += 100 * allowed / 10  # of what this coordinate comes to, and four times what the norm allows
+    assert not is_same(a_tenth)
+    far = whole[which].clone()
+    far[0, 2] = torch.nan
+    assert not is_same(far)
+    whole[5, 2] = torch.nan  # in both
+    assert is_same(far)

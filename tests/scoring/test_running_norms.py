@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from sipp.scoring.running_norms import RunningNorms, close_all
 
 N = 3
+ONES = np.ones(N)
 
 
 def test_squares_add_up_whatever_parts_they_come_in() -> None:
@@ -15,15 +17,15 @@ def test_squares_add_up_whatever_parts_they_come_in() -> None:
     running = [RunningNorms() for _ in range(4)]
     for one in running:
         one.open(N)
-    running[everyone].add(2 * squares_QB, slice(0, N))
+    running[everyone].add(2 * squares_QB, ONES, slice(0, N))
     for _ in range(2):
-        running[twice].add(squares_QB.clone(), slice(0, N))
-    for b in range(N):
-        running[by_point].add(2 * squares_QB[:, b : b + 1], slice(b, b + 1))
-    running[mixed].add(squares_QB[:, 1:].clone(), slice(1, N))
-    running[mixed].add(squares_QB.clone(), slice(0, N))
-    running[mixed].add(squares_QB[:, :1].clone(), slice(0, 1))
-    running[mixed].add(squares_QB[:, 1:] * 0, slice(1, N))
+        running[twice].add(squares_QB.clone(), ONES, slice(0, N))
+    for b in range(N):  # of points that were scaled by 2^b
+        running[by_point].add(2 * 4**b * squares_QB[:, b : b + 1], ONES[:1] * 2**b, slice(b, b + 1))
+    running[mixed].add(squares_QB[:, 1:].clone(), ONES[1:], slice(1, N))
+    running[mixed].add(squares_QB.clone(), ONES, slice(0, N))
+    running[mixed].add(squares_QB[:, :1].clone(), ONES[:1], slice(0, 1))
+    running[mixed].add(squares_QB[:, 1:] * 0, ONES[1:], slice(1, N))
     close_all(running, torch.ones(N, dtype=torch.float64))
     expected = running[everyone]
     assert expected.output_ratio == float((2 * squares_QB[4]).sqrt().max())
@@ -37,7 +39,7 @@ def test_a_weight_that_met_no_activation_has_norms_of_zero() -> None:
     used, silent, unused = RunningNorms(), RunningNorms(), RunningNorms()
     for one in (used, silent):
         one.open(N)
-    used.add(torch.ones(5, N, dtype=torch.float64), slice(0, N))
+    used.add(torch.ones(5, N, dtype=torch.float64), ONES, slice(0, N))
     close_all([used, silent, unused], torch.ones(N, dtype=torch.float64))
     assert used.output_ratio == 1.0
     for one in (silent, unused):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from sipp.records.ranking import Weight
 Order = Literal["reported", "interleaved", "crossed", "together"]
 FLOAT32_EPS = 2.0**-23
 AS_WELL = 8  # times the distance of the best order, or its rounding: another one that is so near fits as well
+_PADDED = 64  # values of a sample that are reduced together, before samples of all lengths are
 UseKey = tuple[str, int]  # name of the weight, and which use of it in a pass, counted from 1
 
 
@@ -66,7 +68,7 @@ class _Sample:
     """Some patches of each point of one use, in each order that is worth a try. No view: inputs are not kept alive."""
 
     orders: tuple[Order, ...]
-    patches_OBN: Tensor
+    values_BN: Tensor  # those of the first order, then of the second, ...; of each whole blocks (`_PADDED`)
     steps_first: bool
     n_steps: int
     n_points: int
@@ -85,7 +87,7 @@ class Recorder:
         orders, windows = _candidates(use), use.windows
         self.samples[_next_key(self._seen, weight)] = _Sample(
             orders=orders,
-            patches_OBN=_sampled(use, orders),
+            values_BN=_sampled(use, orders),
             steps_first=use.steps_first,
             n_steps=_n_steps(use),
             n_points=len(windows),
@@ -138,11 +140,8 @@ def placements(n_points: int) -> tuple[Tensor, ...]:
 
 def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     """For each use the order in which the patches of every point moved with it, the best where several do."""
-    both = {
-        key: (sample.patches_OBN, moved.samples[key].patches_OBN)
-        for key, sample in first.samples.items()
-        if sample.orders and key in moved.samples and _are_of_one_form(sample, moved.samples[key])
-    }
+    known = {key: sample for key, sample in first.samples.items() if sample.orders and key in moved.samples}
+    both = {key: (one, moved.samples[key]) for key, one in known.items() if _are_of_one_form(one, moved.samples[key])}
     distances = iter(_distances(list(both.values()), placed_B))
     orders = {}
     for key, sample in first.samples.items():
@@ -150,19 +149,20 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
         fits = sorted(one for one in found if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
         limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
         equal = [i for distance, i in fits if distance <= limit]
-        is_told = bool(equal) and _are_alike([sample.patches_OBN[i] for i in equal])
+        is_told = bool(equal) and (len(equal) == 1 or _are_alike(sample, equal))
         order: Order = sample.orders[equal[0]] if is_told else "together"
         orders[key] = Found(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
     return orders
 
 
 def _are_of_one_form(a: _Sample, b: _Sample) -> bool:
-    return a.orders == b.orders and a.patches_OBN.shape == b.patches_OBN.shape
+    return a.orders == b.orders and a.values_BN.shape == b.values_BN.shape
 
 
-def _are_alike(readings: list[Tensor]) -> bool:
-    """Whether all orders give each point the same patches, so that any of them will do."""
-    return all(torch.equal(readings[0], other) for other in readings[1:])
+def _are_alike(sample: _Sample, which: list[int]) -> bool:
+    """Whether these orders give each point the same patches, so that any of them will do."""
+    readings = sample.values_BN.unflatten(1, (len(sample.orders), -1)).unbind(1)
+    return all(torch.equal(readings[which[0]], readings[i]) for i in which[1:])
 
 
 def grouped(use: WeightUse, order: Order) -> WeightUse:
@@ -211,24 +211,30 @@ def _candidates(use: WeightUse) -> tuple[Order, ...]:
     return ("reported", "interleaved", "crossed") if can_cross else ("reported", "interleaved")
 
 
-def _distances(pairs: list[tuple[Tensor, Tensor]], placed_B: Tensor) -> list[float]:
-    """How far patches (O x B x N) lie from those of the points that moved, as a part of their size: of each order."""
+def _distances(pairs: list[tuple[_Sample, _Sample]], placed_B: Tensor) -> list[float]:
+    """How far patches lie from those of the points that moved, as a part of their size: of each order of each use.
+
+    All uses are compared at once, in a few operations: a network has many, and each of them is small.
+    """
     if not pairs:
         return []
-    placed_B = placed_B.to(pairs[0][0].device)
-    offs, sizes = [], []
-    for first_OBN, moved_OBN in pairs:
-        offs.append((first_OBN[:, placed_B] - moved_OBN).abs_().amax((1, 2)))
-        size_O = first_OBN.abs().amax((1, 2))
-        is_same = moved_OBN is first_OBN
-        sizes.append(size_O if is_same else torch.maximum(size_O, moved_OBN.abs().amax((1, 2))))
-    off, size = torch.cat(offs).double(), torch.cat(sizes).double()
-    found: list[float] = torch.where(size > 0, off / size, off).tolist()  # a GPU is waited for only here, and once
+    first_BN = torch.cat([first.values_BN for first, _ in pairs], 1)
+    is_same = all(first is moved for first, moved in pairs)
+    moved_BN = first_BN if is_same else torch.cat([moved.values_BN for _, moved in pairs], 1)
+    off_BN = (first_BN[placed_B.to(first_BN.device)] - moved_BN).abs_()
+    size_N = first_BN.abs().amax(0)
+    size_N = size_N if is_same else torch.maximum(size_N, moved_BN.abs().amax(0))
+    blocks_2X = torch.stack((off_BN.amax(0), size_N)).unflatten(1, (-1, _PADDED)).amax(2)
+    found_2X = blocks_2X.double().cpu().numpy()  # a GPU is waited for only here, and once
+    lengths = [first.values_BN.shape[1] // _PADDED // len(first.orders) for first, _ in pairs for _ in first.orders]
+    off, size = np.maximum.reduceat(found_2X, np.cumsum([0, *lengths[:-1]]), axis=1)  # NaN, where there is one
+    with np.errstate(invalid="ignore"):
+        found: list[float] = np.divide(off, size, out=off, where=size > 0).tolist()
     return found
 
 
 def _sampled(use: WeightUse, orders: tuple[Order, ...]) -> Tensor:
-    """Some patches of each point (O x B x N): of the first, the last and a middle position along every axis.
+    """Some patches of each point in each order (B x N): of the first, the last and a middle position along every axis.
 
     Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
     """
@@ -236,7 +242,7 @@ def _sampled(use: WeightUse, orders: tuple[Order, ...]) -> Tensor:
     if not orders:
         return windows.new_empty(0)
     starts, of_each = _places(tuple(windows.shape), windows.stride(), use.n_position_dims, orders, windows.device)
-    return values_at(windows, (starts[:, None] + of_each).view(-1)).view(len(orders), len(windows), -1)
+    return values_at(windows, (starts + of_each).view(-1)).view(len(windows), -1)
 
 
 @lru_cache(maxsize=KEPT_PLACES)
@@ -247,23 +253,25 @@ def _places(
     orders: tuple[Order, ...],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Where sampled values lie in memory: where the steps of all orders and points begin, and each value from there.
+    """Where sampled values lie in memory: where the steps of all points and orders begin, and each value from there.
 
-    An order exchanges points and steps, which are the first axis of positions.
+    An order exchanges points and steps, which are the first axis of positions. The last value is repeated until there
+    are whole blocks of them, which changes no maximum.
     """
     n_points, has_steps = shape[0], n_position_dims > 0
     n_steps, stride = (shape[2], strides[2]) if has_steps else (1, 0)
     found = [
-        reported_at(order, b, i, n_points, n_steps) for order in orders for b in range(n_points) for i in _some(n_steps)
+        reported_at(order, b, i, n_points, n_steps) for b in range(n_points) for order in orders for i in _some(n_steps)
     ]
-    starts = torch.tensor([b * strides[0] + i * stride for b, i in found], dtype=torch.int64, device=device)
+    starts = torch.tensor([[b * strides[0] + i * stride] for b, i in found], dtype=torch.int64, device=device)
     parts = []
     for axis in (1, *range(3 if has_steps else 2, len(shape))):
         if 2 <= axis < 2 + n_position_dims:
             parts.append(torch.tensor(_some(shape[axis]), dtype=torch.int64, device=device) * strides[axis])
         else:  # groups and fan-in: all of them
             parts.append(steps(shape[axis], strides[axis], device))
-    return starts, all_sums(parts)
+    of_each = all_sums(parts)
+    return starts, torch.cat((of_each, of_each[-1:].expand(-len(of_each) % _PADDED)))
 
 
 def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int) -> tuple[int, int]:

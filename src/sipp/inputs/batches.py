@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -227,7 +228,7 @@ def refuse_non_finite(batch: Batch) -> None:
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
-        if tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
+        if tensor.numel() == 0 or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
             continue  # NaN counts as both extremes; one reading, where nothing is wrong
         bad = ~torch.isfinite(tensor)
         is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))

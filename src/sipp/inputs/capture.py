@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -207,10 +207,15 @@ class _Now:
     seen: Operations | None = None
     gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
+    def apart(self) -> AbstractContextManager[Any]:
         """A context for our own operations: the modes look at the model's."""
-        with torch._C.DisableTorchFunction(), nullcontext() if self.seen is None else self.seen.paused():
+        unwatched: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+        return unwatched if self.seen is None else self._paused(unwatched, self.seen)
+
+    @staticmethod
+    @contextmanager
+    def _paused(unwatched: AbstractContextManager[Any], seen: Operations) -> Iterator[None]:
+        with unwatched, seen.paused():
             yield
 
 

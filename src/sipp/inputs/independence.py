@@ -122,25 +122,25 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
         return False
     allowed = max(allowed, N_ROUNDINGS * torch.finfo(whole.dtype).eps)
     a, b = (t.detach().reshape(len(t), -1) for t in (whole, part))
-    columns = list(range(0, a.shape[1], max(1, AT_ONCE // len(a))))
-    step, at = columns[1] if len(columns) > 1 else a.shape[1], index.to(a.device)
-    squares_B, largest = torch.zeros(len(a), dtype=torch.float64, device=a.device), 0.0
-    for start in columns:
-        finite = _finite(a[:, start : start + step])
-        squares_B += finite.double().square().sum(1)
-        largest = max(largest, float(finite.abs().max()))
+    step, at = max(1, AT_ONCE // len(a)), index.to(a.device)
+    parts = [slice(start, start + step) for start in range(0, a.shape[1], step)]
+    squares_B, gaps_B = (torch.zeros(len(t), dtype=torch.float64, device=a.device) for t in (a, at))
+    largest = torch.zeros((), dtype=torch.float64, device=a.device)
+    for some in parts:
+        finite = _finite(a[:, some])
+        squares_B += torch.linalg.vector_norm(finite, dim=1, dtype=torch.float64).square()
+        largest = torch.maximum(largest, finite.abs().amax())
     size_B = squares_B.sqrt()
-    typical = size_B[size_B > 0].median() if bool((size_B > 0).any()) else size_B.new_zeros(())
-    gaps_B = torch.zeros(len(at), dtype=torch.float64, device=a.device)
-    for start in columns:
-        some = slice(start, start + step)
-        mine, theirs = a[at, some].double(), b[:, some].double()
+    typical = torch.where(size_B > 0, size_B, torch.nan).nanmedian().nan_to_num()  # 0 where all are
+    are_close = []
+    for some in parts:
+        mine, theirs = a[:, some][at].double(), b[:, some].double()
         gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, (mine - theirs).abs())
-        coordinate = _finite(a[:, some]).abs().amax(0).double().clamp(min=OF_LARGEST * largest)
-        if not bool((gap <= allowed * coordinate).all()):
-            return False
+        coordinate = torch.maximum(_finite(a[:, some]).abs().amax(0).double(), OF_LARGEST * largest)
+        are_close.append((gap <= allowed * coordinate).all())
         gaps_B += gap.square().sum(1)
-    return bool((gaps_B.sqrt() <= allowed * size_B[at].clamp(min=float(typical))).all())
+    are_close.append((gaps_B.sqrt() <= allowed * torch.maximum(size_B[at], typical)).all())
+    return bool(torch.stack(are_close).all())  # a GPU is waited for only here
 
 
 def _finite(values: Tensor) -> Tensor:

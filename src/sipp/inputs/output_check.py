@@ -42,7 +42,7 @@ _log = logging.getLogger("sipp")
 class Expected:
     """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
 
-    values: Tensor  # float64; of some patches and rows, B x P x F, or the whole output, laid out as the layer's own
+    values: Tensor  # of some patches and rows, B x N (see `_outputs_looked_at`), or the whole output as the layer's own
     squares: Callable[[], Tensor | float]  # the sums of the squared terms of each point, where that is more
     tolerance: float
     use: WeightUse | None  # None: `values` is the whole output
@@ -57,8 +57,8 @@ class Gap:
     """
 
     layer: PrunableLayer
-    distance_B: Tensor
-    size_B: Tensor  # the norm of what is expected: no more than the root of all squared terms
+    off_BN: Tensor  # the distances of the values looked at; of a whole output one number, their norm
+    values_BN: Tensor  # what these must be; their norm is no more than the root of all squared terms
     squares: Callable[[], Tensor | float]  # the others of these
     tolerance: float
     least: float  # the distance that products which vanish in the layer's dtype may come to, in any order
@@ -96,18 +96,22 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     rows = _rows_looked_at(weight.n_rows, n_groups, windows.device)
     rows_FK = to_rows(weight, layer.parameter(use.parameter).detach())
     rows_GRK = rows_FK[rows].unflatten(0, (n_groups, -1)).to(dtype)
-    with exact_matmul():
-        values = torch.bmm(patches_GPK, rows_GRK.mT).movedim(0, 1).reshape(n_points, n_positions, len(rows)).double()
     bias = getattr(layer.module, "bias", None)
-    if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
-        values = values + bias.detach().flatten()[rows]
+    with exact_matmul():
+        if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
+            bias_G1R = bias.detach().flatten()[rows].view(n_groups, 1, -1).to(dtype)
+            values_GPR = torch.baddbmm(bias_G1R, patches_GPK, rows_GRK.mT)
+        else:
+            values_GPR = torch.bmm(patches_GPK, rows_GRK.mT)
+    by_point = values_GPR if n_groups == 1 else values_GPR.unflatten(1, (n_points, -1)).transpose(0, 1)
+    values_BN = by_point.reshape(n_points, -1)
 
     def squares_B() -> Tensor:
         # of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
         squares_GBK = patches_GPK.double().square().unflatten(1, (n_points, -1)).sum(2)
         return (squares_GBK * rows_GRK.double().square().sum(1)[:, None]).sum((0, 2))
 
-    return Expected(values, squares_B, tolerance_of(windows), use, weight)
+    return Expected(values_BN, squares_B, tolerance_of(windows), use, weight)
 
 
 def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> Gap:
@@ -118,15 +122,13 @@ def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) 
     laid_out = real if expected.use is None else _laid_out(real, expected.use, expected.weight, batch.n_points)
     if laid_out is None or laid_out.shape != expected.values.shape:
         raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
-    # what overflows in the layer is for the layers behind it to refuse
-    off, values = (_finite(some) for some in (laid_out.detach() - expected.values, expected.values))
+    off, values, n_times = laid_out - expected.values, expected.values, 1
     if expected.use is None:
-        distance_B, size_B, n_times = off.norm()[None], values.norm()[None], MANY_STEPS
-    else:
-        distance_B, size_B, n_times = off.flatten(1).norm(dim=1), values.flatten(1).norm(dim=1), 1
+        # what overflows in the layer is for the layers behind it to refuse
+        off, values, n_times = _finite(off).norm().view(1, 1), _finite(values).norm().view(1, 1), MANY_STEPS
     tolerance = max(expected.tolerance, n_times * tolerance_of(real))
-    least = torch.finfo(real.dtype).tiny * off.numel() ** 0.5
-    return Gap(layer, distance_B, size_B, expected.squares, tolerance, least)
+    least = torch.finfo(real.dtype).tiny * laid_out.numel() ** 0.5
+    return Gap(layer, off, values, expected.squares, tolerance, least)
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -136,16 +138,34 @@ def _finite(values: Tensor) -> Tensor:
 
 def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
     """Raises ModelError unless every real output of a pass is the expected one, up to rounding."""
-    near = [gap.distance_B <= gap.tolerance * gap.size_B for gap in gaps]
-    if not gaps or bool(torch.cat(near).all()):  # a GPU is waited for only here
+    if not gaps:
         return
-    for gap in gaps:
-        terms_B = _finite(gap.squares() + gap.size_B.square()).sqrt()
-        size_B = torch.where(terms_B > 0, terms_B, 1)
-        distance_B = gap.distance_B - gap.least
-        if bool((distance_B > gap.tolerance * size_B).any()):
-            ratio = float((distance_B / size_B).max())
-            raise ModelError(f"{_not_the_map(gap.layer, batch)}: its output is off by {ratio:.2g} of its size")
+    norms = torch.cat([_norms(values_BN) for gap in gaps for values_BN in (gap.off_BN, gap.values_BN)])
+    norms = norms.cpu()  # a GPU is waited for only here
+    by_gap = norms.split([2 * len(gap.off_BN) for gap in gaps])
+    for gap, (distance_B, size_B) in zip(gaps, (one.view(2, -1).numpy() for one in by_gap)):
+        if not (distance_B <= gap.tolerance * size_B).all():  # NaN is looked at too
+            _refuse(gap, batch)
+
+
+def _refuse(gap: Gap, batch: Batch) -> None:
+    """Raises ModelError unless this output is the expected one, where it is finite, by the sums of all squared terms.
+
+    What overflows in the layer is for the layers behind it to refuse.
+    """
+    distance_B, norm_B = _norms(_finite(gap.off_BN)), _norms(_finite(gap.values_BN))
+    if bool((distance_B <= gap.tolerance * norm_B).all()):
+        return
+    terms_B = _finite(gap.squares() + norm_B.square()).sqrt()
+    size_B = torch.where(terms_B > 0, terms_B, 1)
+    distance_B -= gap.least
+    if bool((distance_B > gap.tolerance * size_B).any()):
+        ratio = float((distance_B / size_B).max())
+        raise ModelError(f"{_not_the_map(gap.layer, batch)}: its output is off by {ratio:.2g} of its size")
+
+
+def _norms(values_BN: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values_BN, dim=1, dtype=torch.float64)
 
 
 def _not_the_map(layer: PrunableLayer, batch: Batch) -> str:
@@ -198,7 +218,7 @@ def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
 
 
 def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int) -> Tensor | None:
-    """The outputs of the patches looked at as B x P x F; None where the output has no such shape."""
+    """The outputs of the patches looked at, B x N (`_outputs_looked_at`); None where the output has no such shape."""
     n_dims = max(1, use.n_position_dims)
     sizes = use.windows.shape
     n_positions = sizes[2 : 2 + use.n_position_dims].numel()
@@ -211,17 +231,21 @@ def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int
         rows_last = by_point(rows_last, n_points).windows
     by_row = rows_last.reshape(sizes[0], n_positions, weight.n_rows)
     places = _outputs_looked_at(tuple(sizes), use.n_position_dims, weight.n_rows, by_row.stride(), by_row.device)
-    n_rows = len(_rows_looked_at(weight.n_rows, sizes[1], by_row.device))
-    return values_at(by_row, places).view(len(_looked_at(use)[0]), -1, n_rows)
+    return values_at(by_row, places).view(len(_looked_at(use)[0]), -1)
 
 
 @lru_cache(maxsize=KEPT_PLACES)
 def _outputs_looked_at(
     shape: tuple[int, ...], n_position_dims: int, n_rows: int, strides: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Where the outputs of these patches and rows lie in memory, of outputs that are points x positions x rows."""
-    places = (*_some_of(shape, n_position_dims, device), _rows_looked_at(n_rows, shape[1], device))
-    return all_sums([place * stride for place, stride in zip(places, strides)])
+    """Where the outputs of these patches and rows lie in memory, of outputs that are points x positions x rows.
+
+    They are points x groups x positions x rows of a group.
+    """
+    points, positions = _some_of(shape, n_position_dims, device)
+    rows_GR = _rows_looked_at(n_rows, shape[1], device).view(shape[1], -1) * strides[2]
+    at_GPR = rows_GR[:, None] + (positions * strides[1])[:, None]
+    return ((points * strides[0])[:, None] + at_GPR.flatten()).flatten()
 
 
 def tolerance_of(tensor: Tensor) -> float:

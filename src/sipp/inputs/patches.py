@@ -42,14 +42,9 @@ class ValueRange:
         return np.where(self.peak_B > 0, np.ldexp(1.0, exponents), 1.0)
 
     @cached_property
-    def scales_on_device_2B(self) -> Tensor:
-        """The same on the device of the windows, and their squares; 0 or infinite where these leave float64."""
-        with np.errstate(over="ignore", under="ignore"):
-            return torch.from_numpy(np.array((self.scale_B, np.square(self.scale_B)))).to(self.device)
-
-    @property
     def scale_on_device_B(self) -> Tensor:
-        return self.scales_on_device_2B[0]
+        """The same on the device of the windows."""
+        return torch.from_numpy(self.scale_B).to(self.device)
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
@@ -74,12 +69,13 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
         done = torch.cuda.Event()
         done.record()
     else:
-        table, done = found.to("cpu", BOUND_DTYPE), None
+        table, done = found.cpu(), None
 
     def values() -> ValueRange:
         if done is not None:
             done.synchronize()
-        lowest_B, highest_B, smallest_B = table.numpy()
+        has_numpy = table.dtype in (SCORE_DTYPE, BOUND_DTYPE)
+        lowest_B, highest_B, smallest_B = (table if has_numpy else table.to(BOUND_DTYPE)).numpy().astype(np.float64)
         peak_B = np.maximum(highest_B, -lowest_B)
         peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
         smallest = float(smallest_B.min())
@@ -115,7 +111,7 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
     per_point = bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
-        piece = use.windows[start : start + step]
+        piece = use.windows if step >= n_points else use.windows[start : start + step]
         for part in _split_positions(piece, 2, use.n_position_dims, chunk_bytes // bytes_per_patch):
             yield slice(start, start + len(piece)), part
 

@@ -147,6 +147,8 @@ def _values_of(buffers: list[Tensor]) -> list[_Values]:
 
 def _flat(buffers: list[Tensor]) -> Tensor:
     with torch.no_grad():
+        if all(one.ndim == 0 for one in buffers):  # counters, one of each norm
+            return torch.stack(buffers)
         return torch.cat([one.flatten() for one in buffers])
 
 

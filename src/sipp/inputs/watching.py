@@ -139,20 +139,20 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def every_tensor(value: Any) -> list[Tensor]:
     """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
     found: list[Tensor] = []
-    _gather(value, found)
+    if isinstance(value, (Tensor, tuple, list, dict)):
+        _gather(value, found)
     return found
 
 
 def _gather(value: Any, found: list[Tensor]) -> None:
-    # a function and no generator: a network calls it for every operation
+    # a function and no generator, called for nests alone: a network asks for every operation
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            if one is not None:
-                _gather(one, found)
-    elif isinstance(value, dict):
-        for one in value.values():
+        return
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (tuple, list, dict)):
             _gather(one, found)
 
 

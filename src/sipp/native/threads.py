@@ -28,9 +28,9 @@ _OPENMP_FILES = ("libgomp*", "libomp*", "libiomp5*")
 _OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
-def threads_for(values: Tensor) -> int:
-    """How many threads read through these values once."""
-    return torch.get_num_threads() if values.numel() >= SHARED_VALUES else 1
+def threads_for(values: Tensor, n_reads: int = 1) -> int:
+    """How many threads go through these values, each of which takes as long as reading it so many times."""
+    return torch.get_num_threads() if n_reads * values.numel() >= SHARED_VALUES else 1
 
 
 def cut_evenly(n: int, n_parts: int) -> list[tuple[int, int]]:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.inputs.patches import ValueRange
-from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.kernels.chunk_ratios import TOTAL
 
-SAFE_PEAKS = 2.0**-500, 2.0**500  # the squares of their scales are ordinary numbers of float64
+
+@dataclass(frozen=True)
+class _Part:
+    """The squares that some points of a batch add."""
+
+    squares_QB: Tensor  # of the points as they were scaled
+    scale_B: np.ndarray
+    points: slice
 
 
 class RunningNorms:
@@ -29,28 +35,19 @@ class RunningNorms:
         self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
         self.is_attributed = True  # to points: of this batch, whose squares these are
         self.n_points: int | None = None  # of this batch, if the weight is used in it
-        self.squares_QB: Tensor | None = None  # of this batch; None where no output is known yet
+        self.parts: list[_Part] = []  # of this batch
 
     def open(self, n_points: int) -> None:
         """Begins a batch in which the weight is used."""
         self.n_points = n_points
 
-    def add(self, squares_QB: Tensor, points: slice) -> None:
-        """Adds the squared norms of these points' outputs, in the units of the model. They are ours from now on."""
-        if not self.is_attributed or self.n_points is None:
-            return
-        if self.squares_QB is None and squares_QB.shape[1] == self.n_points:
-            self.squares_QB = squares_QB
-        else:
-            self.squares_QB = self.squares(squares_QB.device)
-            self.squares_QB[:, points] += squares_QB
+    def add(self, squares_QB: Tensor, scale_B: np.ndarray, points: slice) -> None:
+        """Adds the squared norms of these points' outputs, each point multiplied by its scale. They are ours now.
 
-    def squares(self, device: torch.device) -> Tensor:
-        """Those of this batch, in which the weight is used; 0 where it met no activations."""
-        if self.squares_QB is not None:
-            return self.squares_QB
-        assert self.n_points is not None
-        return torch.zeros(TOTAL + 1, self.n_points, dtype=BOUND_DTYPE, device=device)
+        Nothing is computed before the batch ends: then it is done for all weights at once.
+        """
+        if self.is_attributed and self.n_points is not None:
+            self.parts.append(_Part(squares_QB, scale_B, points))
 
     def take(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
         """Takes the largest ratios of a batch in, None where they are not known."""
@@ -72,9 +69,7 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
         elif not one.is_attributed:
             one.take(None, None, None)
     if known:
-        found = [one.squares_QB for one in known if one.squares_QB is not None]
-        device = found[0].device if found else torch.device("cpu")
-        norms_WQB = torch.stack([one.squares(device) for one in known]).cpu().sqrt()  # a GPU is waited for only here
+        norms_WQB = torch.from_numpy(_squares(known)).sqrt()
         above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1).numpy(), norms_WQB[:, TOTAL].numpy()
         complexity = _ratio(above_WB, total_WB).max(1).tolist()
         if output_norms_B is None:
@@ -86,16 +81,33 @@ def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) ->
             for one, of_all, of_output, quadrants_B in zip(known, complexity, to_output, quadrants_WB):
                 one.take(of_all, of_output, quadrants_B)
     for one in used:
-        one.is_attributed, one.n_points, one.squares_QB = True, None, None
+        one.is_attributed, one.n_points, one.parts = True, None, []
 
 
-def unscaled(squares_QB: Tensor, values: ValueRange, points: slice) -> Tensor:
+def _squares(known: Sequence[RunningNorms]) -> np.ndarray:
+    """The squared norms of all points of a batch, in the units of the model: W x Q x B; 0 without activations."""
+    n_points = known[0].n_points
+    assert n_points is not None
+    squares_WQB = np.zeros((len(known), TOTAL + 1, n_points))
+    parts = [(squares_QB, part) for squares_QB, one in zip(squares_WQB, known) for part in one.parts]
+    if not parts:
+        return squares_WQB
+    found_QX = torch.cat([part.squares_QB for _, part in parts], 1).cpu().numpy()  # a GPU is waited for only here
+    found_QX = _unscaled(found_QX, np.concatenate([part.scale_B for _, part in parts]))
+    start = 0
+    for squares_QB, part in parts:
+        stop = start + len(part.scale_B)
+        squares_QB[:, part.points] += found_QX[:, start:stop]
+        start = stop
+    return squares_WQB
+
+
+def _unscaled(squares_QX: np.ndarray, scale_X: np.ndarray) -> np.ndarray:
     """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
-    factor_B = values.scales_on_device_2B[1, points]
-    if SAFE_PEAKS[0] <= values.peaks[0] <= values.peaks[1] <= SAFE_PEAKS[1]:
-        return squares_QB / factor_B
-    is_lost_B = (factor_B == 0) | factor_B.isinf()
-    return torch.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
+    with np.errstate(all="ignore"):
+        factor_X = np.square(scale_X)
+        is_lost_X = (factor_X == 0) | np.isinf(factor_X)
+        return np.where(is_lost_X & (squares_QX > 0), math.inf, squares_QX / factor_X)
 
 
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:

@@ -26,8 +26,8 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exa
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
 from sipp.scoring.kernels import checks, float64_kernel
-from sipp.scoring.kernels.chunk_ratios import TOTAL, max_chunk, sum_chunk
-from sipp.scoring.running_norms import RunningNorms, unscaled
+from sipp.scoring.kernels.chunk_ratios import max_chunk, sum_chunk
+from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the ends of float32
@@ -70,6 +70,7 @@ class RunningSensitivities:
         """Scales the weight: by itself, so that a GPU looks for the ranges of all weights before one is waited for."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
+        self.factors_F = torch.from_numpy(1 / values.scale_B).to(values.device)  # take the scale out again
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
@@ -127,7 +128,7 @@ class RunningSensitivities:
         best_FK = found.sensitivity_FK
         for (start, stop, n_groups), ratios in found.by_kernel.items():
             rows = slice(start, stop)
-            weight_GRK = self.scaled_FK[rows].unflatten(0, (n_groups, -1))
+            weight_GRK = _rows_at(self.scaled_FK, rows).unflatten(0, (n_groups, -1))
             ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest_ratios(ratios)
             best_FK = self._with_larger(best_FK, rows, ratios_GRK, weight_GRK)
         return torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
@@ -172,22 +173,24 @@ class RunningSensitivities:
         if self.kernel.FUSED and not is_wide:
             self._add_fused(maxima, use, rows, points, values)
             return
-        part, key = replace(use, windows=use.windows[points]), (rows.start, rows.stop, use.windows.shape[1])
+        part, key = _part(use, points), (rows.start, rows.stop, use.windows.shape[1])
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
-        none_GRK = torch.zeros_like(weight_GRK)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
+            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
+            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
-            known_GRK = none_GRK if is_wide else maxima.by_kernel.get(key, none_GRK)
+            known_GRK = None if is_wide else maxima.by_kernel.get(key)
+            if known_GRK is None:
+                known_GRK = torch.zeros_like(weight_GRK)
             given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
             best_GRK, squares_QB = max_chunk(kernel, *given)
             if is_wide:
                 maxima.sensitivity_FK = self._with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
             else:
                 maxima.by_kernel[key] = best_GRK
-            self.norms.add(unscaled(squares_QB, values, at), at)
+            self.norms.add(squares_QB, values.scale_B[at], at)
 
         self._piecewise(part, rows, take)
 
@@ -216,7 +219,7 @@ class RunningSensitivities:
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
             squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
-        self.norms.add(unscaled(squares_QB, values, points), points)
+        self.norms.add(squares_QB, values.scale_B[points], points)
 
     def _add_mean(self, use: WeightUse, rows: slice, values: ValueRange, batch: Batch, n_uses: int) -> None:
         """Adds one use to the sums over patches, a block of points at a time."""
@@ -246,19 +249,21 @@ class RunningSensitivities:
 
     def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
-        part = replace(use, windows=use.windows[points])
+        part = _part(use, points)
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
-        squares_QB = torch.zeros(TOTAL + 1, len(part.windows), dtype=BOUND_DTYPE, device=self.scale_F.device)
+        squares = []
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
-            scale_B, occurs = values.scale_on_device_B[at], values.occurs(at)
+            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
+            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
             chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
-            ratios, squares = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
+            ratios, squares_QB = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares_QB[:, piece] += unscaled(squares, values, at)
-        self.norms.add(squares_QB, points)
+            squares.append((squares_QB, values.scale_B[at], at))
+        for one in squares:
+            self.norms.add(*one)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, points, rows] += sums_TBFK
         else:
@@ -338,9 +343,9 @@ class RunningSensitivities:
 
     def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
         """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
-        weight_FK = self._scaled_rows(rows) if is_wide else self.scaled_FK[rows]
-        factors_F = self.scale_F[rows].reciprocal()
         kernel = float64_kernel(self.kernel) if is_wide else self.kernel
+        weight_FK = self._scaled_rows(rows) if is_wide else _rows_at(self.scaled_FK, rows)
+        factors_F = _rows_at(self.factors_F, rows)
         return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
     def _scaled_rows(self, rows: slice) -> Tensor:
@@ -408,8 +413,13 @@ def _part(use: WeightUse, points: slice) -> WeightUse:
     return replace(use, windows=use.windows[points], counts_B=counts_B)
 
 
+def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
+    """These rows of a tensor; itself where they are all."""
+    return tensor if rows == slice(0, len(tensor)) else tensor[rows]
+
+
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
-        return rows_FK * values.scale_on_device_B.to(SCORE_DTYPE)[:, None]
+        return rows_FK * torch.from_numpy(values.scale_B.astype(np.float32)[:, None]).to(values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)

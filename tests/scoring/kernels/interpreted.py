@@ -129,8 +129,9 @@ def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     )
     a, inverse = torch.rand(1, 1, n_patches), torch.rand(n_patches, 2, n_rows)
     positive[fan_in] = 1
+    totals = torch.full((2, n_rows), float(n_patches))  # every line has the scale 1
     gpu._raise_best[(1, 1, 1)](
-        a, inverse, torch.ones(2, n_rows), torch.full((n_patches,), 1e9), positive, best, n_rows, fan_in, n_patches,
+        a, inverse, totals, torch.full((n_patches,), 1e9), positive, best, n_rows, fan_in, n_patches,
         STRETCH=32, ROWS=4, CHUNK=32, MOST_SINGLE=2,
     )  # fmt: skip
     signs = torch.tensor([1, 0, 1])  # the second row has a positive weight

@@ -27,12 +27,9 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
             )
         inputs = inputs.unsqueeze(0)
     _check(module, inputs)
-    windows = _windows(module, _pad(module, inputs))
-    n_images = len(windows)
+    n_images = len(inputs)
     attributed = n_images % n_points == 0
-    n_blocks = n_points if attributed else 1
-    # images folded into the batch become one more position of their point: (B, images, G, ...) -> (B, G, images, ...)
-    windows = windows.view(n_blocks, n_images // n_blocks, *windows.shape[1:]).movedim(2, 1)
+    windows = _windows(module, _pad(module, inputs), n_points if attributed else 1)
     yield WeightUse("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
 
 
@@ -70,8 +67,11 @@ def _pad(module: Conv, inputs: Tensor) -> Tensor:
     return F.pad(inputs, pairs, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 
-def _windows(module: Conv, padded: Tensor) -> Tensor:
-    """A view (N, G, *out, C/G, *kernel) of the padded input (N, C, *size)."""
+def _windows(module: Conv, padded: Tensor, n_blocks: int) -> Tensor:
+    """A view (B, G, images, *out, C/G, *kernel) of the padded input (images of all, C, *size), in B equal blocks.
+
+    Images folded into the batch are one more position of their point.
+    """
     n_axes = len(module.kernel_size)
     per_group = padded.shape[1] // module.groups
     strides = padded.stride()
@@ -80,12 +80,14 @@ def _windows(module: Conv, padded: Tensor) -> Tensor:
         raise DataError(
             f"has a kernel of {by_size(tuple(reach))}, larger than its padded input ({by_size(padded.shape[2:])})"
         )
+    n_each = padded.shape[0] // n_blocks
     n_out = [(padded.shape[2 + a] - reach[a]) // module.stride[a] + 1 for a in range(n_axes)]
     return padded.as_strided(
-        (padded.shape[0], module.groups, *n_out, per_group, *module.kernel_size),
+        (n_blocks, module.groups, n_each, *n_out, per_group, *module.kernel_size),
         (
-            strides[0],
+            n_each * strides[0],
             per_group * strides[1],
+            strides[0],
             *(module.stride[a] * strides[2 + a] for a in range(n_axes)),
             strides[1],
             *(module.dilation[a] * strides[2 + a] for a in range(n_axes)),

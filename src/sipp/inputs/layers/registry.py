@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -373,10 +374,11 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
 def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raises ModelError where a weight is NaN or infinite, after one look at all of a device and dtype."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for one in parameters.values():
-        by_kind.setdefault((one.device, one.dtype), []).extend(torch.aminmax(one.detach()))  # NaN is both
-    if all(bool(torch.stack(found).isfinite().all()) for found in by_kind.values()):
-        return
+    with torch.no_grad():
+        for one in parameters.values():
+            by_kind.setdefault((one.device, one.dtype), []).extend(torch.aminmax(one))  # NaN is both
+        if all(math.isfinite(value) for found in by_kind.values() for value in torch.stack(found).tolist()):
+            return
     for name, parameter in parameters.items():
         n_bad = int((~parameter.detach().isfinite()).sum())
         if n_bad:

@@ -32,7 +32,8 @@ PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
 
 # of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
-LEAST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**100
+LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-126)
+LARGEST_SCALE: tl.constexpr = tl.constexpr(2.0**100)
 # A test whose numbers are not normal proves nothing: between these bounds it is made, below all patches above 0 count.
 LEAST_BAR: tl.constexpr = tl.constexpr(2.0**-100)
 LARGEST_BAR: tl.constexpr = tl.constexpr(2.0**126)
@@ -44,11 +45,11 @@ def max_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima."""
-    squares_QGP, positive = _no_squares(patches_GKP), (weight_GRK > 0).contiguous().view(torch.int8)
+    squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
     for part_GKP, inverse_GPSR, totals_GSR in _inverted(
         patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=True
     ):
-        best_GRK = _raised(part_GKP, inverse_GPSR, totals_GSR, positive, best_GRK)
+        best_GRK = _raised(part_GKP, inverse_GPSR, totals_GSR, signed_GRK, best_GRK)
     return best_GRK, _by_point(squares_QGP, n_points)
 
 
@@ -198,18 +199,19 @@ def _inverted(
 
 
 def _raised(
-    patches_GKP: Tensor, inverse_GPSR: Tensor, totals_GSR: Tensor, positive_GRK: Tensor, best_GRK: Tensor
+    patches_GKP: Tensor, inverse_GPSR: Tensor, totals_GSR: Tensor, signed_GRK: Tensor, best_GRK: Tensor
 ) -> Tensor:
-    """The larger of best_GRK and of all products, G x R x K. positive_GRK is int8, totals_GSR summed over patches."""
-    n_groups, n_rows, fan_in = positive_GRK.shape
+    """The larger of best_GRK and of all products, G x R x K. totals_GSR are the reciprocals, summed over patches.
+
+    signed_GRK are the weights, or int8: above 0 where a weight is.
+    """
+    n_groups, n_rows, fan_in = signed_GRK.shape
     n_patches = patches_GKP.shape[-1]
-    means_GSR = totals_GSR / n_patches
-    scales_GSR = torch.where(means_GSR > 0, means_GSR.reciprocal().clamp_(LEAST_SCALE, LARGEST_SCALE), 0.0)
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
     reach = torch.empty(n_groups, n_bands, n_patches, dtype=torch.float32, device=patches_GKP.device)
     _reaches[(triton.cdiv(n_patches, PATCHES), n_groups * n_bands)](
-        inverse_GPSR, scales_GSR, reach, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
+        inverse_GPSR, totals_GSR, reach, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
     )
     best = best_GRK.clone(memory_format=torch.contiguous_format)
     n_wanted = triton.cdiv(PROGRAMS_WANTED, fan_in * n_groups * n_bands)
@@ -218,9 +220,9 @@ def _raised(
     _raise_best[(fan_in, n_groups * n_bands, triton.cdiv(n_patches, stretch))](
         patches_GKP,
         inverse_GPSR,
-        scales_GSR,
+        totals_GSR,
         reach,
-        positive_GRK,
+        signed_GRK,
         best.view(torch.int32),
         n_rows,
         fan_in,
@@ -344,10 +346,18 @@ def _transpose(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _scale(total, n_patches):  # type: ignore[no-untyped-def]
+    """1 / the mean of a line's reciprocals, of which this is the sum; 0 where it has none."""
+    mean = total / n_patches
+    scale = tl.div_rn(1.0, tl.where(mean > 0, mean, 1.0))
+    return tl.where(mean > 0, tl.minimum(tl.maximum(scale, LEAST_SCALE), LARGEST_SCALE), 0.0)
+
+
+@triton.jit
 def _reaches(  # type: ignore[no-untyped-def]
-    inverse, scales, reach, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
+    inverse, totals, reach, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
 ):
-    """reach[g, band, p]: the largest of inverse[g, p, s, r] * scales[g, s, r] over the rows of the band."""
+    """reach[g, band, p]: the largest of inverse[g, p, s, r] times the scale of its line over the rows of the band."""
     n_bands = tl.cdiv(n_rows, ROWS)
     group = tl.program_id(1) // n_bands
     band = tl.program_id(1) % n_bands
@@ -358,7 +368,7 @@ def _reaches(  # type: ignore[no-untyped-def]
     for s in tl.static_range(2):
         start = ((group * n_patches + p).to(tl.int64) * 2 + s) * n_rows
         value = tl.load(inverse + start[:, None] + r[None, :], inside, other=0.0)
-        scale = tl.load(scales + (group * 2 + s) * n_rows + r, r < n_rows, other=0.0)
+        scale = _scale(tl.load(totals + (group * 2 + s) * n_rows + r, r < n_rows, other=0.0), n_patches)
         highest = tl.maximum(highest, tl.max(value * scale[None, :], axis=1))
     tl.store(reach + (group * n_bands + band).to(tl.int64) * n_patches + p, highest, p < n_patches)
 
@@ -378,9 +388,9 @@ def _bar(best, scale):  # type: ignore[no-untyped-def]
 def _raise_best(  # type: ignore[no-untyped-def]
     patches,
     transposed,
-    scales,
+    totals,
     reach,
-    positive,
+    signed,
     best,
     n_rows,
     fan_in,
@@ -398,8 +408,8 @@ def _raise_best(  # type: ignore[no-untyped-def]
     r = band * ROWS + tl.arange(0, ROWS)
     is_row = r < n_rows
     at = (group * n_rows + r).to(tl.int64) * fan_in + k
-    s = tl.where(tl.load(positive + at, is_row, other=0) != 0, 0, 1)
-    scale = tl.load(scales + (group * 2 + s) * n_rows + r, is_row, other=0.0)
+    s = tl.where(tl.load(signed + at, is_row, other=0) > 0, 0, 1)
+    scale = _scale(tl.load(totals + (group * 2 + s) * n_rows + r, is_row, other=0.0), n_patches)
     found = tl.load(best + at, is_row, other=0).to(tl.float32, bitcast=True)  # what other programs have so far
     bar = _bar(found, scale)
     lane = tl.arange(0, CHUNK)

@@ -60,6 +60,7 @@ from sipp.scoring.kernels.cpu.layout import (
 )
 
 N_PATTERNS = 2**PANEL
+PACKING_READS = 8  # to sort a weight into its panel takes 5 to 8 ns, as long as to read some
 
 
 def _panel(n_rows: int, is_first: bool) -> Any:
@@ -218,7 +219,7 @@ def pack_weights(weight_GRK: Tensor) -> PackedWeights:
         ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
     )
     weight = weight_GRK.detach().to(torch.float32).contiguous()
-    cuts = cut_evenly(n_panels, threads_for(weight_GRK))
+    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
     work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
     weights_at = as_numbers(packed)
     of_all = memory.address(weight), weights_at.ctypes.data

@@ -26,11 +26,11 @@ def extremes(values_BN: Tensor) -> Tensor:
     checks.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
-    found = memory.blank(3, len(values_BN), dtype=torch.int32)
+    found = memory.blank(3, len(values_BN))
     lines = memory.strided_address(values_BN), values_BN.stride(0), values_BN.shape[1]
-    out = memory.address(found, torch.int32), len(values_BN)
+    out = memory.address(found), len(values_BN)
     call_each(_find, [(*lines, *out, *cut) for cut in cut_evenly(len(values_BN), threads_for(values_BN))])
-    return found.view(torch.float32)
+    return found
 
 
 @CompiledLoop
