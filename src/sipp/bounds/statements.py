@@ -1,12 +1,12 @@
-"""Everything that is guaranteed for a cut: its rows, layers and network (T4, T5, T11, T12, T17-T19).
+"""The record of a cut, with everything that is guaranteed for its rows, layers and network (T4, T5, T11, T12, T17-T19).
 
-The one way for all: the rows of a method, a mask of the caller's, a network that was repaired.
+Rows of a method, masks of the caller's and repaired networks are all treated alike.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sipp.allocation.rows import eps_given
 from sipp.bounds.network import chain_obstacle, floored, measure, measured_network, paper_bound, row_guarantee
@@ -14,37 +14,41 @@ from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
+from sipp.pruning.ranking import ranking_seen_keys
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.display import listed
+from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Mode
-from sipp.records.pruned import Guarantee, Measured, NetworkBound, PrunedLayer, layer_bound, no_bound
+from sipp.records.pruned import (
+    Guarantee,
+    Measured,
+    NetworkBound,
+    OutputChange,
+    Pruned,
+    PrunedLayer,
+    Repaired,
+    layer_bound,
+    no_bound,
+)
 from sipp.records.ranking import Ranking, Scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import factor_of
 
 
-@dataclass(frozen=True)
-class Statements:
-    """Everything that is promised about a network that was cut."""
-
-    layers: tuple[PrunedLayer, ...]
-    guarantee: Guarantee | None  # None where nothing was scored
-    bound: NetworkBound
-    measured: Measured | None
-
-
-def statements_of(
+def pruned_of(
     ranking: Ranking,
     cut: Cut,
     task: ScoringTask | None = None,
     *,
     mode: Mode = "paper",
     new_points: AnyData | None = None,
-) -> Statements:
-    """What holds for the rows of a cut: those of a method, of a mask of the caller's, or of a repair.
+    moved: OutputChange | None = None,
+    repaired: Repaired | None = None,
+) -> Pruned:
+    """The record of a cut network: how it came about, how far its output `moved`, and what is guaranteed.
 
-    With points that are new to the pruning the network's statement is smaller in mode "paper" (T18), where their norms
-    are taken as the `task` says; in mode "sound" (T13) there is none without them.
+    With inputs that are new to the pruning, the bound on the network is smaller in mode "paper" (T18), where their
+    norms are taken as the `task` says; in mode "sound" (T13) there is none without them.
     """
     scores, norms = ranking.scores, None
     if scores is not None and mode == "paper" and new_points is not None and task is not None:
@@ -58,7 +62,27 @@ def statements_of(
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
     if scores is not None and mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
-    return Statements(layers, guarantee, bound, measured)
+    seen, is_all = ranking_seen_keys(ranking)
+    return Pruned(
+        model=cut.model,
+        masks=cut.masks,
+        layers=layers,
+        guarantee=guarantee,
+        bound=bound,
+        method=ranking.method_name,
+        budget=cut.budget,
+        kept=sum(layer.kept for layer in layers),
+        seed=cut.seed,
+        draws=ranking.options.draws,
+        measured=measured,
+        choice=cut.choice,
+        repair=None if repaired is None else repaired.record,
+        described_hash=tensors_hash(cut.model),
+        pattern=None if ranking.pattern is None else str(ranking.pattern),
+        moved=moved if repaired is None else repaired.moved,
+        seen=seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=is_all,
+    )
 
 
 def _guarantee_and_bound(

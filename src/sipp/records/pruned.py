@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sipp.records.assumption import Assumption
 from sipp.records.display import number_up, percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
@@ -257,7 +256,6 @@ class Pruned:
     draws: Draws = "until"
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
     choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
-    assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     described_hash: str = ""  # the hash of the weights that all of this is about; empty: they changed since
     pattern: str | None = None  # n:m, which every row obeys that was not spared; None: weights were chosen one by one
@@ -313,7 +311,7 @@ def refreshed(pruned: Pruned) -> Pruned:
         return pruned
     name = not_zero(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
-    return replace(without_statements(pruned, reason), described_hash="", repair=None, assumption=None, moved=None)
+    return replace(without_statements(pruned, reason), described_hash="", repair=None, moved=None)
 
 
 def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:

@@ -162,10 +162,7 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
-    lines += _statements(pruned, in_full=in_full)
-    if pruned.assumption is not None:
-        lines.append(("assumption", f"{pruned.assumption.verdict} {pruned.assumption.es_verdict}"))
-    return lines
+    return lines + _statements(pruned, in_full=in_full)
 
 
 def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:

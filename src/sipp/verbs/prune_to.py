@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.statements import statements_of
+from sipp.bounds.statements import pruned_of
 from sipp.certificates.evidence import (
     Survey,
     changed,
@@ -74,7 +74,7 @@ from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import accuracy_certificate, output_certificate
-from sipp.verbs.recording import pruned_of, warn_of_dead
+from sipp.verbs.prune import warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -352,7 +352,7 @@ class _Walker:
             found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
         else:
             found, fixed = self._repaired(self.split, budget)
-        return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
+        return pruned_of(self.ranking, found, repaired=fixed)
 
     def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one chooses for all."""
