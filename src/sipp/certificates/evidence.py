@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.certificates.ledger import ACCURACY, record_use
+from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import points_at
@@ -86,7 +87,7 @@ def measure_outputs(
     dense: nn.Module,
     pruned: NetworkLike,
     holdout: Any,
-    measure: Callable[[Tensor, Tensor, Batch], Tensor],
+    measure: MeasureFunction,
     output: Output,
     calibration: Any,
     *,

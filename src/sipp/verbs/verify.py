@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
-from sipp.certificates.measures import measure_of
+from sipp.certificates.measures import measure_of, measure_of_classes
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
@@ -20,7 +20,7 @@ from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_
 from sipp.records.html import text_html, view
 from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
-from sipp.verbs.certify import accuracy_certificate
+from sipp.verbs.certify import accuracy_claim
 
 HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
@@ -121,9 +121,9 @@ def _look_again(
         found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
-    again = accuracy_certificate(
-        dense, pruned, holdout, confidence=cert.confidence, labels=labels, output=output, calibration=calibration
-    )
+    classes = measure_of_classes(labels)
+    found = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
+    again = accuracy_claim(found, confidence=cert.confidence, labels=labels)
     return {field.name: getattr(again, field.name) for field in fields(again)}, []
 
 
