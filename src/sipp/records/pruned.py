@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sipp.records.binomial import upper_limit
 from sipp.records.display import number_up, percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
@@ -19,6 +20,7 @@ from sipp.records.repair import Repair
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
+MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
 LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
 ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
 CHANGED = (
@@ -48,6 +50,12 @@ class Coverage:
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
+
+
+def coverage(n: int, q: int, confidence: float) -> Coverage:
+    """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence, which for q = 1 is 1 - (1 - confidence)^(1/n)."""
+    share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
+    return Coverage(share, confidence, n, q)
 
 
 @dataclass(frozen=True)
