@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from sipp.errors import OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
@@ -133,5 +133,9 @@ def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> An
 
 
 def network_of(given: NetworkLike) -> nn.Module:
-    """The network that is meant; what is none of these is given back, for the caller to refuse."""
-    return given.model if isinstance(given, Pruned | PrunedTo | Shrunk) else given
+    """The network that is meant; ModelError where it is none of these."""
+    if isinstance(given, Pruned | PrunedTo | Shrunk):
+        return given.model
+    if not isinstance(given, nn.Module):
+        raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")
+    return given

@@ -242,8 +242,6 @@ def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
         torch.Size([32, 10])
     """
     model = network_of(model)
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
     devices = {t.device: name for name, t in (*model.named_parameters(), *model.named_buffers())}
     if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
         name, device = next((name, device) for device, name in devices.items() if device.type != "cpu")

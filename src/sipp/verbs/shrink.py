@@ -49,8 +49,6 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         True
     """
     network = network_of(model)
-    if not isinstance(network, nn.Module):
-        raise ModelError(f"the model is a {type(network).__name__}, not an nn.Module", fix="give an instance")
     with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
