@@ -321,6 +321,12 @@ def smallest_of(keys_K: np.ndarray, n_wanted: int) -> tuple[int, int]:
 
 
 @row_part
+def eps_rand(share: float) -> float:
+    """The bound of a sampled row (T6), for share = S~ / N."""
+    return share + math.sqrt(share) * math.sqrt(share + 6.0)
+
+
+@row_part
 def log_slope(share: float, gain: float) -> float:
     """log(-d eps / d U) on a row's curve, for share = S~ / N (T6) and gain = dU / d log N.
 

@@ -18,6 +18,7 @@ from sipp.allocation.rows import (
     compiled_rows,
     draws_of_row,
     eps_given,
+    eps_rand,
     fill_rates,
     kept_after,
     over_rows,
@@ -167,8 +168,7 @@ def _bound_drawn(
     """eps_rand of T6 for the rows that were drawn."""
     for i in range(strategy_F.shape[0]):
         if strategy_F[i] == RAND:
-            share = scale * total_F[i] / n_draws_F[i]
-            eps_F[i] = share + math.sqrt(share) * math.sqrt(share + 6.0)
+            eps_F[i] = eps_rand(scale * total_F[i] / n_draws_F[i])
 
 
 @compiled_rows

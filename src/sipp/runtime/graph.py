@@ -125,7 +125,7 @@ def _read(exported: Any) -> Graph:
 
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
-        shapes[number] = _shape(node.meta.get("val"))
+        shapes[number] = shape_of(node)
 
         def known(given: Any) -> Any:
             return torch.fx.node.map_arg(given, to_ref)
@@ -154,10 +154,9 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of a result, or of the first one."""
-    first = _first(value)
-    return tuple(first.shape) if isinstance(first, Tensor) else ()
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of a node's result, or of the first one; a number has none."""
+    return tuple(getattr(_first(node.meta.get("val")), "shape", ()))
 
 
 def _fused(graph: Graph) -> Graph:

@@ -93,7 +93,7 @@ class Sparse:
         return output
 
     def __reduce__(self) -> Any:
-        refuse_copy("code is")
+        refuse_copy()
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""

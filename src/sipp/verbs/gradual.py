@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,6 +37,7 @@ from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
 from sipp.records.checking import check_flag, check_whole, in_our_words
+from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
@@ -78,9 +78,7 @@ class Gradual:
         )
 
     def _repr_html_(self) -> str:
-        table = Table()
-        for column in ("after step", "keep"):
-            table.add_column(column, justify="right")
+        table = plain_table("after step", "keep")
         for step, keep in self.path:
             table.add_row(f"{step:,}", f"{keep:.2%}")
         title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"

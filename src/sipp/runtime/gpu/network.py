@@ -86,7 +86,7 @@ class SparseOnGpu:
             return recording.own_results(self._model(*args, **kwargs))
 
     def __reduce__(self) -> Any:
-        refuse_copy("graphs are")
+        refuse_copy()
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
