@@ -1,4 +1,4 @@
-"""What is known of single rows: bounds of their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
+"""Single rows: bounds on their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
 
 The bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 

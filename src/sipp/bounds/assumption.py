@@ -109,7 +109,7 @@ def check_assumption(
 
 
 def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
-    """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
+    """The independent draws of T4: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """

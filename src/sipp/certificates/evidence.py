@@ -290,7 +290,7 @@ def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, lis
 
 
 def changed(role: str) -> DataError:
-    """The error of data that is not the same in two passes."""
+    """The error for data that gives other points in another pass."""
     return DataError(
         f"the {role} data changed between two passes: it is read several times, and every time must give "
         "the same inputs with the same labels (random augmentation, drop_last with shuffling or an iterator "
@@ -300,12 +300,12 @@ def changed(role: str) -> DataError:
 
 
 def held_out(data: Any, role: str = "holdout") -> Data:
-    """The data, values as they are: what is not finite is for the claim to count, not to be refused."""
+    """The data, with values that are not finite: a claim counts these as violations."""
     return data_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
 
 
 def refuse_shared(shared: list[bool]) -> None:
-    """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
+    """Raises a DataError if any holdout point is also a calibration point; `shared` says so for each, in order."""
     if any(shared):
         raise DataError(
             f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "

@@ -1,6 +1,6 @@
 """Draws weights with replacement (T8), for rows of many layers at once.
 
-What a stage does for a single row takes microseconds, so that most of the time would go to calling it layer by layer.
+One row takes microseconds, so most of the time would go into calls if layers were drawn one by one.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def draw_lots_until(lots: Sequence[Lot], generator: torch.Generator) -> list[np.
     def arrive(i: int, begin: int, end: int, scratch: np.ndarray) -> None:
         lot, rows = lots[i], slice(first[i] + begin, first[i] + end)
         given = (lot.worth_FK, lot.total_F, lot.rows_D[begin:end], n_kept[rows], ends[rows])
-        _arrive(*given, scratch, counts[i][begin:end], rates.numpy())
+        _first_hits(*given, scratch, counts[i][begin:end], rates.numpy())
 
     over_rows(arrive, [lot.shape for lot in lots], n_scratch=2)
-    _add_again(flat, poisson(rates, generator))
+    _add_repeats(flat, poisson(rates, generator))
     return counts
 
 
@@ -111,7 +111,7 @@ def _invert_poisson(rates: np.ndarray, uniform: np.ndarray) -> None:
 
 
 @compiled_rows
-def _arrive(
+def _first_hits(
     worth_FK: np.ndarray,
     total_F: np.ndarray,
     rows_D: np.ndarray,
@@ -152,7 +152,7 @@ def _arrive(
 
 
 @compiled_rows
-def _add_again(count: np.ndarray, again: np.ndarray) -> None:
+def _add_repeats(count: np.ndarray, again: np.ndarray) -> None:
     """The next number of `again` is added where the count is not 0, which no branch could foresee."""
     at, last = 0, again.shape[0] - 1
     for j in range(count.shape[0] if last >= 0 else 0):

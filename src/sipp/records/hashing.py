@@ -68,7 +68,7 @@ def seen_points(words: str, *, is_all: bool) -> SeenPoints:
 
 
 def with_all_points(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
-    """The points of a record and others that someone says to be all that chose the network."""
+    """The points of a record, and others with which they are said to be all that chose the network."""
     return SeenPoints(known.hashes | {_short_hash(key) for key in keys}, is_all=True)
 
 

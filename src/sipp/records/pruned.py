@@ -38,7 +38,7 @@ REGROWN = (
 
 @dataclass(frozen=True)
 class Coverage:
-    """How far maxima over n points speak of new inputs (T18): for all but `share` of them, at this confidence."""
+    """What maxima over n points say about new inputs (T18): they hold for all but `share`, at this confidence."""
 
     share: float
     confidence: float
@@ -182,7 +182,7 @@ class NetworkBound:
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
-    """The absence of a network statement, and why."""
+    """No bound for the network, and why."""
     return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
 
 
@@ -282,15 +282,15 @@ class Pruned:
 
     @property
     def details(self) -> str:
-        """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        """Everything that `print` leaves out: every layer, and every statement in full, even a useless one."""
         from sipp.records.pruned_words import pruned_details  # which reads this record
 
-        return pruned_details(refreshed(self))
+        return pruned_details(up_to_date(self))
 
     def __str__(self) -> str:
         from sipp.records.pruned_words import pruned_table  # which reads this record
 
-        return pruned_table(refreshed(self))
+        return pruned_table(up_to_date(self))
 
     def __repr__(self) -> str:
         return (
@@ -301,7 +301,7 @@ class Pruned:
     def _repr_html_(self) -> str:
         from sipp.records.pruned_words import pruned_html  # which reads this record
 
-        return pruned_html(refreshed(self))
+        return pruned_html(up_to_date(self))
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the share of its weights that each layer keeps, on `ax` or on new axes, and gives them."""
@@ -309,21 +309,21 @@ class Pruned:
         return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
 
 
-def refreshed(pruned: Pruned) -> Pruned:
-    """The record of the network as it is now: where its weights changed since, nothing that was said of them is left.
+def up_to_date(pruned: Pruned) -> Pruned:
+    """The record, without its statements if the weights have changed since they were made.
 
-    Training does that, an edit, or norms that see batches in training mode. Masks and counts stay; where weights are
-    no longer zero off the masks, the reason says so.
+    Training changes weights, an edit does, or a norm that sees batches in training mode. Masks and counts stay; if a
+    pruned weight is no longer zero, the reason says so.
     """
     if tensors_hash(pruned.model) == pruned.described_hash:
         return pruned
-    name = not_zero(pruned.model, pruned.masks)
+    name = regrown_weight(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
     return replace(without_statements(pruned, reason), described_hash="", repair=None, moved=None)
 
 
-def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
-    """The name of a weight that is not zero everywhere off its mask; empty where all are."""
+def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
+    """The name of a weight that is not zero where its mask says so; empty if there is none."""
     for name, mask in masks.items():
         weight = model.get_parameter(name).detach()
         if bool((weight[~mask.to(weight.device)] != 0).any()):
@@ -332,7 +332,7 @@ def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
 
 
 def without_statements(pruned: Pruned, reason: str) -> Pruned:
-    """The record without its statements: they spoke of other values than those that `model` has."""
+    """The record without its statements, which were about other values than those that `model` has."""
     bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
     layers = tuple(
         replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers

@@ -112,7 +112,7 @@ def export(
     if (example is None) == (to in TRACED):
         words = "needs an example: it holds a traced network" if example is None else "takes no example"
         raise OptionError(f"to={to!r} {words}", fix=f"give an example to {' and '.join(TRACED)}, and only there")
-    with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(model).to("cpu")
     if to == "hf":
         if values != "same":

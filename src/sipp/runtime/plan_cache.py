@@ -1,4 +1,4 @@
-"""Keeps the plans for different kinds of input, and decides which one makes room for another."""
+"""Keeps the plans for different kinds of input, and decides which one to replace."""
 
 from __future__ import annotations
 

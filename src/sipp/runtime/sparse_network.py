@@ -62,7 +62,7 @@ class Sparse:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+        with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
         self._given = self._laid_out = strides_of(self._model)

@@ -26,7 +26,7 @@ from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside, starts_search
-from sipp.records.checking import check_flag, check_seed, in_our_words
+from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
 from sipp.records.options import (
@@ -50,7 +50,7 @@ USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "rand
 LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
 
 
-@in_our_words
+@explain_unknown_options
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,
@@ -193,7 +193,7 @@ def _not_among(chosen: Data, aside: Data) -> Data:
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Refuses a ledger that cannot be read, and one for points that are no holdout."""
+    """Refuses a ledger that cannot be read, or that comes without a holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
@@ -201,7 +201,7 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None
 
 
 def _asked(methods: Sequence[Method]) -> dict[str, Method]:
-    """The methods by the names of their rows; two functions of one name could not be told apart."""
+    """The methods by the names of their rows; refuses two functions with one name."""
     found: dict[str, Method] = {}
     for method in _listed("methods", methods):
         if found.setdefault(method_of(method).name, method) != method:
@@ -210,7 +210,7 @@ def _asked(methods: Sequence[Method]) -> dict[str, Method]:
 
 
 def _usual(data: Data) -> tuple[str, ...]:
-    """The usual methods; with class numbers as labels those that need them too."""
+    """The usual methods, and those that need labels if all batches have class numbers."""
     batches = list(data.batches())
     labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
     return USUAL + (LABELLED if labelled else ())

@@ -36,7 +36,7 @@ from sipp.pruning.averages import (
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
-from sipp.records.checking import check_flag, check_whole, in_our_words
+from sipp.records.checking import check_flag, check_whole, explain_unknown_options
 from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
@@ -101,7 +101,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
-@in_our_words
+@explain_unknown_options
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,
@@ -141,7 +141,7 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    n_steps, n_cuts = _checked_course(train_step, data, steps, cuts, progress)
+    n_steps, n_cuts = _checked_counts(train_step, data, steps, cuts, progress)
     options = PruneOptions(method=method, floor=floor, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
@@ -170,7 +170,7 @@ def gradual(
 
 @contextmanager
 def _released(*models: nn.Module) -> Iterator[None]:
-    """A context after which these are plain modules, also where it ends in an error."""
+    """A context after which these are plain modules again, even if it ends in an error."""
     try:
         yield
     finally:
@@ -188,7 +188,7 @@ def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
 
 
 def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
-    """Makes one step. What it raises is the caller's own, but for a first call that does not fit or a dense average."""
+    """Makes one step. Its errors are the caller's own, except for a wrong signature or a dense average."""
     try:
         train_step(step)
         refuse_updated(watched)
@@ -211,7 +211,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
 
-def _checked_course(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
+def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
     """The number of steps and of cuts."""
     check_flag("progress", progress)
     if not callable(train_step):

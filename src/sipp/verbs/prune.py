@@ -16,7 +16,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
-from sipp.records.checking import in_our_words
+from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.numerics import device_of
 from sipp.records.options import (
@@ -41,7 +41,7 @@ from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import ways_of
 
 
-@in_our_words
+@explain_unknown_options
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -103,7 +103,7 @@ def prune_with(
     holdout: AnyData | None = None,
     progress: bool = True,
 ) -> Pruned:
-    """The same with its options in one record, as recipes and the command line fill it."""
+    """`prune` with its options in one record, as recipes and the command line use it."""
     info = checked_method(options)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
@@ -132,7 +132,7 @@ def prune_with(
 
 
 def warn_of_dead(pruned: Pruned) -> None:
-    """One warning for all rows that died, and one for all layers, however many there are."""
+    """Warns once about all layers that lost every weight, and once about all such rows."""
     gone = [layer.name for layer in pruned.layers if layer.kept == 0]
     rows = [
         f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})"
@@ -152,7 +152,7 @@ def warn_of_dead(pruned: Pruned) -> None:
 def _checked_holdout(
     task: ScoringTask, options: PruneOptions, holdout: AnyData | None, ways: Sequence[Repairing | Fitting]
 ) -> Data | None:
-    """The holdout; refuses what cannot be read as often as it must be, and what would serve nothing."""
+    """The holdout. Refuses data that cannot be read as often as needed, and options that would have no effect."""
     data = task.data
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:

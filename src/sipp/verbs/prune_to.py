@@ -52,7 +52,7 @@ from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_drop, check_number, check_share, in_our_words
+from sipp.records.checking import check_drop, check_number, check_share, explain_unknown_options
 from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of, integers
@@ -92,7 +92,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
-@in_our_words
+@explain_unknown_options
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -154,7 +154,7 @@ def prune_to_with(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> PrunedTo:
-    """The same with the options of pruning in one record, as the command line fills it."""
+    """`prune_to` with the options of pruning in one record, as the command line uses it."""
     if unused := unused_in_prune_to(options):
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
@@ -381,7 +381,7 @@ class _Walker:
         return self.repaired[budget]
 
     def forget_denser_than(self, budget: int) -> None:
-        """Lets go of networks that the walk has left behind."""
+        """Frees the networks of denser levels, which the walk has passed."""
         self.repaired = {one: made for one, made in self.repaired.items() if one <= budget}
 
     def _set(self, budget: int) -> None:
@@ -474,7 +474,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
 
 
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
+    """Refuses a holdout that can be read only once, anything but a model, and a ledger that cannot be read."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"

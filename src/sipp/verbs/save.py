@@ -18,7 +18,7 @@ from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
-from sipp.records.pruned import Pruned, refreshed
+from sipp.records.pruned import Pruned, up_to_date
 from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
@@ -157,7 +157,7 @@ def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[st
 
 
 def _statements(pruned: Pruned) -> StoredStatements:
-    said = pruning_values(refreshed(pruned))
+    said = pruning_values(up_to_date(pruned))
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
     return StoredStatements(
         **{key: said[key] for key in keys},

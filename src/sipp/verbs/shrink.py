@@ -52,7 +52,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         True
     """
     network = network_of(model)
-    with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
     call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))

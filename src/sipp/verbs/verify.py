@@ -28,11 +28,11 @@ VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by
 
 @dataclass(frozen=True)
 class Verification:
-    """What a second look at a certificate found: whether it holds, what differs, and what had to be believed."""
+    """What checking a certificate found: whether it holds, what differs, and what could not be checked."""
 
     ok: bool
     reasons: tuple[str, ...]  # what differs from the networks, the points, the calibration or the ledger
-    unchecked: tuple[str, ...]  # what the certificate says and no file can show again
+    unchecked: tuple[str, ...]  # what the certificate says and nothing here can confirm
 
     def __bool__(self) -> bool:
         return self.ok
@@ -57,7 +57,7 @@ def verify(
     ledger: str | os.PathLike[str] | None = None,
     tolerance: float = VERIFY_TOLERANCE,
 ) -> Verification:
-    """Whether the same networks on the same points give this certificate again, what differs, what was only believed.
+    """Whether the same networks on the same points give this certificate again, what differs, what was not checked.
 
     `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
     epsilon), hashes and counts not at all. With `calibration` those points are compared with the holdout again; with
@@ -128,7 +128,7 @@ def _look_again(
 
 
 def _contradictions(cert: AnyCertificate) -> list[str]:
-    """Why a record, which need not come from `from_json`, cannot be a certificate."""
+    """Why this record cannot be a certificate; it need not have come from `from_json`."""
     try:
         from_json(to_json(cert))
     except DataError as error:
@@ -137,7 +137,7 @@ def _contradictions(cert: AnyCertificate) -> list[str]:
 
 
 def _believed(cert: AnyCertificate) -> list[str]:
-    """What no second look can show: the past."""
+    """What cannot be checked afterwards: what was done before the claim."""
     first = "epsilon, delta" if isinstance(cert, Certificate) and cert.fixed == "epsilon" else "delta"
     chosen = f"fixed, {first}, confidence" if isinstance(cert, Certificate) else "mode, confidence"
     lines = [
