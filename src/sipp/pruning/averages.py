@@ -38,7 +38,7 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
     for copied in averages:
         if not isinstance(copied, nn.Module) or copied is model or _shapes(copied) != _shapes(model):
             raise OptionError(
-                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from it"
+                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from the model"
             )
         if masks_of(copied):
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")

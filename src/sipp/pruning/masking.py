@@ -260,7 +260,9 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
     if not bool(_whole(torch.isfinite(param.detach())).all()):
-        raise ModelError(f"parameter {name!r} holds NaN or infinite values", fix="load a sound checkpoint first")
+        raise ModelError(
+            f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
+        )
     _refuse_sparse(param.grad, name)
     for module, local in entry.owners:
         taken = local + MASK_SUFFIX

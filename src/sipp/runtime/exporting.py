@@ -226,8 +226,10 @@ def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
     """Raises where what was read back is not what was to be written."""
     if set(state) != set(back):
-        raise ModelError(f"{sorted({*state} ^ {*back})[:3]} were lost on the way", fix="report this network")
+        raise ModelError(
+            f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix="report this network"
+        )
     for name, tensor in state.items():
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
         if tensor.shape != read.shape or not torch.equal(raw_bytes(tensor), raw_bytes(read)):
-            raise ModelError("is not the same after it was written and read", where=name, fix="report this network")
+            raise ModelError("differs after writing and reading it back", where=name, fix="report this network")

@@ -111,7 +111,7 @@ def reads_memory(graph: Graph) -> bool:
 def _read(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input", fix="make it change nothing")
+        raise ModelError("the forward pass changes a buffer or an input", fix="let it compute new tensors instead")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -144,7 +144,9 @@ def _read(exported: Any) -> Graph:
             outputs = [known(arg) for arg in node.args[0]]
         else:
             raise ModelError(
-                f"the traced graph has a node of kind {node.op!r}", where=node.name, fix="keep to plain operations"
+                f"the traced graph has a node of kind {node.op!r}",
+                where=node.name,
+                fix="use operations of torch that torch.export knows",
             )
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 

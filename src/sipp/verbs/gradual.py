@@ -223,7 +223,7 @@ def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: 
         check_whole("cuts", cuts, least=1, most=MOST_CUTS),
     )
     if data is not None and not data_of(data).can_be_read_again:
-        raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
+        raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")
     return n_steps, n_cuts
 
 

@@ -113,7 +113,10 @@ def save(
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:
     if isinstance(pruned, Pruned):
         if masks is not None:
-            raise OptionError("masks: a pruned record has its own", fix="give pruned.model to save it with others")
+            raise OptionError(
+                "masks cannot be given with a pruned record, which has its own",
+                fix="give pruned.model to save it with others",
+            )
         return pruned.model, pruned.masks
     if not isinstance(pruned, nn.Module):
         raise OptionError(
