@@ -150,7 +150,7 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
     """One line a method: rows and layers that died with the floor on, and off."""
     data = [(x, y) for x, y in zip(case.samples[0], _labels(case, case.samples[0]))]
     lines = []
-    for row in (row for row in METHODS if not row.is_sampled):
+    for row in METHODS:
         counts = []
         for floor in (FLOOR, "off"):
             ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)

@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import largest, largest_above_floor
+from sipp.allocation.largest_scores import largest, largest_above_floor, least_of_layers
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
-from sipp.scoring.methods import METHODS
+from sipp.scoring.methods import NAMES
 
-RANKING = [row.name for row in METHODS if not row.is_sampled]
+OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
 
 
 def layers_of(seed: int, n_layers: int = 3) -> list[Tensor]:
@@ -92,11 +93,65 @@ def test_a_row_without_scores_keeps_its_largest_weight() -> None:
     assert mask.tolist() == [[False, True], [False, True], [False, False]]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int) -> None:
+    layers = layers_of(seed, n_layers=4)
+    problem, n_rows = allocation_problem(layers, **OPTIONS), sum(len(layer) for layer in layers)
+    budget = n_rows + (sum(layer.numel() for layer in layers) - n_rows) // 3
+    kept = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0), least=1)
+    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
+    free = torch.cat(relax_within(problem, budget).kept)
+    if bool((free >= 1).all()):  # nothing binds: the plain optimum
+        plain = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0))
+        assert all(map(torch.equal, plain, kept))
+    few = allocate_within(problem, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
+    assert sum(int(layer.sum()) for layer in few) == n_rows // 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_budget_of_one_weight_a_row_gives_each_row_its_own(seed: int) -> None:
+    layers = layers_of(seed, n_layers=4)
+    n_rows = sum(len(layer) for layer in layers)
+    kept = allocate_within(
+        allocation_problem(layers, **OPTIONS), n_rows, generator=torch.Generator().manual_seed(0), least=1
+    )
+    assert all(bool((layer == 1).all()) for layer in kept)
+
+
+@pytest.mark.parametrize("budget", [12, 30, 60, 100])
+def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.rand(4, 60, generator=generator, dtype=torch.float64) ** 60  # next to nothing but a few weights
+    layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
+    limits = least_of_layers(layers, budget, 0.9)
+    plain, kept = (
+        allocate_within(allocation_problem(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
+        for least in ((), limits)
+    )
+    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
+    assert int(plain[0].sum()) < limits[0]
+    if budget >= limits[0] + 8 and budget >= 12 + limits[1]:
+        assert all(int(layer.sum()) >= limit for layer, limit in zip(kept, limits))
+    else:  # rows go first
+        assert all(bool((layer == 1).all()) for layer in kept) == (budget == 12)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("draws", ["until", "fixed"])
 @pytest.mark.parametrize("method", ["sipp-rand", "sipp-hybrid"])
-def test_methods_that_draw_have_no_floor(method: str) -> None:
-    with pytest.raises(OptionError, match="draws weights") as refused:
-        sipp.prune(net(), torch.rand(60, 30), keep=0.5, method=method, floor=0.1)
-    assert refused.value.option == "floor" and "sipp-det" in refused.value.fix
+def test_no_sampled_row_dies_at_any_budget_that_reaches_for_all(method: str, draws: str) -> None:
+    x = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
+    x[:, 3] = 0.0
+    model = net()
+    with torch.no_grad():
+        model[0].weight[7] = 0.0
+        model[0].weight[7, 3] = 2.0  # meets nothing but zeros: no sensitivity, and yet a weight
+    for seed in range(3):
+        for budget in (64, 65, 70, 200):
+            pruned = sipp.prune(model, x, budget=budget, method=method, draws=draws, floor=0.1, seed=seed)
+            assert not any(layer.dead_rows for layer in pruned.layers), (budget, seed)
+            assert pruned.kept == budget or draws == "fixed"
+            assert bool(pruned.masks["0.weight"][7, 3])
 
 
 def net() -> nn.Module:
@@ -108,7 +163,7 @@ def net() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", RANKING)
+@pytest.mark.parametrize("method", NAMES)
 def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
     x = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
     data = [(x, torch.arange(60) % 4)]
@@ -118,7 +173,7 @@ def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", RANKING)
+@pytest.mark.parametrize("method", NAMES)
 def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
     torch.manual_seed(0)
     model = build("digits-cnn").eval()

@@ -66,10 +66,10 @@ def test_a_search_is_compared_with_the_network_it_was_given() -> None:
 
 @pytest.mark.parametrize("method", ["sipp-blend", "wt", "wanda", "sipp-hybrid"])
 def test_mask_and_weights_are_found_together(method: str) -> None:
-    model, floor = net(), "off" if method == "sipp-hybrid" else 0.1
+    model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     cut, refit, joint = (
-        sipp.prune(model, points(), keep=0.3, method=method, repair=repair, floor=floor, progress=False)
+        sipp.prune(model, points(), keep=0.3, method=method, repair=repair, floor=0.1, progress=False)
         for repair in (False, "refit", True)
     )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -77,7 +77,7 @@ def test_mask_and_weights_are_found_together(method: str) -> None:
     assert all(torch.equal(refit.masks[name], mask) for name, mask in cut.masks.items())
     assert any(not torch.equal(joint.masks[name], mask) for name, mask in cut.masks.items())
     for pruned in (refit, joint):
-        assert floor == "off" or not any(layer.dead_rows for layer in pruned.layers)
+        assert not any(layer.dead_rows for layer in pruned.layers)
         assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
     assert refit.repair is not None and joint.repair is not None
     assert (refit.repair.way, joint.repair.way) == ("refit", "joint")

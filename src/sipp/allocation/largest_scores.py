@@ -119,8 +119,8 @@ def largest_above_floor(
     even cut would leave it. Where the budget does not reach for both, rows go first; where it does not reach for all
     rows, those with the best weights.
     """
-    best = [_best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
-    limits = _least_of_layers(scores, budget, share)
+    best = [best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
+    limits = least_of_layers(scores, budget, share)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
     if _count(forced) > budget:  # the best of rows may do for the floor of their layer
         forced = [
@@ -134,13 +134,13 @@ def largest_above_floor(
     return largest([torch.where(f, torch.inf, s.to(BOUND_DTYPE)) for f, s in zip(forced, scores)], budget)
 
 
-def _least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
+def least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
     """How many weights each layer keeps at least: this share of what an even cut would leave it."""
     n_weights = sum(layer.numel() for layer in scores)
     return [int(share * budget * layer.numel() / n_weights) for layer in scores]
 
 
-def _best_of_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
+def best_of_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
     """The weight of the largest score in each row; of the largest magnitude where all scores are 0; none of zeros."""
     magnitude_FK = weight_FK.to(scores_FK.device, BOUND_DTYPE).abs()
     worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(BOUND_DTYPE), 0.0)

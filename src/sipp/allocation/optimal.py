@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,18 +57,85 @@ def allocation_problem(
     return AllocationProblem(tuple(sensitivities), caps_R, competes_R, scale_R, curves)
 
 
-def allocate_within(problem: AllocationProblem, budget: int, *, generator: torch.Generator) -> list[Tensor]:
+def allocate_within(
+    problem: AllocationProblem,
+    budget: int,
+    *,
+    generator: torch.Generator,
+    least: int = 0,
+    layer_least: Sequence[int] = (),
+) -> list[Tensor]:
     """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
 
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
-    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing.
+    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing;
+    with `least`, no row that can be drawn from gets fewer.
+
+    `layer_least`: the same for whole layers. As far as the budget reaches: where it does not reach for rows and layers,
+    layers have no lower limit; where not for the rows, nothing has.
     """
     if not problem.sensitivities:
         return []
-    flat = torch.cat([layer.cpu() for layer in relax_within(problem, budget).kept])
-    rounded = round_to_sum(flat, min(budget, int(problem.caps_R.sum())), generator)
-    parts = rounded.split([len(layer) for layer in problem.sensitivities])
-    return [part.to(layer.device) for part, layer in zip(parts, problem.sensitivities)]
+    limits = _layer_limits(problem, budget, least, layer_least)
+    fixed: dict[int, Tensor] = {}
+    while True:  # a layer that is fixed at its limit takes from the others, so more of them may fall below
+        free = [i for i in range(len(limits)) if i not in fixed]
+        allocated = _allocated(problem, free, budget - sum(limits[i] for i in fixed), least, generator)
+        below = [i for i in free if int(allocated[i].sum()) < limits[i]]
+        if not below:
+            return [fixed.get(i, kept).to(problem.sensitivities[i].device) for i, kept in enumerate(allocated)]
+        fixed |= {i: _allocated(problem, [i], limits[i], least, generator)[i] for i in below}
+
+
+def _layer_limits(problem: AllocationProblem, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
+    """The lower limit of each layer; all 0 where the budget does not reach for them and for the rows."""
+    sizes = [len(layer) for layer in problem.sensitivities]
+    caps = [int(part.sum()) for part in problem.caps_R.split(sizes)]
+    limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(sizes), strict=True)]
+    rows = [int(part.sum()) for part in problem.caps_R.clamp(max=least).split(sizes)]
+    return limits if sum(map(max, limits, rows)) <= budget else [0] * len(sizes)
+
+
+def _allocated(
+    problem: AllocationProblem, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Whole numbers for the rows of these layers, which share the budget; 0 for those of the others."""
+    sizes = [len(layer) for layer in problem.sensitivities]
+    inside_R = torch.cat([torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(sizes)])
+    if not bool(inside_R.all()):
+        problem = _only(problem, inside_R)
+    relaxed = _relaxed_above(problem, budget, least) if least else relax_within(problem, budget).kept
+    flat = torch.cat([layer.cpu() for layer in relaxed])
+    return list(round_to_sum(flat, min(budget, int(problem.caps_R.sum())), generator).split(sizes))
+
+
+def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
+    """The problem of some rows alone: the others can keep nothing."""
+    competes_R = problem.competes_R & inside_R
+    curves = _curves(problem.sensitivities, competes_R, problem.scale_R, n_halvings=_HALVINGS)
+    return replace(problem, caps_R=torch.where(inside_R, problem.caps_R, 0.0), competes_R=competes_R, curves=curves)
+
+
+def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> list[Tensor]:
+    """The relaxed optimum with a lower limit for every row (T10): rows that want less are fixed at it.
+
+    Fixing a row takes from the others, so more of them may fall below; none that is fixed would want more again.
+    """
+    limit_R = problem.caps_R.clamp(max=least)
+    if float(limit_R.sum()) > budget:
+        return relax_within(problem, budget).kept
+    sizes = [len(layer) for layer in problem.sensitivities]
+    if float(limit_R.sum()) == budget:  # nothing is left to share
+        return list(limit_R.split(sizes))
+    fixed_R = torch.zeros_like(problem.competes_R)
+    while True:
+        part = _only(problem, ~fixed_R)
+        left = budget - int(limit_R[fixed_R].sum())
+        kept_R = _gather(relax_within(part, left).kept)
+        below_R = part.competes_R & (kept_R < limit_R)
+        if not bool(below_R.any()):
+            return list(torch.where(fixed_R, limit_R, kept_R).split(sizes))
+        fixed_R = fixed_R | below_R
 
 
 def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:

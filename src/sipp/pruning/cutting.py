@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import (
+    best_of_rows,
     even_layers,
     even_rows,
     largest,
     largest_above_floor,
     largest_in_groups,
     largest_in_rows,
+    least_of_layers,
     order_of,
 )
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
@@ -225,10 +227,21 @@ def _sampled_rows(
 ) -> list[SparseRows]:
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
-    return sparsify_layers(
+    problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
+    blind = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
+    if ranking.floor is not None:
+        least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
+        best = [_blind_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
+        if (
+            sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
+        ):  # else they come last
+            blind = best
+    n_blind = [int(mask_FK.sum()) for mask_FK in blind]
+    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_blind)]
+    rows = sparsify_layers(
         prepared.dense,
         ranking.ranks,
-        allocate_within(prepared.problem or _problem_of(ranking), budget, generator=generator),
+        allocate_within(problem, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[row.cut],
         draws=ranking.options.draws,
         n_outputs=ranking.scores.n_outputs,
@@ -236,18 +249,27 @@ def _sampled_rows(
         c_constant=ranking.options.constants.c_constant,
         generator=generator,
     )
+    return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
+
+
+def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row that has weights and no sensitivity: such a row is never drawn from."""
+    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
+    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
+
+
+def _with_blind(rows: SparseRows, blind_FK: Tensor, weight_FK: Tensor) -> SparseRows:
+    """The rows with these weights too, as they were; the rows they are in lose nothing that was seen (T5)."""
+    values_FK = torch.where(blind_FK, weight_FK, rows.values_FK)
+    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | blind_FK)
 
 
 def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
     """The rows, with the spared ones left as they were; these do not count towards the budget."""
     if not ranking.spared:
         return rows
-    found = []
-    for row, spared_F, dense_FK in zip(rows, ranking.spared, prepared.dense):
-        spared_F1 = spared_F[:, None]
-        values_FK = torch.where(spared_F1, dense_FK, row.values_FK)
-        found.append(replace(row, values_FK=values_FK, mask_FK=row.mask_FK | spared_F1))
-    return found
+    all_rows = zip(rows, ranking.spared, prepared.dense)
+    return [_with_blind(row, spared_F[:, None].expand_as(dense_FK), dense_FK) for row, spared_F, dense_FK in all_rows]
 
 
 def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

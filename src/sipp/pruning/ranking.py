@@ -96,14 +96,8 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
 
 
 def checked_method(options: PruneOptions) -> MethodInfo:
-    """What is known of the method asked for; a pattern or a floor with one that draws its weights is refused."""
+    """What is known of the method asked for; a pattern with one that draws its weights is refused."""
     info = method_of(options.method)
-    if not isinstance(options.floor, str) and info.is_sampled:
-        raise OptionError(
-            f"method={info.name!r} draws weights, so there is no floor={options.floor:g} under its rows",
-            fix="choose a method that ranks, such as sipp-det, or leave out the floor",
-            option="floor",
-        )
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
             f"method={info.name!r} draws weights, and a pattern says which ones there may be",

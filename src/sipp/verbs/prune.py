@@ -139,13 +139,11 @@ def warn_of_dead(pruned: Pruned) -> None:
         for layer in pruned.layers
         if layer.kept and layer.dead_rows
     ]
-    is_drawn = any(layer.strategies.get("rand") for layer in pruned.layers)
-    floor = "a method that ranks, with floor" if is_drawn else "floor"
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        warn_caller(f"{what}: {listed(gone)}; {floor}=0.1 prevents this", DeadRowsWarning)
+        warn_caller(f"{what}: {listed(gone)}; floor=0.1 prevents this", DeadRowsWarning)
     if rows:
-        text = f"these rows lost all their weights: {listed(rows)}; {floor}=0.0 keeps at least one weight in each"
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
         warn_caller(text, DeadRowsWarning)
 
 
