@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.native import pytree, two_of_four
-from sipp.runtime.gpu import linear, network, plan, recording
+from sipp.runtime.gpu import kernels, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
 
@@ -185,6 +185,31 @@ def test_a_network_gives_what_torch_gives() -> None:
     before = {name: value.clone() for name, value in again.items()}
     fast(torch.randn(1, 2, 24))
     assert all(torch.equal(again[name], before[name]) for name in before)  # the caller's own
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_lstms_go_step_by_step() -> None:
+    torch.manual_seed(0)
+    x, state = torch.randn(1, 2, 6), (torch.randn(4, 1, 3), torch.randn(4, 1, 3))
+    both_ways = nn.LSTM(6, 3, num_layers=2, bidirectional=True, batch_first=True)
+    for model, inputs in ((both_ways, (x, state)), (nn.LSTMCell(6, 3, bias=False), (x[0],))):
+        for weight in model.parameters():
+            weight.data[torch.rand_like(weight) < 0.7] = 0
+        fast = network.SparseOnGpu(model.eval(), inputs, {})
+        assert fast.steps[0].kernel == "LSTM: walks, 32-bit values" and not fast.latest.is_dense
+        for found, expected in zip(pytree.tree_leaves(fast(*inputs)), pytree.tree_leaves(model(*inputs)), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_lstm_that_is_off_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
+    model.weight_ih.data[:, ::2] = 0
+    real = kernels.gates
+    monkeypatch.setattr(kernels, "gates", lambda sums, cell: tuple(1.1 * found for found in real(sums, cell)))
+    fast = network.SparseOnGpu(model, (x,), {})
+    assert fast.steps[0].kernel == "torch" and "LSTM" in fast.steps[0].note
+    assert torch.equal(fast(x)[0], model(x)[0])
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -24,6 +24,7 @@ LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
 ALIGNED = 16  # what Triton looks for in numbers and addresses
 STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns of one program that lays several tokens side by side
+STATE_SIZE = 256  # of an LSTM, a program
 # bits of the exponent of a number, which are all 1 where it is not finite; the sign comes after them
 EXPONENT = {torch.float16: (0x7C00, 0x0400), torch.bfloat16: (0x7F80, 0x0080), torch.float32: (0x7F800000, 0x00800000)}
 STORE_4, STORE_8, STORE_16 = (tl.constexpr(a) for a in (assembly.STORE_4, assembly.STORE_8, assembly.STORE_16))
@@ -329,3 +330,33 @@ def _finish(total, is_bad, scale, more, to, writes, LANES: tl.constexpr):  # typ
     of_threads = tl.reshape(tl.broadcast_to(of_rows, (ROWS, LANES)), (THREADS,))
     result = tl.where((is_bad & 1) != 0, float("nan"), of_threads * scale + more)
     tl.store(to, result.to(to.dtype.element_ty), writes)
+
+
+# --- The gates of an LSTM: sums and the cell in, the state and the cell out, in one launch ----------------------------
+
+
+def gates(sums: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The new state and cell (points x hidden), of sums (points x 4 hidden: i, f, g, o) and the old cell."""
+    cell = cell.contiguous()
+    new_state, new_cell, n_all = torch.empty_like(cell), torch.empty_like(cell), cell.numel()
+    _gates[(triton.cdiv(n_all, STATE_SIZE),)](sums, cell, new_state, new_cell, cell.shape[1], n_all, STATE_SIZE)
+    return new_state, new_cell
+
+
+@triton.jit
+def _gates(sums, cell, new_state, new_cell, n_hidden, n_all, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = at < n_all
+    own = sums + at // n_hidden * 4 * n_hidden + at % n_hidden
+    enters = tl.sigmoid(tl.load(own, inside, other=0.0).to(tl.float32))
+    stays = tl.sigmoid(tl.load(own + n_hidden, inside, other=0.0).to(tl.float32))
+    new = _tanh(tl.load(own + 2 * n_hidden, inside, other=0.0).to(tl.float32))
+    leaves = tl.sigmoid(tl.load(own + 3 * n_hidden, inside, other=0.0).to(tl.float32))
+    c = stays * tl.load(cell + at, inside, other=0.0).to(tl.float32) + enters * new
+    tl.store(new_cell + at, c.to(new_cell.dtype.element_ty), inside)
+    tl.store(new_state + at, (leaves * _tanh(c)).to(new_state.dtype.element_ty), inside)
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    return 2 * tl.sigmoid(2 * x) - 1

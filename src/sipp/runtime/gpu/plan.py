@@ -26,9 +26,9 @@ from sipp.runtime.gpu.linear import (
     way_error,
     way_seconds,
 )
+from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.plan import computed
-from sipp.runtime.recurrent import RECURRENT
 from sipp.runtime.steps import Step, Values, torch_step
 
 LEAST_WEIGHTS = 1 << 16  # of a layer that is tried: a smaller one takes as long as its launch
@@ -74,7 +74,9 @@ def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
 
 def _kept_reads(op: Op, step: Step) -> list[int]:
     """The values that a step reads in calls to come: no weight that it holds itself."""
-    return op.reads() if step.kernel in ("torch", "dense") else [op.args[0].value]
+    if step.kernel in ("torch", "dense"):
+        return op.reads()
+    return recurrent_reads(op) if op.target in RECURRENT else [op.args[0].value]
 
 
 def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
@@ -113,6 +115,9 @@ def _steps_of(
 ) -> dict[int, Step]:
     """The steps of operations that belong together, by what they give."""
     op = group[0]
+    if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
+        step = recurrent_step(op, values, graph.constants)
+        return {op.out: torch_step(op, _why_not(op)) if step is None else step}
     if not _is_ours(op, graph, values):
         return {op.out: torch_step(op, _why_not(op))}
     x = values[op.args[0].value]
@@ -173,5 +178,5 @@ def _why_not(op: Op) -> str:
     if op.target is CONV:
         return "convolution: tensor cores multiply faster than zeros are skipped"
     if op.target in RECURRENT:
-        return "recurrent layers are left to torch on a GPU"
+        return "LSTM: small, many sequences or steps, other options, or dense is as fast"
     return f"fewer than {LEAST_WEIGHTS:,} weights, or not its own" if op.target is LINEAR else ""
