@@ -222,6 +222,27 @@ def test_a_layer_norm_of_large_values(scale, shift, never_dense):
     assert same_where_finite(fast(x), norm(x).detach())
 
 
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("kind", ["image", "flat"])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_dense):
+    """The norm is in the weights, and what overflows before it in torch would not here."""
+    if is_dense:
+        monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
+    product, norm = (
+        (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)) if kind == "image" else (nn.Linear(16, 6), nn.BatchNorm1d(6))
+    )
+    net = thin(nn.Sequential(product, norm, nn.ReLU()), 0.9)
+    product.weight.data.abs_().mul_(1e3)  # sums that do not overflow on the way and come back
+    norm.running_var.mul_(1e6)
+    norm.weight.data[2] = 0
+    fast = sipp.sparse(net, torch.randn(n, *((3, 6, 6) if kind == "image" else (16,))))
+    for scale in (1.0, 1e30, 3e34, 1e35, 3e35, 1e36):
+        x = scale * torch.rand(n, *((3, 6, 6) if kind == "image" else (16,)))
+        assert same_where_finite(fast(x), net(x).detach())
+    assert bool((~net(x).isfinite()).any())
+
+
 def test_a_norm_that_weights_would_lose_their_digits_to(never_dense):
     net = thin(nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)), 0.9)
     net[0].weight.data.mul_(1e-20)

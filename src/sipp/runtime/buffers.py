@@ -96,10 +96,13 @@ class Flag:
     def clear(self) -> None:
         self._cell[0] = 0.0
 
-    def check(self, value: Tensor) -> None:
-        """Raises the flag where a value is not finite, or the sum of all of them is not."""
+    def check(self, value: Tensor, limit: float = 1.0) -> None:
+        """Raises the flag where a value is not finite (or too large: the sum of all is not, or `limit` times one)."""
         is_half = value.dtype is torch.float16  # which ends at 65504
         total = float(value.sum(dtype=torch.float32) if is_half else value.sum())
+        if limit > 1 and value.numel():
+            low, high = value.aminmax()
+            total += float(torch.maximum(-low, high) * limit)
         if total - total != 0:
             self._cell[0] = 1.0
 

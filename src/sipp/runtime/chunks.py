@@ -56,7 +56,7 @@ def _written(op: Op, n: int) -> str:
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
         args = (args[0], ["points", *args[1][1:]])
-    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act))
+    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act, op.overflow_factor))
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:

@@ -49,11 +49,12 @@ class Op:
     dtype: torch.dtype | None = None
     addend: int | None = None
     act: str = NONE
+    overflow_factor: int | None = None  # constant: how many times larger each row was before a norm went into it
 
     def reads(self) -> list[int]:
         """The values it reads."""
         numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
-        return numbers if self.addend is None else [*numbers, self.addend]
+        return [*numbers, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # numbers of their own
+    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
     can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
     if not can_fold and norm.n_dims != 4:
         return
@@ -247,9 +248,10 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
         offset = offset + constants[bias_ref.value].double() * scale
     constants[weight.value] = _scaled(constants[source.args[1].value], scale)
     constants[bias.value] = offset.to(constants[source.args[1].value].dtype)
+    constants[overflow_factor.value] = torch.where(scale == 0, 1.0, 1 / scale.abs()).clamp(min=1).to(dtype)
     del ops[source.out]
     args = (source.args[0], weight, bias, *source.args[3:])
-    ops[out] = replace(source, args=args, out=out)
+    ops[out] = replace(source, args=args, out=out, overflow_factor=overflow_factor.value)
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:

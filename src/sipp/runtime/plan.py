@@ -147,7 +147,7 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
         return op.reads()
     taken = op.args[2] if op.target is LSTM else op.args[1:3]
-    own = {ref.value for ref in taken if isinstance(ref, Ref)}
+    own = {ref.value for ref in taken if isinstance(ref, Ref)} | {op.overflow_factor}
     return [n for n in op.reads() if n not in own or n == op.addend]
 
 
@@ -237,27 +237,33 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
 def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
     """The steps; where our own kernels read a result that its step does not check, a check follows.
 
-    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow.
+    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow. A
+    dense layer that a norm went into is watched in any case: before the norm it may overflow.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
         if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
             ours |= set(op.reads())
     unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
+    limits = [
+        1.0 if op.overflow_factor is None else float(graph.constants[op.overflow_factor].max()) for op in graph.ops
+    ]
     return [
-        _with_check(step, arena) if is_blind and step.out in ours and op.target not in _SAFE else step
-        for op, step, is_blind in zip(graph.ops, steps, unwatched)
+        _with_check(step, arena, limit)
+        if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
+        else step
+        for op, step, is_blind, limit in zip(graph.ops, steps, unwatched, limits)
     ]
 
 
-def _with_check(step: Step, arena: Arena) -> Step:
-    """The step, followed by a check that its result is finite."""
+def _with_check(step: Step, arena: Arena, limit: float) -> Step:
+    """The step, followed by a check that its result is finite, and `limit` times it too."""
 
     def run(values: Values) -> None:
         step.run(values)
         result = values[step.out]
         if isinstance(result, Tensor) and result.is_floating_point():
-            arena.flag.check(result)
+            arena.flag.check(result, limit)
 
     return replace(step, run=run)
 

@@ -70,9 +70,9 @@ def _chosen(
     op, places = layer.op, _places(layer, source)
     flat = weight.flatten(1).numpy()
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
-    plane = None if addend is None else addend.plane
+    plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, rounds))
+    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
     packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
     fills = fills_of(source, addend)
@@ -155,6 +155,7 @@ def _kernel(
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * FLOAT_BYTES,
         "addend_pitch": 0 if addend is None else addend.channel * FLOAT_BYTES,
+        "overflow_factor": 0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
         "flag": flag.address,
     }
     held = (packed, layer, bias, way, source, out, addend, flag)

@@ -101,6 +101,7 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
+    has_overflow_factor: bool  # whether sums are watched as they were before a norm went into the weights
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Tiling:
 
 def tilings(
     height: int, width: int, n: int, unit: int, x: Plane, out: Plane, addend: Plane | None, act: str,
-    rounds: Callable[[int, int], list[int]],
+    has_overflow_factor: bool, rounds: Callable[[int, int], list[int]],
 ) -> Iterator[Tiling]:  # fmt: skip
     """The ways to cut that are worth a trial. The pixels of `out` and `addend` lie side by side, those of x may not.
 
@@ -151,7 +152,9 @@ def tilings(
             if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
                 continue
             in_addend = None if addend is None else inside[2]
-            tile = Tile(lanes, inside[0], inside[1], in_addend, unit * FLOAT_BYTES, act, n_rounds > 1)
+            tile = Tile(
+                lanes, inside[0], inside[1], in_addend, unit * FLOAT_BYTES, act, n_rounds > 1, has_overflow_factor
+            )
             yield Tiling(tile, np.array(strips, np.int64), n_rounds)
 
 
@@ -222,7 +225,12 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
             addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
-                    _finish(b, tile, sums, out_row, addend_row, bad)
+                    overflow_factor = (
+                        load(b, address_of(b, args.number("overflow_factor"), row))
+                        if tile.has_overflow_factor
+                        else None
+                    )
+                    _finish(b, tile, sums, overflow_factor, out_row, addend_row, bad)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         store(b, value, out_row, distance)
@@ -250,9 +258,12 @@ def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any,
     return [b.load(cell) for cell in cells]
 
 
-def _finish(b: Any, tile: Tile, sums: list[Any], out: Any, addend: Any, bad: Any) -> None:
+def _finish(b: Any, tile: Tile, sums: list[Any], overflow_factor: Any, out: Any, addend: Any, bad: Any) -> None:
     zero = constant(0.0, tile.lanes)
+    factor = None if overflow_factor is None else splat(b, overflow_factor, tile.lanes)
     for i, value in enumerate(sums):
+        if factor is not None:
+            b.store(fused(b, b.fmul(value, factor), zero, b.load(bad)), bad)
         if tile.in_addend is not None:
             value = b.fadd(value, load(b, addend, vector(tile.lanes), tile.in_addend[i]))
         b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite

@@ -96,7 +96,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     if op.addend is not None:
         addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
-    bias = padded_bias(layer.bias, len(weight))
+    bias, overflow_factor = (padded_bias(part, len(weight)) for part in (layer.bias, layer.overflow_factor))
     numbers = {
         "x": memory.address(source.data),
         "out": memory.address(out.data_CHWN),
@@ -104,11 +104,12 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         "bias": memory.address(bias),
         **packed.addresses,
         "n_groups": len(packed.ends) - 1,
+        "overflow_factor": memory.address(overflow_factor),
         "flag": arena.flag.address,
     }
-    form = (op.act, addend is not None)
+    form = (op.act, addend is not None, layer.overflow_factor is not None)
     code = generate(("vector", *form), numbers, lambda b, args: _emit(b, args, *form))
-    held = (packed, bias, source, out, addend, arena.flag)
+    held = (packed, bias, overflow_factor, source, out, addend, arena.flag)
     kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
     fills = fills_of(source, addend)
     run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
@@ -135,12 +136,15 @@ def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
     return padded
 
 
-def _emit(b: Any, args: Arguments, act: str, has_addend: bool) -> None:
+def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_factor: bool) -> None:
     zero = constant(0.0, LANES)
     bad = variables(b, [zero])[0]
     with each(b, *args.share(args.number("n_groups"))) as group:
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, I64(LANES))
+        if has_overflow_factor:
+            overflow_factor = load(b, address_of(b, args.number("overflow_factor"), row), vector(LANES))
+            b.store(fused(b, b.fmul(value, overflow_factor), zero, b.load(bad)), bad)
         if has_addend:
             value = b.fadd(value, load(b, address_of(b, args.number("addend"), row), vector(LANES)))
         b.store(fused(b, value, zero, b.load(bad)), bad)
