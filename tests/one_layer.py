@@ -21,7 +21,7 @@ from sipp.allocation.rows import (
     sampling_constant,
     tail_sum,
 )
-from sipp.pruning.sampling import Lot, draw_lots_until
+from sipp.pruning.sampling import DrawRequest, draw_rows_until
 from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, det_rows, sparsify_layers
 from sipp.records.numerics import BOUND_DTYPE
 
@@ -101,8 +101,8 @@ def draw_until(share_FK: Tensor, kept_F: Tensor, generator: torch.Generator) -> 
     Rows need m < number of positive shares, m > 0.
     """
     share, ones = as_array(share_FK), np.ones(len(share_FK))
-    lot = Lot(share, ones, np.arange(len(share)), as_array(kept_F.to(torch.int64)))
-    return torch.from_numpy(draw_lots_until([lot], generator)[0]).to(share_FK.device)
+    request = DrawRequest(share, ones, np.arange(len(share)), as_array(kept_F.to(torch.int64)))
+    return torch.from_numpy(draw_rows_until([request], generator)[0]).to(share_FK.device)
 
 
 def reweighted(weight_FK: Tensor, count_FK: Tensor, share_FK: Tensor) -> Tensor:

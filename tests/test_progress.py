@@ -255,12 +255,12 @@ def test_a_walk_says_after_two_levels_how_long_it_may_take(monkeypatch: pytest.M
         assert all(line == "sipp: prune_to tries about 6 more levels: about 3 min" for line in lines)
 
 
-def test_prune_shows_how_far_it_has_looked_at_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_assumption_shows_how_far_it_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for shown in (True, False):
         stream = Terminal()
         monkeypatch.setattr(sys, "stderr", stream)
-        sipp.prune(net(), points(20), keep=0.9, looks_at_assumption=True, progress=shown)
+        sipp.check_assumption(net(), points(20), progress=shown)
         assert ("looking at the assumption" in stream.getvalue()) == shown
 
 

@@ -18,7 +18,7 @@ def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Pat
     folder, other = Path(rows.__file__).parent, Path(sampling.__file__).parent
     stamp = stamp_of(folder)
     assert curves._double.__qualname__.endswith(f"_{stamp:x}")
-    assert sampling._arrive.__qualname__.endswith(f"_{stamp_of(other, folder):x}")
+    assert sampling._first_hits.__qualname__.endswith(f"_{stamp_of(other, folder):x}")
     for path in folder.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert stamp_of(tmp_path) == stamp

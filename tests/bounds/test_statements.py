@@ -19,13 +19,14 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.allocation.rows import eps_given
-from sipp.bounds.network import LEAST_OF_ROW, coverage, floored
+from sipp.bounds.statements import LEAST_OF_ROW, floored
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
 from sipp.pruning.sparse_rows import RAND
 from sipp.records.options import PruneOptions
+from sipp.records.pruned import coverage
 
 
 def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0) -> nn.Sequential:

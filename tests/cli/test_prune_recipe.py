@@ -58,5 +58,5 @@ def test_what_a_recipe_may_not_say(text: str, what: str, tmp_path: Path) -> None
 
 
 def test_every_argument_of_prune_that_is_an_option_can_stand_in_it() -> None:
-    hidden = {"looks_at_assumption", "scoring", "constants"}
+    hidden = {"scoring", "constants"}
     assert {*known_keys()} == {*PruneOptions.__dataclass_fields__} - hidden | {"epsilon", "max_accuracy_drop"}

@@ -33,7 +33,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     labelled = [(points(3), torch.arange(120) % 4)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pruned = sipp.prune(net, points(1), keep=0.5, repair=True, looks_at_assumption=True)
+        pruned = sipp.prune(net, points(1), keep=0.5, repair=True)
         certificate = sipp.certify(net, pruned, points(2))
         found = {
             "Pruned": pruned,
@@ -46,7 +46,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "SavedFile": sipp.save(pruned, folder / "net.safetensors", values="int8"),
             "Repair": pruned.repair,
             "BlendChoice": pruned.choice,
-            "Assumption": pruned.assumption,
+            "Assumption": sipp.check_assumption(net, points(1)),
             "NetworkBound": pruned.bound,
             "Guarantee": pruned.guarantee,
             "Measured": pruned.measured,

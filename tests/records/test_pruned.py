@@ -11,7 +11,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.records.pruned import refreshed
+from sipp.records.pruned import up_to_date
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
 NEW = torch.rand(300, 8, generator=torch.Generator().manual_seed(1))
@@ -62,9 +62,9 @@ def edit(pruned: sipp.Pruned) -> None:
 @pytest.mark.parametrize("change", [step, watch, edit])
 def test_nothing_is_said_of_weights_that_changed(change: Any, repair: bool) -> None:
     _, pruned = pruned_net(repair=repair)
-    assert refreshed(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
+    assert up_to_date(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
     change(pruned)
-    now = refreshed(pruned)
+    now = up_to_date(pruned)
     assert now.guarantee is now.measured is now.moved is now.repair is now.bound.epsilon is None and not now.bound.met
     assert all(layer.eps is layer.bound is layer.eps_measured is layer.kappa is None for layer in now.layers)
     assert now.kept == pruned.kept and now.masks is pruned.masks
@@ -102,9 +102,9 @@ def test_a_repair_speaks_of_what_it_made() -> None:
     net, pruned = pruned_net()
     step(pruned)
     fixed = sipp.repair(net, pruned, X)
-    assert refreshed(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
+    assert up_to_date(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
     edit(fixed)
-    assert refreshed(fixed).repair is None
+    assert up_to_date(fixed).repair is None
 
 
 @pytest.mark.filterwarnings("ignore")

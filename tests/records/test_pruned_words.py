@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.experiments.nets import build
 from sipp.records.display import NAME_LENGTH, short_names
-from sipp.records.pruned_words import has_telling_layers
+from sipp.records.pruned_words import has_useful_layer_bounds
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +147,13 @@ def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch:
 def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_full() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    for keep, is_telling in ((0.5, False), (0.99, True)):
+    for keep, is_useful in ((0.5, False), (0.99, True)):
         pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det")
         assert pruned.measured is not None and pruned.measured.epsilon is not None
-        assert (pruned.measured.epsilon < 1) == is_telling  # both sides are met
+        assert (pruned.measured.epsilon < 1) == is_useful  # both sides are met
         text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
-        assert (str(pruned.measured) in text) == is_telling == ("layer bound:" in text)
-        assert ("theory: no useful bound for this network: " in text) == (not is_telling)
+        assert (str(pruned.measured) in text) == is_useful == ("layer bound:" in text)
+        assert ("theory: no useful bound for this network: " in text) == (not is_useful)
         assert str(pruned.measured) in whole and str(pruned.bound) in whole and str(pruned.guarantee) in whole
 
 
@@ -161,11 +161,11 @@ def test_a_layer_that_lost_nothing_and_what_is_no_number_tell_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")
-    assert pruned.measured is not None and has_telling_layers(pruned)
+    assert pruned.measured is not None and has_useful_layer_bounds(pruned)
     whole = tuple(replace(layer, kept=layer.n_weights) for layer in pruned.layers)
     odd = tuple(replace(layer, eps_measured=math.nan, bound=math.nan) for layer in pruned.layers)
-    assert not has_telling_layers(replace(pruned, layers=whole))
-    assert not has_telling_layers(replace(pruned, layers=odd))
+    assert not has_useful_layer_bounds(replace(pruned, layers=whole))
+    assert not has_useful_layer_bounds(replace(pruned, layers=odd))
     assert "no useful bound for this network" in str(
         replace(pruned, layers=odd, measured=replace(pruned.measured, epsilon=math.nan))
     )

@@ -17,8 +17,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.network import coverage, floored, measure, network_coverage, network_epsilon
+from sipp.bounds.statements import floored, measure, network_coverage, network_epsilon
 from sipp.inputs.scoring_task import task_of
+from sipp.records.pruned import coverage
 from sipp.records.ranking import Scores
 from sipp.scoring.sensitivities import score
 

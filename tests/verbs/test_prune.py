@@ -13,7 +13,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import TensorDataset
 
 import sipp
-from sipp.bounds.statements import statements_of
+from sipp.bounds.statements import pruned_of
 from sipp.errors import DataError, OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
@@ -167,7 +167,7 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
         PruneOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
     )
     pruned = cut(ranking, 1500)
-    layer = statements_of(ranking, pruned).layers[0]
+    layer = pruned_of(ranking, pruned).layers[0]
     kept = pruned.masks["weight"].sum(1)
     det = eps_det(ranking.ranks[0], kept, c_constant=1.0)
     n_draws = draws_for(ranking.ranks[0], kept)
@@ -432,19 +432,13 @@ def test_ties_keep_exact_counts_in_a_stable_order() -> None:
         assert pruned.masks["weight"].flatten().tolist() == [i < budget for i in range(48)]
 
 
-def test_the_assumption_is_in_the_record_and_in_print_when_asked_for() -> None:
+def test_what_a_holdout_or_a_sound_bound_needs_is_asked_for() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
-    pruned = sipp.prune(model, calibration, keep=0.9, looks_at_assumption=True, holdout=holdout, method="sipp-det")
-    alone = sipp.check_assumption(model, calibration, holdout)
-    assert pruned.assumption == alone
-    for text in (str(pruned), pruned.details):
-        assert f"assumption: {alone.verdict} {alone.es_verdict}" in " ".join(text.split())
-    assert sipp.prune(model, calibration, keep=0.9).assumption is None
     with pytest.raises(OptionError, match="holdout"):
         sipp.prune(model, None, keep=0.9, method="wt", holdout=holdout)
     with pytest.raises(OptionError, match="twice"):
-        sipp.prune(model, iter([calibration]), keep=0.9, looks_at_assumption=True)
+        sipp.prune(model, iter([calibration]), keep=0.9, bound="sound")
 
 
 class Language(nn.Module):
@@ -505,6 +499,6 @@ def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: s
     else:
         assert full.measured is not None and bare.measured is None and bare.guarantee is None
         assert "sipp.assess" in bare.bound.reason and "statements" in str(bare)
-    for wrong in ({"bound": "sound"}, {"looks_at_assumption": True}, {"holdout": batches()}):
+    for wrong in ({"bound": "sound"}, {"holdout": batches()}):
         with pytest.raises(OptionError, match="statements=False"):
             sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False, **wrong)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.curves import Curves
-from sipp.allocation.rows import KNOTS_PER_OCTAVE, SPACING, compiled_rows, log_slope, row_part
+from sipp.allocation.rows import KNOTS_PER_OCTAVE, SPACING, compiled_rows, eps_rand, log_slope, row_part
 
 _GAP = 1e-9  # between the objective and the best that is possible, relative
 _LEAST_STEP, _LARGEST_STEP = 1e-6, 1.0  # of the logarithm of the multiplier, while one side is not known
@@ -182,7 +182,7 @@ def _best_points(
         best_kept, best_cost, best_rise = cap_R[r], 0.0, 0.0
         first, end = first_R[r], first_R[r] + count_R[r]
         if slope_C[first] <= log_multiplier:
-            cost = _bound(scale_R[r] / 2.0 ** start_R[r])
+            cost = eps_rand(scale_R[r] / 2.0 ** start_R[r])
             if cost + multiplier * kept_C[first] < best_cost + multiplier * best_kept:
                 best_kept, best_cost, best_rise = kept_C[first], cost, 0.0
         for c in range(first, end - 1):
@@ -197,12 +197,6 @@ def _best_points(
         total_cost += best_cost
         total_rise += best_rise
     return total, total_cost, total_rise
-
-
-@row_part
-def _bound(share: float) -> float:
-    """eps_rand of T6 for share = S~ / N."""
-    return share + math.sqrt(share) * math.sqrt(share + 6.0)
 
 
 @row_part
@@ -244,4 +238,4 @@ def _stationary(
         if abs(t - before) <= _NEWTON_TOLERANCE:
             break
     kept = kept_C[c] + t * (g0 + t * (h0 + t * (a3 + t * (a4 + t * a5))))
-    return kept, _bound(scale * math.exp(-(log_draws + t * SPACING))), rise
+    return kept, eps_rand(scale * math.exp(-(log_draws + t * SPACING))), rise

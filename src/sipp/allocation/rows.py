@@ -1,4 +1,4 @@
-"""What is known of single rows: bounds of their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
+"""Single rows: bounds on their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
 
 The bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 
@@ -318,6 +318,12 @@ def smallest_of(keys_K: np.ndarray, n_wanted: int) -> tuple[int, int]:
         else:
             high, n_high = middle, n_up_to
     return high, n_wanted - n_low
+
+
+@row_part
+def eps_rand(share: float) -> float:
+    """The bound of a sampled row (T6), for share = S~ / N."""
+    return share + math.sqrt(share) * math.sqrt(share + 6.0)
 
 
 @row_part

@@ -72,20 +72,9 @@ def check_assumption(
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    return check_assumption_of(task, holdout, constants, n_holdout, progress=check_flag("progress", progress))
-
-
-def check_assumption_of(
-    task: ScoringTask,
-    holdout: AnyData | None,
-    constants: Constants,
-    n_holdout: int | None = None,
-    *,
-    progress: bool = False,
-) -> Assumption:
-    """What the points of a task, and a holdout, say about the assumption of T4."""
+    check_flag("progress", progress)
     check_record("constants", constants, Constants)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     task = resolve_points(task, DELTA, constants=constants)
     c_constant = constants.c_constant
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
@@ -120,7 +109,7 @@ def check_assumption_of(
 
 
 def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
-    """What T4 calls independent: each point as a batch of its own, or whole batches where points depend on them.
+    """The independent draws of T4: each point as a batch of its own, or whole batches where points depend on them.
 
     `advance` is told of the points of a draw when the next one is asked for.
     """

@@ -1,50 +1,80 @@
-"""Everything that is guaranteed for a cut: its rows, layers and network (T4, T5, T11, T12, T17-T19).
+"""What is guaranteed for the rows, layers and network of a cut (T4, T11, T12, T17-T19), in one record of it.
 
-The one way for all: the rows of a method, a mask of the caller's, a network that was repaired.
+T11  ||Z^ - Z|| <= eps_l Delta_l ||Z||,    eps_l = max over the layer's rows of eps_i
+T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) / ||f(x)||,
+     c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
+The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
+as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
+convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7), and says so.
+T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
+That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
+its coefficients.
+T19  C measured on points kept apart from scoring, instead of assumed.
+
+Rows of a method, masks of the caller's and repaired networks are all treated alike.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx, nn
 
 from sipp.allocation.rows import eps_given
-from sipp.bounds.network import chain_obstacle, floored, measure, measured_network, paper_bound, row_guarantee
+from sipp.bounds.sound.known_operations import NoBound, hidden_behaviour, named_options, op_name
 from sipp.bounds.sound.new_inputs import sound_network_bound
+from sipp.bounds.sound.tracing import Inputs, fx_graph, same_output, trace
+from sipp.errors import DataError, ModelError
+from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
+from sipp.pruning.ranking import ranking_seen_keys
 from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.display import listed
+from sipp.records.network_hash import tensors_hash
+from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records.options import Mode
-from sipp.records.pruned import Guarantee, Measured, NetworkBound, PrunedLayer, layer_bound, no_bound
-from sipp.records.ranking import Ranking, Scores
+from sipp.records.pruned import (
+    MOST_SHARE,
+    Coverage,
+    Guarantee,
+    Measured,
+    NetworkBound,
+    OutputChange,
+    Pruned,
+    PrunedLayer,
+    Repaired,
+    coverage,
+    layer_bound,
+    no_bound,
+)
+from sipp.records.ranking import LayerScores, Ranking, Scores
 from sipp.scoring.sensitivities import score
-from sipp.scoring.theory_points import factor_of
+from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
+
+LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
+CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
-@dataclass(frozen=True)
-class Statements:
-    """Everything that is promised about a network that was cut."""
-
-    layers: tuple[PrunedLayer, ...]
-    guarantee: Guarantee | None  # None where nothing was scored
-    bound: NetworkBound
-    measured: Measured | None
-
-
-def statements_of(
+def pruned_of(
     ranking: Ranking,
     cut: Cut,
     task: ScoringTask | None = None,
     *,
     mode: Mode = "paper",
     new_points: AnyData | None = None,
-) -> Statements:
-    """What holds for the rows of a cut: those of a method, of a mask of the caller's, or of a repair.
+    moved: OutputChange | None = None,
+    repaired: Repaired | None = None,
+) -> Pruned:
+    """The record of a cut network: how it came about, how far its output `moved`, and what is guaranteed.
 
-    With points that are new to the pruning the network's statement is smaller in mode "paper" (T18), where their norms
-    are taken as the `task` says; in mode "sound" (T13) there is none without them.
+    With inputs that are new to the pruning, the bound on the network is smaller in mode "paper" (T18), where their
+    norms are taken as the `task` says; in mode "sound" (T13) there is none without them.
     """
     scores, norms = ranking.scores, None
     if scores is not None and mode == "paper" and new_points is not None and task is not None:
@@ -58,7 +88,27 @@ def statements_of(
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
     if scores is not None and mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
-    return Statements(layers, guarantee, bound, measured)
+    seen, is_all = ranking_seen_keys(ranking)
+    return Pruned(
+        model=cut.model,
+        masks=cut.masks,
+        layers=layers,
+        guarantee=guarantee,
+        bound=bound,
+        method=ranking.method_name,
+        budget=cut.budget,
+        kept=sum(layer.kept for layer in layers),
+        seed=cut.seed,
+        draws=ranking.options.draws,
+        measured=measured,
+        choice=cut.choice,
+        repair=None if repaired is None else repaired.record,
+        described_hash=tensors_hash(cut.model),
+        pattern=None if ranking.pattern is None else str(ranking.pattern),
+        moved=moved if repaired is None else repaired.moved,
+        seen=seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=is_all,
+    )
 
 
 def _guarantee_and_bound(
@@ -92,7 +142,7 @@ def _obstacle(ranking: Ranking, cut: Cut) -> str:
 def _measured(
     ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
 ) -> tuple[Measured | None, list[float | None]]:
-    """The measured constant (T19), and eps of each layer with it (T17), of sampled rows too.
+    """The measured constant (T19) and what it says of layers and network; eps of each layer with it (T17).
 
     For a sampled row T17 takes its new values as they are; T6, which profits from chance, is proved for T4's C only.
     """
@@ -104,7 +154,18 @@ def _measured(
     for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
         first_FK = floored(layer).cpu()
         eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=measured.c_constant).max()))
-    return measured_network(measured, scores, eps, cut, obstacle=obstacle, holdout=holdout), [*eps]
+    delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
+    measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
+    share = min(1.0, measured.share + network_coverage(scores, measured.confidence, holdout).share)
+    epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
+    reason = f"the paper's formula does not apply: {obstacle}" if obstacle else ""
+    if epsilon is None or math.isinf(epsilon):
+        reason = reason or "a norm is unknown, or epsilon is infinite"
+    elif share > MOST_SHARE:
+        reason = reason or "too few inputs for as many maxima as there are layers"
+    if reason:
+        return replace(measured, network_reason=reason), [*eps]
+    return replace(measured, epsilon=epsilon, network_share=share), [*eps]
 
 
 def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
@@ -129,3 +190,288 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
         kappa=bound.kappas.get(weight.name) if has_bound else None,
         eps_measured=eps_measured if eps_measured is not None and math.isfinite(eps_measured) else None,
     )
+
+
+# --- Rows, layers and the network -------------------------------------------------------------------------------------
+
+
+def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
+    """The conditions of T4 for the scores of a ranking; `reasons` are further causes for which they are not met."""
+    scores, delta, constants = ranking.scores, ranking.options.delta, ranking.options.constants
+    assert scores is not None
+    is_used = [weight_FK != 0 for weight_FK in dense]
+    n_never_above = 0
+    if scores.reduce == "max":
+        for layer, used_FK in zip(scores.layers, is_used):
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / constants.c_constant)).sum())
+    conditions = Guarantee(
+        delta=delta,
+        n=scores.n_distinct,
+        n_needed=calibration_needed(
+            scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=constants.k_constant
+        ),
+        unit="batches" if scores.batch_dependent else "inputs",
+        c_constant=constants.c_constant,
+        k_constant=constants.k_constant,
+        reason="",
+        n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
+        n_never_above=n_never_above,
+        layers=coverage(scores.n_distinct, 1, ranking.options.confidence),
+    )
+    n, unit = conditions.n, conditions.unit
+    causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
+    if scores.reduce != "max":
+        causes.insert(
+            0, "sensitivities were averaged over patches (reduce='mean'), but bounds are proved for the maximum only"
+        )
+    elif conditions.contradicted:
+        causes.insert(
+            0,
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / constants.c_constant:.3g} of "
+            f"its row's sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
+        )
+    if n < conditions.n_needed:
+        repeated = "" if scores.n_points == n or scores.batch_dependent else ", equal ones counted once"
+        causes.append(f"too few calibration {unit} (n={n}{repeated}, needs {conditions.n_needed})")
+    return replace(conditions, reason="; ".join(causes))
+
+
+def network_epsilon(
+    scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
+) -> tuple[float | None, dict[str, float]]:
+    """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
+
+    Without a holdout each layer's largest Q_l(x) / ||f(x)|| over S is taken; with one, which is new to the pruning,
+    eps(x) is computed point by point and its largest taken.
+    """
+    layers = scores.layers
+    in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
+    lipschitz_after, kappas, total = 1.0, {}, 0.0
+    total_B: Tensor | None = None
+    for i in reversed(in_order):
+        layer, quadrants_B = layers[i], (scores if holdout is None else holdout).layers[i].quadrants_B
+        if layer.output_ratio is None or layer.sign_complexity is None or quadrants_B is None:
+            return None, {}
+        kappas[layer.weight.name] = lipschitz_after * layer.output_ratio
+        if eps[i] != 0:  # a layer that loses nothing adds nothing, also where a norm is infinite
+            if holdout is None:
+                total += lipschitz_after * eps[i] * float(quadrants_B.max())
+            else:
+                term_B = lipschitz_after * eps[i] * quadrants_B
+                total_B = term_B if total_B is None else total_B + term_B
+        lipschitz_after *= lipschitz[i]
+    if total_B is not None:
+        total = math.nan if bool(total_B.isnan().any()) else float(total_B.max())
+    return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
+
+
+def lipschitz_of(cut: Cut) -> list[float]:
+    """Lip_k of each layer: the larger of the dense and the pruned norm, as sampled weights are re-weighted."""
+    pairs = ((dense_FK, row.values_FK) for dense_FK, row in zip(cut.dense, cut.rows))
+    return [max(float(weight_FK.to(BOUND_DTYPE).norm()) for weight_FK in pair) for pair in pairs]
+
+
+def paper_bound(
+    ranking: Ranking, cut: Cut, *, is_sampled: bool, obstacle: str, reasons: Sequence[str], holdout: Scores | None
+) -> NetworkBound:
+    """T12 in mode "paper", with every reason for which it does not bind this model (`obstacle`: it is no chain)."""
+    scores = ranking.scores
+    assert scores is not None
+    eps = [float(row.eps_F.max()) for row in cut.rows]
+    epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
+    covered = network_coverage(scores, ranking.options.confidence, holdout)
+    causes = list(reasons)
+    if epsilon is None:
+        causes.append("the inputs of a batch cannot be told apart in every layer and in the output")
+    elif math.isinf(epsilon):
+        causes.append("epsilon is infinite: a row has no bound, or the output is zero for an input")
+    if obstacle:
+        causes.append(f"the paper's formula does not apply: {obstacle}")
+    if covered.share > MOST_SHARE:
+        maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
+        causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
+    # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
+    conditions = row_guarantee(ranking, cut.dense, PRUNE_FACTOR if is_sampled else NETWORK_FACTOR, causes)
+    if epsilon is None or scores.reduce != "max":
+        return no_bound(conditions.reason, ranking.options.delta)
+    reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
+    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, kappas, covered)
+
+
+def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
+    """T18 for the network statement: one maximum over a holdout, or one for every layer over S itself.
+
+    All layers count, not only those that lose something: which these are was chosen with S.
+    """
+    if holdout is not None:
+        return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
+    return coverage(scores.n_distinct, len(scores.layers), confidence)
+
+
+def floored(layer: LayerScores) -> Tensor:
+    """s_j on S1 (float64), raised to a small share of the row's largest: no weight is taken to be worth nothing (T19).
+
+    A row that no point of S1 reached has no largest; its ratios are at most 1, and that stands for it.
+    """
+    given_FK = layer.sensitivity_FK if layer.sensitivity_s1_FK is None else layer.sensitivity_s1_FK
+    s1_FK = given_FK.to(BOUND_DTYPE)
+    most_F1 = s1_FK.amax(1, keepdim=True)
+    return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+
+
+def measure(scores: Scores, confidence: float) -> Measured:
+    """C of T19 from the points kept apart, or why there is none.
+
+    C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, s_j of S1. As a maximum over points it is
+    the largest quotient of the maxima, so no point has to be looked at by itself. S2 is too small for another rank than
+    the first to be of use (k* = 0 of T14), and T18 tells the share: d with (1 - d)^n = 1 - confidence.
+    """
+    n = scores.n_apart or 0
+
+    def none(reason: str) -> Measured:
+        return Measured(None, 1.0, confidence, n, reason)
+
+    if scores.reduce != "max":
+        return none("sensitivities were averaged over patches (reduce='mean')")
+    if scores.batch_dependent:
+        return none("with BatchNorm on batch statistics, single inputs cannot be looked at")
+    if scores.dependence:
+        return none(scores.dependence)
+    if scores.n_apart is None:
+        return none("no calibration inputs were held back, or a layer does not show which values belong to which input")
+    share = coverage(n, 1, confidence).share
+    if share > MOST_SHARE:
+        return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
+    seen = [(layer, layer.sensitivity_s2_FK) for layer in scores.layers if layer.sensitivity_s2_FK is not None]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(layer)).max()) for layer, s2_FK in seen]
+    if any(math.isnan(quotient) for quotient in quotients):
+        return none("a ratio was not a number")
+    constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
+    if not math.isfinite(constant):
+        return none("a ratio was not finite")
+    return Measured(constant, share, confidence, n, "")
+
+
+# --- Whether T12 applies: a chain of pruned linear layers and 1-Lipschitz activations ---------------------------------
+
+# Read as for T13: a graph that repeats the model's own output on given points, of operations that are exactly what they
+# seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain is an obstacle.
+
+# Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
+_ONE_LIPSCHITZ = frozenset(
+    (
+        *("relu", "relu6", "tanh", "sigmoid", "hardtanh", "hardsigmoid", "softmax", "softsign"),
+        *("flatten", "unflatten", "identity", "view", "reshape", "contiguous", "detach"),
+    )
+)
+_SLOPED = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0), "celu": ("alpha", 1.0)}
+_SHAPES = {"size", "shape", "dim"}
+
+
+def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
+    """Why the model is no such chain, or does not prove to be one on these inputs; empty if it is one."""
+    convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    if convolutions:
+        return f"||kernel||_F does not bound a convolution ({convolutions[0]})"
+    if type(model) is nn.Linear:  # a tracer takes a single layer apart
+        model, weights = nn.Sequential(model), {f"0.{name}" for name in weights}
+    for name, module in model.named_modules():
+        if hidden := hidden_behaviour(module):
+            return f"{hidden} in {name or 'the model itself'}"
+    try:
+        with scoring_mode(model, "running"):
+            root = fx_graph(model)
+    except Exception as error:  # tracing runs the user's forward on proxies: anything may come back
+        return (
+            "the paper's formula covers plain chains of fully-connected layers only; this model is not one that can be "
+            f"read ({type(error).__name__})"
+        )
+    return _obstacle_in_graph(root, weights) or _obstacle_when_run(model, inputs)
+
+
+def _obstacle_in_graph(root: fx.GraphModule, weights: set[str]) -> str:
+    """The first operation of a graph that does not belong to a chain."""
+    previous: fx.Node | None = None
+    seen: set[str] = set()
+    for node in root.graph.nodes:
+        if _is_shape(node):
+            continue
+        sources = [source for source in node.all_input_nodes if not _is_shape(source)]
+        if node.op == "placeholder" and previous is None:
+            previous = node
+            continue
+        if sources != [previous]:
+            return _not_next(node)
+        if node.op != "output" and (obstacle := _obstacle_at(root, node, weights, seen)):
+            return obstacle
+        previous = node
+    return ""
+
+
+def _not_next(node: fx.Node) -> str:
+    """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
+    if node.op == "get_attr":
+        owner = str(node.target).rpartition(".")[0] or "the model itself"
+        return f"module {owner} has a forward of its own, which reads {node.target}: it is not a known layer"
+    where = str(node.target) if node.op == "call_module" else node.name
+    return f"{where} does not follow from the layer before it alone"
+
+
+def _tied_to(root: fx.GraphModule, layer: str, weights: set[str]) -> str:
+    """The scored weight that is the same tensor as that of this layer; empty if there is none."""
+    own = root.get_submodule(layer).weight
+    shared = dict(root.named_parameters(remove_duplicate=False))
+    return next((name for name in sorted(weights) if shared.get(name) is own), "")
+
+
+def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
+    """Where the graph does not repeat the model on the inputs, or not when each point is run by itself."""
+    try:
+        with torch.no_grad():
+            traced = trace([model], inputs)
+            root, points = traced.graphs[0], next(iter((*traced.args, *traced.kwargs.values())))
+            together, alone = root(points), torch.cat([root(point) for point in points.split(1)])
+    except (NoBound, ModelError, DataError) as why:
+        return f"the graph of the model could not be checked: {why}"
+    except Exception as error:  # the model may refuse a single point, or need a second input
+        return f"the model could not be run input by input ({type(error).__name__})"
+    return "" if same_output(alone, together) else "the output for one input depends on the others in its batch"
+
+
+def _is_shape(node: fx.Node) -> bool:
+    if node.op == "call_method" and node.target in _SHAPES:
+        return True
+    is_getattr = node.op == "call_function" and node.target is getattr and node.args[1] in _SHAPES
+    is_item = node.op == "call_function" and node.target is operator.getitem
+    return is_getattr or (is_item and all(_is_shape(source) for source in node.all_input_nodes))
+
+
+def _obstacle_at(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: set[str]) -> str:
+    op = op_name(node, root)
+    if node.op == "call_module" and op == "linear":
+        name = f"{node.target}.weight"
+        if name not in weights:
+            tied = _tied_to(root, str(node.target), weights)
+            if tied:
+                return f"{node.target}.weight is tied to {tied}: one weight in two places of the chain"
+            return f"{node.target} is fully connected but was not scored"
+        if name in seen:
+            return f"{node.target} is used twice"
+        seen.add(name)
+        return ""
+    if op in ("Softplus", "softplus"):  # it is the identity above its threshold, and was log(1 + e^-t) / beta more
+        return "operation softplus (it jumps down at its threshold, so that 1 does not bound its slope)"
+    if node.op.startswith("call") and op in (*_ONE_LIPSCHITZ, *_SLOPED, "dropout"):
+        try:
+            options = named_options(node, root, root, node.args, node.kwargs)
+        except NoBound as why:
+            return f"operation {op} ({why})"
+        slope = options.get(*_SLOPED[op]) if op in _SLOPED else 1.0
+        if not isinstance(slope, int | float) or not 0 <= slope <= 1:
+            return f"operation {op} with a slope above 1"
+        if op == "dropout" and options.get("training", True) is not False:
+            return "operation dropout, in train mode"
+        return "" if options.get("dtype") is None else f"operation {op} in another data type"
+    if node.op == "call_module":
+        return f"layer {node.target} ({type(root.get_submodule(str(node.target))).__name__})"
+    return f"operation {op if node.op.startswith('call') else f'{node.op} {node.target}'}"

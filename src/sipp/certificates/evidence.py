@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.certificates.ledger import ACCURACY, record_use
+from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import points_at
@@ -86,7 +87,7 @@ def measure_outputs(
     dense: nn.Module,
     pruned: NetworkLike,
     holdout: Any,
-    measure: Callable[[Tensor, Tensor, Batch], Tensor],
+    measure: MeasureFunction,
     output: Output,
     calibration: Any,
     *,
@@ -289,7 +290,7 @@ def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, lis
 
 
 def changed(role: str) -> DataError:
-    """The error of data that is not the same in two passes."""
+    """The error for data that gives other points in another pass."""
     return DataError(
         f"the {role} data changed between two passes: it is read several times, and every time must give "
         "the same inputs with the same labels (random augmentation, drop_last with shuffling or an iterator "
@@ -299,12 +300,12 @@ def changed(role: str) -> DataError:
 
 
 def held_out(data: Any, role: str = "holdout") -> Data:
-    """The data, values as they are: what is not finite is for the claim to count, not to be refused."""
+    """The data, with values that are not finite: a claim counts these as violations."""
     return data_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
 
 
 def refuse_shared(shared: list[bool]) -> None:
-    """Raises a DataError where holdout points (in their order: is it one?) are calibration points too."""
+    """Raises a DataError if any holdout point is also a calibration point; `shared` says so for each, in order."""
     if any(shared):
         raise DataError(
             f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from sipp.inputs.labels import Truth, truth_of
 from sipp.records.batches import Batch
 from sipp.records.certificate import Measure
 from sipp.records.numerics import BOUND_DTYPE
+
+Labels = Literal["auto", "use", "ignore"]
+MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 
 MOST_POSITIONS = 1_000_000  # of a sequence: two shares of so many are told apart in float64
 
@@ -88,8 +91,8 @@ def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     return torch.stack([value.to(BOUND_DTYPE) for value in points], dim=1)
 
 
-def measure_of(name: Measure) -> Callable[[Tensor, Tensor, Batch], Tensor]:
-    """The function of both outputs and their batch that gives one number a point, which a certificate limits."""
+def measure_of(name: Measure) -> MeasureFunction:
+    """What gives the one number a point that a certificate limits."""
     if name == "output":
         return lambda f, g, _: point_ratios(f, g)
     return partial(_mean_change, which=0 if name == "kl" else 1)
@@ -102,7 +105,12 @@ def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
 
 
-def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
+def measure_of_classes(labels: Labels) -> MeasureFunction:
+    """What counts right, wrong and changed classes (`outcomes_of`)."""
+    return partial(outcomes_of, labels=labels)
+
+
+def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
     """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
 
     Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit. Of

@@ -22,7 +22,7 @@ BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is
 
 
 def check_model(role: str, model: nn.Module) -> None:
-    """Raises a ModelError for what is no network, has no values yet, or normalises by the batch."""
+    """Raises a ModelError for anything that is not a network, has no values yet, or normalises by the batch."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
@@ -50,7 +50,7 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
 
 
 def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
-    """The same, where the model lies. Of several outputs the only tensor is taken where none is selected."""
+    """The same, on the model's device. Without a selection, an output that holds a single tensor stands for it."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # A copy: a first layer that works in place must not change what the other network, or the caller, sees.
     result = run_batch(model, on_device(fresh(batch), device))
@@ -86,7 +86,7 @@ def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
 
 
 def _only_tensor(result: Any) -> Any:
-    """The tensor of an output that holds nothing else; other outputs as they are."""
+    """The tensor of an output that holds nothing else; other outputs are returned as they are."""
     values = list(result.values()) if isinstance(result, Mapping) else result
     is_one = isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], Tensor)
     return values[0] if is_one else result

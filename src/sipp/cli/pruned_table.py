@@ -8,7 +8,7 @@ from sipp.records.display import labelled
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_words import (
     column_words,
-    has_telling_layers,
+    has_useful_layer_bounds,
     headline,
     layers_table,
     next_step,
@@ -21,7 +21,7 @@ def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
     """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
     if compact:
         return layers_table(pruned, strategies=[], bounds=False)
-    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_telling_layers(pruned))
+    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_useful_layer_bounds(pruned))
 
 
 def _strategies(pruned: Pruned) -> list[str]:
@@ -32,7 +32,7 @@ def _strategies(pruned: Pruned) -> list[str]:
 def statements(pruned: Pruned, certified: str = "") -> list[str]:
     """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
     return [
-        *column_words(_strategies(pruned), has_telling_layers(pruned)),
+        *column_words(_strategies(pruned), has_useful_layer_bounds(pruned)),
         headline(pruned),
         *summary_lines(pruned, certified),
         labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),

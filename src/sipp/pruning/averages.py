@@ -24,21 +24,21 @@ FIX = "give it to gradual as average=, or make it afterwards; average=() where i
 
 @dataclass(frozen=True)
 class Watched:
-    """An average that nobody has named, and how often it had been updated when the masks came."""
+    """An average that was not passed as `average=`, and how often it had been updated when the masks were made."""
 
     average: AveragedModel
     n_updates: int
 
 
 def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
-    """The averages that are given, each a copy of the model that can be held as the model is."""
+    """The averages that were passed, each checked to be a copy of the model whose masks can be held."""
     if not isinstance(average, nn.Module | list | tuple | None):
         raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
     averages = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
     for copied in averages:
         if not isinstance(copied, nn.Module) or copied is model or _shapes(copied) != _shapes(model):
             raise OptionError(
-                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from it"
+                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from the model"
             )
         if masks_of(copied):
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
@@ -57,7 +57,7 @@ def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None
 
 
 def unnamed(model: nn.Module, average: Average) -> list[Watched]:
-    """The dense averages there are that may be of this model; none where the caller has said which are."""
+    """Dense averages in this process that may be of this model; none if the caller passed `average=`."""
     if average is not None:
         return []
     # type(one), not isinstance: anything may lie about its class when it is asked
@@ -67,13 +67,13 @@ def unnamed(model: nn.Module, average: Average) -> list[Watched]:
 
 
 def refuse_updated(watched: Sequence[Watched]) -> None:
-    """Raises where one of them was updated since."""
+    """Raises if one of them has been updated since."""
     if any(int(watch.average.n_averaged) != watch.n_updates for watch in watched):
         raise ModelError(WHAT, fix=FIX)
 
 
 def refuse_broken(watched: Sequence[Watched], error: Exception) -> None:
-    """Raises where it was in one of them that an error came up: torch pairs its buffers with masks, and fails."""
+    """Raises if the error came from one of them: torch pairs its buffers with masks, and fails."""
     places = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(place is watch.average for place in places for watch in watched):
         raise ModelError(WHAT, fix=FIX) from error

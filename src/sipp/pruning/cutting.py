@@ -42,7 +42,7 @@ ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # h
 
 @dataclass(frozen=True)
 class Cut:
-    """A copy of a network with some of its weights gone, and the rows it was made of; nothing is said of it yet."""
+    """A pruned copy of a network and the rows it was made of, before any statement about it."""
 
     model: nn.Module
     masks: dict[str, Tensor]
@@ -86,7 +86,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = noth
 
 
 def n_tries(ranking: Ranking) -> int | None:
-    """How many candidates a cut of this ranking tries; None: it tries none, and is made at once."""
+    """How many candidates a cut of this ranking tries; None: there is no choice to make."""
     return None if ranking.blend is None else n_candidates(ranking.blend)
 
 
@@ -265,7 +265,7 @@ def _with_blind(rows: SparseRows, blind_FK: Tensor, weight_FK: Tensor) -> Sparse
 
 
 def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
-    """The rows, those that are spared as they were: these come beside the budget."""
+    """The rows, with the spared ones left as they were; these do not count towards the budget."""
     if not ranking.spared:
         return rows
     all_rows = zip(rows, ranking.spared, prepared.dense)
@@ -273,7 +273,7 @@ def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows
 
 
 def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that are spared, of the parameters that hold some: {parameter name: bool tensor of its shape}."""
+    """The weights that are spared, for parameters that have any: {parameter name: bool tensor of its shape}."""
     spared = {}
     for weight, spared_F in zip(ranking.weights, ranking.spared):
         if bool(spared_F.any()):
@@ -286,7 +286,7 @@ def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, T
 def put_back(
     model: nn.Module, dense: nn.Module, masks: Mapping[str, Tensor], spared: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The masks with the spared weights, which are given their dense values in the model."""
+    """The masks with the spared weights added; in the model these get their dense values back."""
     with torch.no_grad():
         for name, spared_mask in spared.items():
             parameter = model.get_parameter(name)

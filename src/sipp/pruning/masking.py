@@ -47,10 +47,10 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.pruning.adapters import check_adapters, mask_adapters, merge_adapters
 from sipp.pruning.torch_masks import fold_torch_masks
+from sipp.records.hashing import WRAPPERS, canonical
 from sipp.records.network_hash import HOLD_STATE as STATE
 from sipp.records.network_hash import MASK_SUFFIX
 
-WRAPPER_PARTS = frozenset({"module", "_orig_mod"})
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one
 
@@ -179,10 +179,6 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def _canonical(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
-
-
 def _parameters(model: nn.Module) -> list[_Held]:
     """Every distinct parameter, under the canonical form of the first of its names."""
     first: dict[Parameter, str] = {}
@@ -193,9 +189,9 @@ def _parameters(model: nn.Module) -> list[_Held]:
             owners.setdefault(param, {})[module, local] = None
     counts: dict[str, int] = {}
     for name in first.values():
-        counts[_canonical(name)] = counts.get(_canonical(name), 0) + 1
+        counts[canonical(name)] = counts.get(canonical(name), 0) + 1
     # A real child called "module" may make two parameters share a canonical name: these keep their full names.
-    names = {p: _canonical(name) if counts[_canonical(name)] == 1 else name for p, name in first.items()}
+    names = {p: canonical(name) if counts[canonical(name)] == 1 else name for p, name in first.items()}
     return [_Held(name=names[p], param=p, owners=tuple(owners[p])) for p in first]
 
 
@@ -206,14 +202,14 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     by_param = {entry.param: entry for entry in entries}
     for full, param in model.named_parameters(remove_duplicate=False):
         known.setdefault(full, by_param[param])
-        known.setdefault(_canonical(full), by_param[param])
+        known.setdefault(canonical(full), by_param[param])
         if full.startswith(PEFT_PREFIX) or LORA_PART in full:  # by the name that it had before
             known.setdefault(full.removeprefix(PEFT_PREFIX).replace(LORA_PART, "."), by_param[param])
     fix = "use names from model.named_parameters()"
     for name in names:
         if not isinstance(name, str):
             raise OptionError(f"{name!r:.60} is not a parameter's name", fix=fix)
-    resolved = {name: known.get(name) or known.get(_canonical(name)) for name in names}
+    resolved = {name: known.get(name) or known.get(canonical(name)) for name in names}
     unknown = [name for name, entry in resolved.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
@@ -227,7 +223,7 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
 def _roots(model: nn.Module) -> list[nn.Module]:
     """The model and, where it only wraps another one (DDP, torch.compile, AveragedModel), that one too."""
     roots = [model]
-    while len(children := dict(roots[-1].named_children())) == 1 and children.keys() <= WRAPPER_PARTS:
+    while len(children := dict(roots[-1].named_children())) == 1 and children.keys() <= WRAPPERS:
         roots.extend(children.values())
     return roots
 
@@ -264,7 +260,9 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
     if not bool(_whole(torch.isfinite(param.detach())).all()):
-        raise ModelError(f"parameter {name!r} holds NaN or infinite values", fix="load a sound checkpoint first")
+        raise ModelError(
+            f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
+        )
     _refuse_sparse(param.grad, name)
     for module, local in entry.owners:
         taken = local + MASK_SUFFIX

@@ -129,7 +129,7 @@ def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
 
 
 def _chosen_on(scores: Scores, noted: frozenset[bytes], *parts: Data | None) -> Scores:
-    """The scores, with these points as ones that chose the pruning too."""
+    """The scores, with these points added to those that chose the pruning."""
     used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
     return replace(scores, selection_keys=scores.selection_keys.union(noted, *(data.keys() for data in used)))
 

@@ -1,6 +1,6 @@
 """Draws weights with replacement (T8), for rows of many layers at once.
 
-What a stage does for a single row takes microseconds, so that most of the time would go to calling it layer by layer.
+One row takes microseconds, so most of the time would go into calls if layers were drawn one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LARGEST_RATE = 2.0**52  # above it a Poisson count is its mean: they differ by 
 
 
 @dataclass(frozen=True)
-class Lot:
+class DrawRequest:
     """D rows of one layer to draw from: weight i of row `rows_D[d]` has the share worth / total of that row."""
 
     worth_FK: np.ndarray  # float32 or float64
@@ -36,15 +36,15 @@ class Lot:
         return len(self.rows_D), self.worth_FK.shape[1]
 
 
-def batches(lots: Sequence[Lot]) -> Iterator[list[tuple[int, Lot]]]:
-    """The lots with their numbers, in groups of a bounded number of weights; one that is too large comes in parts."""
-    group: list[tuple[int, Lot]] = []
+def batches(requests: Sequence[DrawRequest]) -> Iterator[list[tuple[int, DrawRequest]]]:
+    """The requests with their numbers, in groups of a bounded number of weights; one that is too large is split."""
+    group: list[tuple[int, DrawRequest]] = []
     room = _BATCH
-    for i, lot in enumerate(lots):
-        n_rows, fan_in = lot.shape
+    for i, request in enumerate(requests):
+        n_rows, fan_in = request.shape
         step = max(1, _BATCH // max(1, fan_in))
         for start in range(0, n_rows, step):
-            part = Lot(lot.worth_FK, lot.total_F, lot.rows_D[start : start + step], lot.kept_F)
+            part = DrawRequest(request.worth_FK, request.total_F, request.rows_D[start : start + step], request.kept_F)
             size = math.prod(part.shape)
             if group and size > room:
                 yield group
@@ -55,28 +55,28 @@ def batches(lots: Sequence[Lot]) -> Iterator[list[tuple[int, Lot]]]:
         yield group
 
 
-def draw_lots_until(lots: Sequence[Lot], generator: torch.Generator) -> list[np.ndarray]:
-    """D x K float64 counts of each lot: draws with replacement, made until `kept_F` columns were hit (T8a).
+def draw_rows_until(requests: Sequence[DrawRequest], generator: torch.Generator) -> list[np.ndarray]:
+    """D x K float64 counts of each request: draws with replacement, made until `kept_F` columns were hit (T8a).
 
     In continuous time: column j is hit at rate q_j, first at T_j ~ Exp(q_j), and the clock stops at tau, the m-th
     smallest T. Then it was hit 1 + Poisson(q_j (tau - T_j)) times.
     """
-    sizes = [math.prod(lot.shape) for lot in lots]
+    sizes = [math.prod(request.shape) for request in requests]
     uniform = torch.rand(sum(sizes), dtype=BOUND_DTYPE, device=generator.device, generator=generator)
     flat = as_array(uniform.neg_().log1p_())
-    counts = [part.reshape(lot.shape) for part, lot in zip(np.split(flat, np.cumsum(sizes)[:-1]), lots)]
-    n_kept = np.concatenate([np.zeros(0, dtype=np.int64), *(lot.kept_F[lot.rows_D] for lot in lots)])
+    counts = [part.reshape(request.shape) for part, request in zip(np.split(flat, np.cumsum(sizes)[:-1]), requests)]
+    n_kept = np.concatenate([np.zeros(0, dtype=np.int64), *(request.kept_F[request.rows_D] for request in requests)])
     ends = np.cumsum(n_kept)
-    first = np.cumsum([0, *(len(lot.rows_D) for lot in lots)])
+    first = np.cumsum([0, *(len(request.rows_D) for request in requests)])
     rates = torch.empty(int(n_kept.sum()), dtype=BOUND_DTYPE, device="cpu")
 
     def arrive(i: int, begin: int, end: int, scratch: np.ndarray) -> None:
-        lot, rows = lots[i], slice(first[i] + begin, first[i] + end)
-        given = (lot.worth_FK, lot.total_F, lot.rows_D[begin:end], n_kept[rows], ends[rows])
-        _arrive(*given, scratch, counts[i][begin:end], rates.numpy())
+        request, rows = requests[i], slice(first[i] + begin, first[i] + end)
+        given = (request.worth_FK, request.total_F, request.rows_D[begin:end], n_kept[rows], ends[rows])
+        _first_hits(*given, scratch, counts[i][begin:end], rates.numpy())
 
-    over_rows(arrive, [lot.shape for lot in lots], n_scratch=2)
-    _add_again(flat, poisson(rates, generator))
+    over_rows(arrive, [request.shape for request in requests], n_scratch=2)
+    _add_repeats(flat, poisson(rates, generator))
     return counts
 
 
@@ -111,7 +111,7 @@ def _invert_poisson(rates: np.ndarray, uniform: np.ndarray) -> None:
 
 
 @compiled_rows
-def _arrive(
+def _first_hits(
     worth_FK: np.ndarray,
     total_F: np.ndarray,
     rows_D: np.ndarray,
@@ -152,7 +152,7 @@ def _arrive(
 
 
 @compiled_rows
-def _add_again(count: np.ndarray, again: np.ndarray) -> None:
+def _add_repeats(count: np.ndarray, again: np.ndarray) -> None:
     """The next number of `again` is added where the count is not 0, which no branch could foresee."""
     at, last = 0, again.shape[0] - 1
     for j in range(count.shape[0] if last >= 0 else 0):

@@ -18,6 +18,7 @@ from sipp.allocation.rows import (
     compiled_rows,
     draws_of_row,
     eps_given,
+    eps_rand,
     fill_rates,
     kept_after,
     over_rows,
@@ -28,7 +29,7 @@ from sipp.allocation.rows import (
     total_of,
 )
 from sipp.errors import DataError
-from sipp.pruning.sampling import Lot, batches, draw_fixed, draw_lots_until
+from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
 
@@ -142,21 +143,21 @@ def _settle(layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant
 
 def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
     """Draws the rows that are sampled, and fills in their values, masks and numbers of draws (T8)."""
-    lots = [Lot(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
-    for batch in batches(lots):
+    requests = [DrawRequest(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
+    for batch in batches(requests):
         if draws == "until":
-            counts = draw_lots_until([lot for _, lot in batch], generator)
+            counts = draw_rows_until([request for _, request in batch], generator)
         else:
-            counts = [_fixed_counts(lot, layers[i].expected_F, generator) for i, lot in batch]
-        for (i, lot), count_DK in zip(batch, counts):
-            layer, given = layers[i], (lot.rows_D, lot.worth_FK, lot.total_F, count_DK)
+            counts = [_fixed_counts(request, layers[i].expected_F, generator) for i, request in batch]
+        for (i, request), count_DK in zip(batch, counts):
+            layer, given = layers[i], (request.rows_D, request.worth_FK, request.total_F, count_DK)
             _reweigh(*given, layer.weight_FK, layer.values_FK, layer.mask_FK, layer.n_draws_F)
 
 
-def _fixed_counts(lot: Lot, expected_F: np.ndarray, generator: torch.Generator) -> np.ndarray:
-    share_DK = lot.worth_FK[lot.rows_D].astype(np.float64) / lot.total_F[lot.rows_D, None]
+def _fixed_counts(request: DrawRequest, expected_F: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    share_DK = request.worth_FK[request.rows_D].astype(np.float64) / request.total_F[request.rows_D, None]
     # The most draws with U(N) <= m: the paper's "at most B weights" holds for what is expected, not for every draw.
-    n_draws_D = np.maximum(1.0, np.floor(expected_F[lot.rows_D] + _DRAW_SLACK))
+    n_draws_D = np.maximum(1.0, np.floor(expected_F[request.rows_D] + _DRAW_SLACK))
     return as_array(draw_fixed(torch.from_numpy(share_DK), torch.from_numpy(n_draws_D), generator))
 
 
@@ -167,8 +168,7 @@ def _bound_drawn(
     """eps_rand of T6 for the rows that were drawn."""
     for i in range(strategy_F.shape[0]):
         if strategy_F[i] == RAND:
-            share = scale * total_F[i] / n_draws_F[i]
-            eps_F[i] = share + math.sqrt(share) * math.sqrt(share + 6.0)
+            eps_F[i] = eps_rand(scale * total_F[i] / n_draws_F[i])
 
 
 @compiled_rows

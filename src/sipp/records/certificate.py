@@ -15,12 +15,11 @@ from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
-from rich.table import Table
 
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.records.checking import first_problem, refuse_constant
-from sipp.records.display import WIDTH, exactly, percent, percent_up, points_up
+from sipp.records.display import WIDTH, exactly, percent, percent_up, plain_table, points_up
 from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/5"
@@ -323,10 +322,8 @@ def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tupl
 
 def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
     """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
-    table, n_given = Table(), cert.n + cert.n_duplicates
-    table.add_column(f"of {n_given:,} inputs")
-    for column in ("number", "share"):
-        table.add_column(column, justify="right")
+    n_given = cert.n + cert.n_duplicates
+    table = plain_table(f"of {n_given:,} inputs", "number", "share")
     for words, count in counts:
         table.add_row(words, f"{count:,}", f"{count / n_given:.2%}")
     return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))

@@ -50,7 +50,7 @@ def check_drop(name: str, value: Any) -> float:
 
 
 def check_keep(keep: Any) -> None:
-    """Refuses what is no share of prunable weights to keep."""
+    """Refuses a `keep` outside (0, 1]."""
     if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
         raise OptionError(
             f"keep={keep!r:.60} is not in (0, 1]",
@@ -94,7 +94,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def check_record(name: str, value: Any, kind: type) -> None:
-    """Refuses what is not a record of this kind."""
+    """Refuses anything but a record of this kind."""
     if not isinstance(value, kind):
         raise OptionError(
             f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
@@ -123,7 +123,7 @@ def refuse_constant(name: str) -> None:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether the value is a number of this kind; a bool counts as none, and a tensor is not taken for one."""
+    """Whether the value is a number of this kind; bools and tensors are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -201,12 +201,12 @@ METHODS = {
 OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
-def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same function, which says of an option that it does not have what to write instead.
+def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same function; for an option that it does not have, the error says what to write instead.
 
     Example:
-        >>> from sipp.records.checking import in_our_words
-        >>> @in_our_words
+        >>> from sipp.records.checking import explain_unknown_options
+        >>> @explain_unknown_options
         ... def prune(*, keep): ...
         >>> prune(sparsity=0.9)
         Traceback (most recent call last):
@@ -217,7 +217,7 @@ def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, R
     @functools.wraps(function)
     def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
         for name, value in options.items():
-            if name not in known and (fix := _here(name, value, known)):
+            if name not in known and (fix := _how_to_write(name, value, known)):
                 raise UnknownOption(f"{function.__name__} has no option {name}", fix=fix, option=name)
         return function(*args, **options)
 
@@ -225,7 +225,7 @@ def in_our_words(function: Callable[Arguments, Result]) -> Callable[Arguments, R
 
 
 def method_here(name: str) -> tuple[str, str] | None:
-    """What a method of this name is called here, and what to write; None where no other name is known."""
+    """What a method of this name is called here, and what to write; None if no other name is known."""
     plain = name.lower().replace("-", "_")
     if (here := OF_ONE_LAYER.get(plain)) is not None:
         what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
@@ -234,8 +234,8 @@ def method_here(name: str) -> tuple[str, str] | None:
     return None if here is None else (f"called {here!r} here", f"give method={here!r}")
 
 
-def _here(name: str, value: Any, known: Any) -> str:
-    """How it is written here; empty where that is not known."""
+def _how_to_write(name: str, value: Any, known: Any) -> str:
+    """What to write instead; empty if no other name is known."""
     keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
     if keep and name in SHARES:
         what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")

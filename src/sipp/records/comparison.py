@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sipp.records.display import MUCH, WIDTH, percent_up, plain_table, text_of
+from sipp.records.display import LARGE_ERROR, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import table_html, text_html, view
 from sipp.records.plots import curves
 
@@ -66,7 +66,7 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """Which method to use at the smallest keep that leaves most of the output, as far as these points tell."""
-        usable = [row for row in map(self.best, self.keeps) if row.error <= MUCH]
+        usable = [row for row in map(self.best, self.keeps) if row.error <= LARGE_ERROR]
         inputs = f"{self.n_points:,} {'held-back inputs' if self.is_aside else 'holdout inputs'}"
         if not usable:
             best = self.best(self.keeps[0])

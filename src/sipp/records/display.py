@@ -21,7 +21,7 @@ N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
 NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
 WHY_LARGER = "in a network this small, names and records take more room than zeros save"
-MUCH = 0.5  # of its length: an output that moved further than this is warned of
+LARGE_ERROR = 0.5  # of its norm: an output that moved further is warned about
 
 
 def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
@@ -169,12 +169,12 @@ def size_headline(n_bytes: int, dense_bytes: int) -> str:
 
 
 def why_larger(n_bytes: int, dense_bytes: int) -> str:
-    """What follows the headline where a file grew; else nothing."""
+    """What follows the headline if the file grew; else nothing."""
     return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
 
 
 def size_words(n_bytes: int, dense_bytes: int) -> str:
-    """The headline, with the reason where the file grew."""
+    """The headline, with the reason if the file grew."""
     return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
 
 

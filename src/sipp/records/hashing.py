@@ -13,15 +13,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile add to names
+WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add to names
 
 Entry = tuple[str, list[Any], bytes | memoryview]  # name; element type and shape, or the value in words; bytes
+
+
+def canonical(name: str) -> str:
+    """The name of a parameter or buffer without what wrappers added to it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def entries_hash(entries: Iterable[Entry]) -> str:
     """SHA-256 over all entries, sorted by their names without the parts that wrappers add."""
     digest = hashlib.sha256()
-    named = [(".".join(p for p in name.split(".") if p not in WRAPPERS), kind, data) for name, kind, data in entries]
+    named = [(canonical(name), kind, data) for name, kind, data in entries]
     for name, kind, data in sorted(named, key=lambda entry: entry[0]):
         digest.update(json.dumps([name, *kind]).encode())
         digest.update(data)
@@ -63,7 +68,7 @@ def seen_points(words: str, *, is_all: bool) -> SeenPoints:
 
 
 def with_all_points(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
-    """The points of a record and others that someone says to be all that chose the network."""
+    """The points of a record, and others with which they are said to be all that chose the network."""
     return SeenPoints(known.hashes | {_short_hash(key) for key in keys}, is_all=True)
 
 

@@ -212,7 +212,6 @@ class PruneOptions:
     bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")] = (
         "paper"
     )
-    looks_at_assumption: bool = False
     statements: Annotated[
         bool, Shown("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
     ] = True
@@ -243,17 +242,15 @@ class PruneOptions:
             check_choice("reduce", self.reduce, get_args(Reduce))
         if self.pattern is not None:
             pattern_of(self.pattern)
-        for name in ("looks_at_assumption", "statements"):
-            check_flag(name, getattr(self, name))
+        check_flag("statements", self.statements)
         check_repair(self.repair)
         if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
             raise OptionError(
                 f"blocks={self.blocks!r:.60} is not a name of a list of modules", fix="give one such as 'model.layers'"
             )
-        if not self.statements and (self.bound != "paper" or self.looks_at_assumption):
+        if not self.statements and self.bound != "paper":
             raise OptionError(
-                "holdout, bound='sound' and looks_at_assumption are for statements, but statements=False asks for none",
-                fix="leave out one or the other",
+                "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sipp.records.assumption import Assumption
+from sipp.records.binomial import upper_limit
 from sipp.records.display import number_up, percent_up, sure
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
@@ -20,6 +20,7 @@ from sipp.records.repair import Repair
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
+MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
 LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
 ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
 CHANGED = (
@@ -37,7 +38,7 @@ REGROWN = (
 
 @dataclass(frozen=True)
 class Coverage:
-    """How far maxima over n points speak of new inputs (T18): for all but `share` of them, at this confidence."""
+    """What maxima over n points say about new inputs (T18): they hold for all but `share`, at this confidence."""
 
     share: float
     confidence: float
@@ -49,6 +50,12 @@ class Coverage:
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
+
+
+def coverage(n: int, q: int, confidence: float) -> Coverage:
+    """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence, which for q = 1 is 1 - (1 - confidence)^(1/n)."""
+    share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
+    return Coverage(share, confidence, n, q)
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ class NetworkBound:
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
-    """The absence of a network statement, and why."""
+    """No bound for the network, and why."""
     return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
 
 
@@ -257,7 +264,6 @@ class Pruned:
     draws: Draws = "until"
     measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
     choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
-    assumption: Assumption | None = None  # what the data says of T4's assumption, where that was asked for
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     described_hash: str = ""  # the hash of the weights that all of this is about; empty: they changed since
     pattern: str | None = None  # n:m, which every row obeys that was not spared; None: weights were chosen one by one
@@ -276,15 +282,15 @@ class Pruned:
 
     @property
     def details(self) -> str:
-        """All that `print` leaves out: every layer, and every statement in full, also one that says nothing."""
+        """Everything that `print` leaves out: every layer, and every statement in full, even a useless one."""
         from sipp.records.pruned_words import pruned_details  # which reads this record
 
-        return pruned_details(refreshed(self))
+        return pruned_details(up_to_date(self))
 
     def __str__(self) -> str:
         from sipp.records.pruned_words import pruned_table  # which reads this record
 
-        return pruned_table(refreshed(self))
+        return pruned_table(up_to_date(self))
 
     def __repr__(self) -> str:
         return (
@@ -295,7 +301,7 @@ class Pruned:
     def _repr_html_(self) -> str:
         from sipp.records.pruned_words import pruned_html  # which reads this record
 
-        return pruned_html(refreshed(self))
+        return pruned_html(up_to_date(self))
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the share of its weights that each layer keeps, on `ax` or on new axes, and gives them."""
@@ -303,21 +309,21 @@ class Pruned:
         return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
 
 
-def refreshed(pruned: Pruned) -> Pruned:
-    """The record of the network as it is now: where its weights changed since, nothing that was said of them is left.
+def up_to_date(pruned: Pruned) -> Pruned:
+    """The record, without its statements if the weights have changed since they were made.
 
-    Training does that, an edit, or norms that see batches in training mode. Masks and counts stay; where weights are
-    no longer zero off the masks, the reason says so.
+    Training changes weights, an edit does, or a norm that sees batches in training mode. Masks and counts stay; if a
+    pruned weight is no longer zero, the reason says so.
     """
     if tensors_hash(pruned.model) == pruned.described_hash:
         return pruned
-    name = not_zero(pruned.model, pruned.masks)
+    name = regrown_weight(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
-    return replace(without_statements(pruned, reason), described_hash="", repair=None, assumption=None, moved=None)
+    return replace(without_statements(pruned, reason), described_hash="", repair=None, moved=None)
 
 
-def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
-    """The name of a weight that is not zero everywhere off its mask; empty where all are."""
+def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
+    """The name of a weight that is not zero where its mask says so; empty if there is none."""
     for name, mask in masks.items():
         weight = model.get_parameter(name).detach()
         if bool((weight[~mask.to(weight.device)] != 0).any()):
@@ -326,7 +332,7 @@ def not_zero(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
 
 
 def without_statements(pruned: Pruned, reason: str) -> Pruned:
-    """The record without its statements: they spoke of other values than those that `model` has."""
+    """The record without its statements, which were about other values than those that `model` has."""
     bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
     layers = tuple(
         replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers

@@ -1,4 +1,4 @@
-"""What a walk within a tolerance gives back, and the network in whatever may stand for one."""
+"""What `prune_to` returns, and how to get the network out of any result that holds one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from sipp.errors import OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate
 from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
@@ -98,16 +98,16 @@ NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a networ
 
 
 def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
-    """The record of the network that a walk ended with (the network, where no level passed), or the network."""
+    """The record of the pruned network; the network itself where there is no record of it."""
     if isinstance(given, Shrunk):
         return given.model
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
 def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
-    """Keys of points that chose the network, as far as its record knows them, and whether these are all.
+    """Keys of the points that chose the network, as far as its record knows them, and whether these are all.
 
-    They are not where the weights changed since: what was done then is not known.
+    They are not if the weights have changed since, because nobody knows with which points.
     """
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
     if not isinstance(record, Pruned | Shrunk):
@@ -116,7 +116,7 @@ def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:
-    """The record of the pruned network; OptionError where a walk ended with none. What is neither is given back."""
+    """The record of the pruned network; OptionError if `prune_to` found none. Anything else is returned as it is."""
     if not isinstance(given, PrunedTo):
         return given
     if given.pruned is None:
@@ -125,7 +125,7 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
 
 
 def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
-    """The certificate that goes with it: the one given, or that of a walk, as long as its network was not changed."""
+    """The certificate that goes with it: the one given, or that of `prune_to` as long as its network is unchanged."""
     held = given.certificate if isinstance(given, PrunedTo) else None
     if certificate is not None or held is None:
         return certificate
@@ -133,5 +133,9 @@ def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> An
 
 
 def network_of(given: NetworkLike) -> nn.Module:
-    """The network that is meant; what is none of these is given back, for the caller to refuse."""
-    return given.model if isinstance(given, Pruned | PrunedTo | Shrunk) else given
+    """The network that is meant; ModelError where it is none of these."""
+    if isinstance(given, Pruned | PrunedTo | Shrunk):
+        return given.model
+    if not isinstance(given, nn.Module):
+        raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")
+    return given

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from sipp.records.display import (
-    MUCH,
+    LARGE_ERROR,
     WIDTH,
     labelled,
     listed,
@@ -42,7 +42,7 @@ _BOUND_WORDS = (
 
 def pruned_table(pruned: Pruned) -> str:
     """What a person wants to know first, in about a screen: how much is left, what it costs, what to do; the layers."""
-    bounds = has_telling_layers(pruned)
+    bounds = has_useful_layer_bounds(pruned)
     n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
     hidden = f" and the {n_hidden} layers left out here" if n_hidden else ""
     return "\n".join(
@@ -58,7 +58,7 @@ def pruned_table(pruned: Pruned) -> str:
 
 
 def pruned_details(pruned: Pruned) -> str:
-    """All layers with what each keeps and what is promised, and every statement, also those that say nothing."""
+    """Every layer with what it keeps and its bounds, and every statement, even a useless one."""
     names = sorted({name for layer in pruned.layers for name in layer.strategies})
     has_bounds = any(value is not None for layer in pruned.layers for value in bounds_of(layer))
     return "\n".join(
@@ -122,7 +122,7 @@ def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
 def pruned_html(pruned: Pruned) -> str:
     """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = layers_table(pruned, strategies=[], bounds=has_telling_layers(pruned), ends=ends)
+    table = layers_table(pruned, strategies=[], bounds=has_useful_layer_bounds(pruned), ends=ends)
     return view(
         headline(pruned),
         labels_html([*_summary(pruned), ("next", next_step(pruned))]),
@@ -162,10 +162,7 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
-    lines += _statements(pruned, in_full=in_full)
-    if pruned.assumption is not None:
-        lines.append(("assumption", f"{pruned.assumption.verdict} {pruned.assumption.es_verdict}"))
-    return lines
+    return lines + _statements(pruned, in_full=in_full)
 
 
 def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
@@ -175,27 +172,27 @@ def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
     """
     if pruned.guarantee is None:
         return [("statements", f"none: {pruned.bound.reason}")]
-    measured_layers, paper_layers = _telling_layers(pruned)
+    measured_layers, paper_layers = _useful_layer_bounds(pruned)
     delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
     found = [
         (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
         (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
     ]
     if pruned.measured is not None:
-        is_telling = _is_small(pruned.measured.epsilon) or measured_layers
-        found.insert(0, (is_telling, "measured", str(pruned.measured)))
-    shown = [(label, text) for is_telling, label, text in found if in_full or is_telling]
+        is_useful = _is_small(pruned.measured.epsilon) or measured_layers
+        found.insert(0, (is_useful, "measured", str(pruned.measured)))
+    shown = [(label, text) for is_useful, label, text in found if in_full or is_useful]
     return shown or [
-        ("theory", f"no useful bound for this network: {_why_nothing(pruned)}; make a certificate instead")
+        ("theory", f"no useful bound for this network: {_why_no_useful_bound(pruned)}; make a certificate instead")
     ]
 
 
-def has_telling_layers(pruned: Pruned) -> bool:
-    """Whether a bound of a layer that lost weights is below 1: then the columns of bounds are worth their room."""
-    return pruned.guarantee is not None and any(_telling_layers(pruned))
+def has_useful_layer_bounds(pruned: Pruned) -> bool:
+    """Whether a layer that lost weights has a bound below 1: only then are the columns of bounds shown."""
+    return pruned.guarantee is not None and any(_useful_layer_bounds(pruned))
 
 
-def _telling_layers(pruned: Pruned) -> tuple[bool, bool]:
+def _useful_layer_bounds(pruned: Pruned) -> tuple[bool, bool]:
     """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
     lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
     is_met = pruned.guarantee is not None and pruned.guarantee.met
@@ -208,7 +205,7 @@ def _is_small(bound: float | None) -> bool:
     return bound is not None and bound < 1
 
 
-def _why_nothing(pruned: Pruned) -> str:
+def _why_no_useful_bound(pruned: Pruned) -> str:
     """Why there is no bound of the output below 1, in a few words."""
     known = [pruned.bound.epsilon] if pruned.bound.met else []
     known += [] if pruned.measured is None else [pruned.measured.epsilon]
@@ -224,9 +221,9 @@ def _why_nothing(pruned: Pruned) -> str:
 
 
 def moved_warning(pruned: Pruned) -> str:
-    """Words where the output moved by more than half of its size; empty where it did not, or is not known."""
+    """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
     moved = pruned.moved
-    if moved is None or moved.error <= MUCH:  # NaN is warned of
+    if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
         return ""
     inputs = _inputs_of(moved, pruned.repair)
     if not math.isfinite(moved.error):

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.table import Table
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
+from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
 from sipp.records.options import NormStats, Pattern, PruneOptions, Reduce, method_name
 
@@ -151,9 +151,7 @@ class BlendChoice:
         return f"{text} on {inputs} {where}"
 
     def _repr_html_(self) -> str:
-        table = Table()
-        table.add_column("score")
-        table.add_column("output error", justify="right")
+        table = plain_table("score", "output error")
         for trial in sorted(self.tried, key=lambda trial: trial.error):
             table.add_row(trial.name, f"{trial.error:.3g}")
         return view(str(self), table_html(table, bars=("output error",)))

@@ -14,7 +14,7 @@ from sipp.records.certificate import AnyCertificate, certificate_values, check_c
 from sipp.records.hashing import seen_text
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.pruned import NetworkBound, Pruned, not_zero, refreshed
+from sipp.records.pruned import NetworkBound, Pruned, regrown_weight, up_to_date
 from sipp.records.ranking import BlendChoice
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 
@@ -33,12 +33,12 @@ GUARANTEE_KEYS = (
 def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> Values:
     """The whole record of a pruned network, and of a certificate that is about it.
 
-    It is the network as it is now; what it was pruned from is known by the certificate alone.
+    It describes the network as it is now; only a certificate knows what it was pruned from.
     """
     if not isinstance(pruned, Pruned):
         raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
     check_certificate(certificate)
-    if name := not_zero(pruned.model, pruned.masks):
+    if name := regrown_weight(pruned.model, pruned.masks):
         raise ModelError(
             "a weight outside its mask is not zero: the record would count the weights of another network",
             where=name,
@@ -47,7 +47,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
     pruned_hash = model_hash(pruned.model)
     if certificate is not None and certificate.pruned_hash != pruned_hash:
         raise OptionError("the certificate is about another network", fix="certify pruned.model")
-    now = refreshed(pruned)
+    now = up_to_date(pruned)
     return {
         "kind": PRUNED_KIND,
         "format": PRUNED_FORMAT,

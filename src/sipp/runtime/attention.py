@@ -102,13 +102,13 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     code = generate(("attention", tile), numbers, lambda b, args: _emit(b, args, tile))
     kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         mask.fill(current)
         kernel()
         current[op.out] = result
 
-    fast(values)
-    return Step(op.name, "attention of tokens", fast, op.out)
+    run_step(values)
+    return Step(op.name, "attention of tokens", run_step, op.out)
 
 
 class _Mask:

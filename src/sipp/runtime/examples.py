@@ -39,7 +39,7 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as they can be traced: a tensor that is there twice becomes two, one of inference mode an own one.
+    """The arguments, ready to be traced: a tensor that occurs twice is cloned, and so is one from inference mode.
 
     torch.export would take one tensor in two places for one input, and the graph would read it in both.
     """
@@ -60,7 +60,7 @@ def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
 
 
 def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The named arguments as the forward pass lists them: a call may name them in any order."""
+    """The named arguments in the order of the forward pass's signature: a call may give them in any order."""
     if len(kwargs) < 2:
         return kwargs
     listed = list(inspect.signature(model.forward).parameters)

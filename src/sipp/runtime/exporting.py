@@ -104,19 +104,15 @@ def export(
         True
     """
     model = network_of(model)
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give pruned.model")
     check_choice("to", to, get_args(Target))
-    if not isinstance(path, (str, PathLike)) or not Path(path).name or "\0" in str(path):
-        raise OptionError(f"path={path!r:.80} is not a path of a file", fix="give one such as 'net.onnx'")
+    target = check_path("path", path, "net.onnx")
     check_choice("values", values, get_args(Values))
     if to != "hf" and (values != "same" or shard != SHARD or tokenizer is not None):
         raise OptionError(f"values, shard and tokenizer are for to='hf', not for to={to!r}", fix="leave them out")
     if (example is None) == (to in TRACED):
         words = "needs an example: it holds a traced network" if example is None else "takes no example"
         raise OptionError(f"to={to!r} {words}", fix=f"give an example to {' and '.join(TRACED)}, and only there")
-    target = Path(path)
-    with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(model).to("cpu")
     if to == "hf":
         if values != "same":
@@ -230,8 +226,10 @@ def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
     """Raises where what was read back is not what was to be written."""
     if set(state) != set(back):
-        raise ModelError(f"{sorted({*state} ^ {*back})[:3]} were lost on the way", fix="report this network")
+        raise ModelError(
+            f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix="report this network"
+        )
     for name, tensor in state.items():
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
         if tensor.shape != read.shape or not torch.equal(raw_bytes(tensor), raw_bytes(read)):
-            raise ModelError("is not the same after it was written and read", where=name, fix="report this network")
+            raise ModelError("differs after writing and reading it back", where=name, fix="report this network")

@@ -112,7 +112,7 @@ def reads_memory(graph: Graph) -> bool:
 def _read(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input", fix="make it change nothing")
+        raise ModelError("the forward pass changes a buffer or an input", fix="let it compute new tensors instead")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -126,7 +126,7 @@ def _read(exported: Any) -> Graph:
 
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
-        shapes[number] = _shape(node.meta.get("val"))
+        shapes[number] = shape_of(node)
 
         def known(given: Any) -> Any:
             return torch.fx.node.map_arg(given, to_ref)
@@ -145,7 +145,9 @@ def _read(exported: Any) -> Graph:
             outputs = [known(arg) for arg in node.args[0]]
         else:
             raise ModelError(
-                f"the traced graph has a node of kind {node.op!r}", where=node.name, fix="keep to plain operations"
+                f"the traced graph has a node of kind {node.op!r}",
+                where=node.name,
+                fix="use operations of torch that torch.export knows",
             )
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 
@@ -155,10 +157,9 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of a result, or of the first one."""
-    first = _first(value)
-    return tuple(first.shape) if isinstance(first, Tensor) else ()
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of a node's result, or of the first one; a number has none."""
+    return tuple(getattr(_first(node.meta.get("val")), "shape", ()))
 
 
 def _fused(graph: Graph) -> Graph:

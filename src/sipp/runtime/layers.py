@@ -59,12 +59,12 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
     times = [_time_dense(layer, choice, values) for choice in choices]
     best = choices[times.index(min(times))]
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         current[layer.op.out] = run_dense(layer, best, current)
 
     keep = float((weight != 0).sum()) / max(1, weight.numel())
     return Step(
-        layer.op.name, "dense", fast, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
+        layer.op.name, "dense", run_step, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
         held=(best,),
     )  # fmt: skip
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from sipp.runtime.graph import shape_of
+
 Shape = tuple[int, ...]
 
 _PRODUCTS = {"linear", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
@@ -35,16 +37,16 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
         if kind in _PRODUCTS:
             weight = node.args[1]
             name = names.get(weight.name)
-            shape = shapes.get(name, _shape(weight)) if name else _shape(weight)
+            shape = shapes.get(name, shape_of(weight)) if name else shape_of(weight)
             counts[name or node.name] = counts.get(name or node.name, 0) + _positions(node, kind) * prod(shape)
         elif kind in _MATRICES:
-            counts[node.name] = prod(_shape(node)) * _shape(node.args[_MATRICES[kind]])[-1]
+            counts[node.name] = prod(shape_of(node)) * shape_of(node.args[_MATRICES[kind]])[-1]
         elif kind == "scaled_dot_product_attention":
-            query, key, value = (_shape(operand) for operand in node.args[:3])
+            query, key, value = (shape_of(operand) for operand in node.args[:3])
             counts[node.name] = prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
         elif kind in _RECURRENT:
-            weights = [read for read in node.all_input_nodes if read.name in names and len(_shape(read)) == 2]
-            counts[node.name] = prod(_shape(node.args[0])[:-1]) * sum(prod(_shape(weight)) for weight in weights)
+            weights = [read for read in node.all_input_nodes if read.name in names and len(shape_of(read)) == 2]
+            counts[node.name] = prod(shape_of(node.args[0])[:-1]) * sum(prod(shape_of(weight)) for weight in weights)
     return counts
 
 
@@ -52,10 +54,5 @@ def _positions(node: Node, kind: str) -> int:
     """How often a call uses each weight."""
     weight, x = node.args[1], node.args[0]
     if "transpose" in kind:
-        return prod(_shape(x)) // _shape(weight)[0]
-    return prod(_shape(node)) // max(1, _shape(weight)[0])
-
-
-def _shape(node: Any) -> Shape:
-    value = node.meta["val"]
-    return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)
+        return prod(shape_of(x)) // shape_of(weight)[0]
+    return prod(shape_of(node)) // max(1, shape_of(weight)[0])

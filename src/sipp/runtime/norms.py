@@ -71,9 +71,9 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     }
     code = generate(("norm", lanes, n_vectors), numbers, lambda b, args: _emit(b, args, lanes, n_vectors))
     kernel = PreparedKernel(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
-    fast = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    fast(values)
-    return Step(op.name, "norm of tokens", fast, op.out)
+    run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
+    run_step(values)
+    return Step(op.name, "norm of tokens", run_step, op.out)
 
 
 def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:

@@ -45,15 +45,15 @@ def fills_of(*operands: Operand | None) -> list[Fill]:
 
 
 def filled_run(fills: list[Fill], kernel: Callable[[], None], out: int, result: Tensor) -> Fill:
-    """The fast way of a step: its operands are brought to their places, the kernel runs, its result has its number."""
+    """How a step runs: its operands are copied to where the kernel reads them, then the kernel writes its result."""
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         for fill in fills:
             fill(current)
         kernel()
         current[out] = result
 
-    return fast
+    return run_step
 
 
 def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:

@@ -28,13 +28,13 @@ def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) 
             part = part.narrow(dim, first, size)
         targets.append((number, part))
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         for number, part in targets:
             part.copy_(current[number])
         current[op.out] = result
 
-    fast(values)
-    return Step(op.name, "copies", fast, op.out)
+    run_step(values)
+    return Step(op.name, "copies", run_step, op.out)
 
 
 def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[int, list[int]]]] | None:

@@ -86,7 +86,7 @@ class Plan:
         return values
 
     def _own(self, value: Any, theirs: set[int]) -> Any:
-        """The value as the caller's own: no later call writes to it, and it is no input, constant or other result."""
+        """The value in memory of its own: no later call writes to it, and it is no input, constant or other result."""
         if not isinstance(value, Tensor):
             return value
         is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in theirs
@@ -211,7 +211,7 @@ def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tu
 
 
 def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
-    """Whether a product is one of float32 with weights of its own, on a batch that is not empty."""
+    """Whether a product is in float32, has constant weights, and gets a batch that is not empty."""
     x = values[op.args[0].value]
     refs = [ref for ref in op.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs)
@@ -235,7 +235,7 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
 
 
 def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
-    """The steps, those that do not watch their results followed by a look, where a step of our own reads them.
+    """The steps; where our own kernels read a result that its step does not check, a check follows.
 
     Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow. A
     dense layer that a norm went into is watched in any case: before the norm it may overflow.
@@ -257,7 +257,7 @@ def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
 
 
 def _with_check(step: Step, arena: Arena, limit: float) -> Step:
-    """The step, followed by a look at its result, also at `limit` times it."""
+    """The step, followed by a check that its result is finite, and `limit` times it too."""
 
     def run(values: Values) -> None:
         step.run(values)

@@ -1,4 +1,4 @@
-"""Keeps the plans for different kinds of input, and decides which one makes room for another."""
+"""Keeps the plans for different kinds of input, and decides which one to replace."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class PlanCache(Generic[Kept]):
         self._plans[kind] = compiled
 
 
-def refuse_copy(what: str) -> NoReturn:
-    """Raises: `what` a compiled network is made of cannot leave its process."""
+def refuse_copy() -> NoReturn:
+    """Raises: what a compiled network is made of cannot leave its process."""
     raise ModelError(
-        f"a compiled network can be neither copied nor pickled: its {what} for this process",
+        "a compiled network can be neither copied nor pickled: it is compiled for this process",
         fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
     )

@@ -50,12 +50,12 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
     result = out.inner
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         kernel()
         current[op.out] = result
 
-    fast(values)
-    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", fast, op.out)
+    run_step(values)
+    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", run_step, op.out)
 
 
 _Windows = tuple[list[range], list[int]]  # of each output row (or column): which input ones, and how many count

@@ -84,7 +84,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         source = out
     result = source if batch_first else source.transpose(0, 1)
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         first.copy_(current[number] if batch_first else current[number].transpose(0, 1))
         for cell, h, c in zip(cells, current[h0], current[c0]):
             cell.state.copy_(h)
@@ -93,15 +93,15 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         states = (torch.stack([cell.state for cell in cells]), torch.stack([cell.cell for cell in cells]))
         current[op.out] = (result.clone(), *states)
 
-    seconds = best_time(lambda: fast(values))
+    seconds = best_time(lambda: run_step(values))
     dense_seconds = steps.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
     if seconds > steps.LEAST_GAIN * dense_seconds:
         return None
-    fast(values)
+    run_step(values)
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {LANES}", fast, op.out, n_kept * FLOAT_BYTES / n_dense,
+        op.name, f"sparse LSTM x {LANES}", run_step, op.out, n_kept * FLOAT_BYTES / n_dense,
         sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
     )  # fmt: skip
 

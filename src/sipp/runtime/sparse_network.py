@@ -62,7 +62,7 @@ class Sparse:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+        with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
         self._given = self._laid_out = strides_of(self._model)
@@ -93,7 +93,7 @@ class Sparse:
         return output
 
     def __reduce__(self) -> Any:
-        refuse_copy("code is")
+        refuse_copy()
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
@@ -242,8 +242,6 @@ def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
         torch.Size([32, 10])
     """
     model = network_of(model)
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}, not an nn.Module", fix="give an instance")
     devices = {t.device: name for name, t in (*model.named_parameters(), *model.named_buffers())}
     if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
         name, device = next((name, device) for device, name in devices.items() if device.type != "cpu")

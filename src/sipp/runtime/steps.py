@@ -98,7 +98,7 @@ def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
 
 
 def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[float], list[float]]:
-    """Wall times of each on torch's own threads; they take turns, so that a noisy moment meets both."""
+    """Wall times of each on torch's own threads; they take turns, so that noise affects both alike."""
     times: tuple[list[float], list[float]] = ([], [])
     while len(times[0]) < TURNS or (sum(map(sum, times)) < RACE_SECONDS and len(times[0]) < MOST_TRIALS):
         for taken, function in zip(times, (fast, dense)):
@@ -132,14 +132,14 @@ def torch_step(op: Op, note: str = "") -> Step:
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
     is_flat = not op.kwargs and not any(isinstance(leaf, Ref) for leaf in inside)
 
-    def fast(values: Values) -> None:
+    def run_step(values: Values) -> None:
         if is_flat:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
         values[op.out] = result if op.addend is None and op.act == NONE else finished(values, op, result)
 
-    return Step(op.name, "torch", fast, op.out, note=note)
+    return Step(op.name, "torch", run_step, op.out, note=note)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:

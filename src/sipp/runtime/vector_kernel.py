@@ -112,7 +112,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     held = (packed, bias, overflow_factor, source, out, addend, arena.flag)
     kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
     fills = fills_of(source, addend)
-    fast = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
+    run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     for fill in fills:
         fill(values)
     seconds = kernel.time()
@@ -121,7 +121,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     chosen = dense
     if seconds <= LEAST_GAIN * dense.dense_seconds:
         chosen = Step(
-            op.name, f"sparse, one vector x {LANES}", fast, op.out, dense.keep, packed.n_bytes, weight.nbytes,
+            op.name, f"sparse, one vector x {LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes,
             seconds, dense.dense_seconds,
         )  # fmt: skip
     chosen.run(values)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds.same_architecture import check_same_architecture
-from sipp.bounds.statements import statements_of
+from sipp.bounds.statements import pruned_of
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import unwrap
@@ -22,7 +22,6 @@ from sipp.records.checking import check_choice, check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
 from sipp.records.pruned import Pruned
-from sipp.verbs.recording import pruned_of
 
 
 @torch.inference_mode(False)
@@ -73,8 +72,7 @@ def assess(
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
     found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    said = statements_of(ranking, found, task, mode=bound, new_points=holdout)
-    return pruned_of(ranking, found, said)
+    return pruned_of(ranking, found, task, mode=bound, new_points=holdout)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

@@ -14,14 +14,14 @@ positions that an `attention_mask` or a `*padding_mask` of a dict batch calls pa
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from sipp.certificates.evidence import measure_outputs
+from sipp.certificates.evidence import MeasuredOutputs, measure_outputs
 from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
-from sipp.certificates.measures import measure_of, outcome_counts, outcomes_of
+from sipp.certificates.measures import Labels, measure_of, measure_of_classes, outcome_counts
 from sipp.certificates.running import Output
 from sipp.errors import DataError
 from sipp.records.binomial import certified_epsilon, n_violations
@@ -30,9 +30,8 @@ from sipp.records.checking import check_choice, check_flag, check_number, check_
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 from sipp.records.pruned_to import NetworkLike
 
-Labels = Literal["auto", "use", "ignore"]
 
-
+@torch.inference_mode(False)
 def certify(
     dense: nn.Module,
     pruned: NetworkLike,
@@ -66,30 +65,7 @@ def certify(
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
     """
-    return output_certificate(
-        dense, pruned, holdout, delta=delta, confidence=confidence, epsilon=epsilon, measure=measure, output=output,
-        calibration=calibration, claim=OUTPUT, ledger=ledger, progress=progress,
-    )  # fmt: skip
-
-
-@torch.inference_mode(False)
-def output_certificate(
-    dense: nn.Module,
-    pruned: NetworkLike,
-    holdout: Any,
-    *,
-    delta: float,
-    confidence: float,
-    epsilon: float | None,
-    measure: Measure,
-    output: Output,
-    calibration: Any,
-    claim: str = "",
-    ledger: str | os.PathLike[str] | None = None,
-    progress: bool = False,
-) -> Certificate:
-    """The same; without a `claim` the look counts as none: it is part of a walk that was recorded before."""
-    beta = 1.0 - check_share("confidence", confidence)
+    check_share("confidence", confidence)
     check_share("delta", delta)
     check_choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
@@ -104,14 +80,21 @@ def output_certificate(
         output,
         calibration,
         ledger=ledger,
-        claim=claim,
+        claim=OUTPUT,
         terms=(epsilon, delta, confidence, measure, repr(output)),
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
+    return output_claim(found, epsilon=epsilon, delta=delta, confidence=confidence, measure=measure)
+
+
+def output_claim(
+    found: MeasuredOutputs, *, epsilon: float | None, delta: float, confidence: float, measure: Measure
+) -> Certificate:
+    """The certificate that these measurements give (T14)."""
     reached = epsilon
     if reached is None:
-        reached = float(certified_epsilon(found.measured, delta, beta, n=found.evidence["n"]))
+        reached = float(certified_epsilon(found.measured, delta, 1.0 - confidence, n=found.evidence["n"]))
     return Certificate(
         fixed="delta" if epsilon is None else "epsilon",
         epsilon=float(reached),
@@ -123,6 +106,7 @@ def output_certificate(
     )
 
 
+@torch.inference_mode(False)
 def certify_accuracy(
     dense: nn.Module,
     pruned: NetworkLike,
@@ -151,27 +135,6 @@ def certify_accuracy(
         >>> certificate.mode, 0 < certificate.drop_upper < 0.2
         ('labels', True)
     """
-    return accuracy_certificate(
-        dense, pruned, holdout, confidence=confidence, labels=labels, output=output, calibration=calibration,
-        claim=ACCURACY, ledger=ledger, progress=progress,
-    )  # fmt: skip
-
-
-@torch.inference_mode(False)
-def accuracy_certificate(
-    dense: nn.Module,
-    pruned: NetworkLike,
-    holdout: Any,
-    *,
-    confidence: float,
-    labels: Labels,
-    output: Output,
-    calibration: Any,
-    claim: str = "",
-    ledger: str | os.PathLike[str] | None = None,
-    progress: bool = False,
-) -> AccuracyCertificate:
-    """The same; without a `claim` the look counts as none: it is part of a walk, or checks a claim made before."""
     check_share("confidence", confidence)
     check_choice("labels", labels, get_args(Labels))
     if ledger is not None:
@@ -180,15 +143,20 @@ def accuracy_certificate(
         dense,
         pruned,
         holdout,
-        lambda f, g, batch: outcomes_of(f, g, batch, labels),
+        measure_of_classes(labels),
         output,
         calibration,
         ledger=ledger,
-        claim=claim,
+        claim=ACCURACY,
         terms=(confidence, labels, repr(output)),
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )
+    return accuracy_claim(found, confidence=confidence, labels=labels)
+
+
+def accuracy_claim(found: MeasuredOutputs, *, confidence: float, labels: Labels) -> AccuracyCertificate:
+    """The certificate that these outcomes give (T16)."""
     lost, gained, differ, labelled = outcome_counts(found.measured, found.draws)
     if labelled not in (0, len(found.draws)) or (labels == "use" and labelled == 0):
         raise DataError(

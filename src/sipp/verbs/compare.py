@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,7 +26,7 @@ from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside, starts_search
-from sipp.records.checking import check_flag, check_seed, in_our_words
+from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
 from sipp.records.options import (
@@ -49,7 +50,7 @@ USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "rand
 LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
 
 
-@in_our_words
+@explain_unknown_options
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,
@@ -91,43 +92,36 @@ def compare(
     n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     asked = None if methods is None else _asked(methods)
-    points = _points(task, holdout)
-    chosen = asked or {name: name for name in _usual(points)}
-    judged = task.with_points(None, points.chosen)
-    dense = _Judge(task.model, points, output)
-    baseline = dense.judge(task.model, checks=holdout is not None, ledger=ledger)
+    choosing, judging = _points(task, holdout)
+    chosen = asked or {name: name for name in _usual(choosing)}
+    judge = partial(_judged, task.model, judging, output)
+    # a look at a holdout is recorded with the dense network, once for all, and no input of it may have chosen
+    baseline = judge(task.model, known=None if holdout is None else choosing, ledger=ledger)
+    task = task.with_points(None, choosing)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
-    split = split_data(task.model, points.chosen, seed=seed) if fits else None
+    split = split_data(task.model, choosing, seed=seed) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
         for name, method in chosen.items():
-            ranking, options = rank(judged, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
-            is_other = starts_search(judged, method_of(method), options)  # then a repair begins with another mask
-            ranked = rank(judged, options) if is_other else ranking
+            ranking, options = rank(task, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
+            is_other = starts_search(task, method_of(method), options)  # then a repair begins with another mask
+            ranked = rank(task, options) if is_other else ranking
             own_way = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
                 start, size = cut(ranking, budgets[keep], seed=seed), scoring.chunk_bytes
                 found = start
                 if own_way and split is not None:
                     found, _ = repaired_cut(ranking, start, split, own_way, chunk_bytes=size)
-                rows.append(_row(name, found, keep, dense.judge(found.model), is_repaired=False))
+                rows.append(_row(name, found, keep, judge(found.model), is_repaired=False))
                 if repair and split is not None:
                     start = cut(ranked, budgets[keep], seed=seed) if is_other else start
                     fixed, _ = repaired_cut(ranked, start, split, [*own_way, repair], chunk_bytes=size)
-                    rows.append(_row(name, fixed, keep, dense.judge(fixed.model), is_repaired=True))
+                    rows.append(_row(name, fixed, keep, judge(fixed.model), is_repaired=True))
                 advance(1)
-    n_chosen = sum(batch.n_points for batch in points.chosen.batches())
+    n_chosen = sum(batch.n_points for batch in choosing.batches())
     return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
-
-
-@dataclass(frozen=True)
-class _Points:
-    """Batches of points that choose weights, and of points that judge them."""
-
-    chosen: Data
-    judging: Data
 
 
 @dataclass(frozen=True)
@@ -142,43 +136,39 @@ class _Found:
     why_no_accuracy: str  # "": there is one, or there are no labels
 
 
-@dataclass(frozen=True)
-class _Judge:
-    """The dense network, and the points on which others are compared with it."""
-
-    dense: nn.Module
-    points: _Points
-    output: Output
-
-    def judge(self, other: nn.Module, *, checks: bool = False, ledger: str | os.PathLike[str] | None = None) -> _Found:
-        """How far the other network is from the dense one; `checks` that no point that judges has chosen.
-
-        A look at a holdout is recorded with the dense network, once for all.
-        """
-        known = self.points.chosen if checks else None
-        why: set[str] = set()
-        found = measure_outputs(
-            self.dense,
-            other,
-            self.points.judging,
-            lambda f, g, batch: compared(f, g, batch, why),
-            self.output,
-            known,
-            ledger=ledger,
-            claim=COMPARING if checks else "",
-        )
-        points = PointComparisons(*found.measured.unbind(1))
-        far_n, size = points.squared_error, float(points.squared_size.mean())
-        moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
-        error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
-        same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
-        accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
-        n = found.evidence["n"]
-        return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
+def _judged(
+    dense: nn.Module,
+    judging: Data,
+    output: Output,
+    other: nn.Module,
+    *,
+    known: Data | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+) -> _Found:
+    """How far the other network is from the dense one on the points that judge; none of them may be `known`."""
+    why: set[str] = set()
+    found = measure_outputs(
+        dense,
+        other,
+        judging,
+        lambda f, g, batch: compared(f, g, batch, why),
+        output,
+        known,
+        ledger=ledger,
+        claim="" if known is None else COMPARING,
+    )
+    points = PointComparisons(*found.measured.unbind(1))
+    far_n, size = points.squared_error, float(points.squared_size.mean())
+    moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
+    error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
+    same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
+    accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
+    n = found.evidence["n"]
+    return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
 
 
-def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
-    """The points of data and holdout, or of the data alone, with its last quarter kept aside."""
+def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
+    """The points that choose weights and those that judge them: data and holdout, or the data's last quarter."""
     if holdout is None:
         task, aside = set_points_aside(task, PruneOptions())
         if aside.is_empty:
@@ -186,10 +176,10 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> _Points:
         judging = _not_among(task.points, aside)
         if judging.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
-        return _Points(task.points, judging)
+        return task.points, judging
     task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
     held = data_of(holdout, device=device_of(task.model), role="holdout")
-    return _Points(task.points.in_memory(), held.in_memory())
+    return task.points.in_memory(), held.in_memory()
 
 
 def _not_among(chosen: Data, aside: Data) -> Data:
@@ -203,7 +193,7 @@ def _not_among(chosen: Data, aside: Data) -> Data:
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Refuses a ledger that cannot be read, and one for points that are no holdout."""
+    """Refuses a ledger that cannot be read, or that comes without a holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
@@ -211,7 +201,7 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None
 
 
 def _asked(methods: Sequence[Method]) -> dict[str, Method]:
-    """The methods by the names of their rows; two functions of one name could not be told apart."""
+    """The methods by the names of their rows; refuses two functions with one name."""
     found: dict[str, Method] = {}
     for method in _listed("methods", methods):
         if found.setdefault(method_of(method).name, method) != method:
@@ -219,9 +209,9 @@ def _asked(methods: Sequence[Method]) -> dict[str, Method]:
     return found
 
 
-def _usual(points: _Points) -> tuple[str, ...]:
-    """The usual methods; with class numbers as labels those that need them too."""
-    batches = list(points.chosen.batches())
+def _usual(data: Data) -> tuple[str, ...]:
+    """The usual methods, and those that need labels if all batches have class numbers."""
+    batches = list(data.batches())
     labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
     return USUAL + (LABELLED if labelled else ())
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -37,7 +36,8 @@ from sipp.pruning.averages import (
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, only_alive, rank
-from sipp.records.checking import check_flag, check_whole, in_our_words
+from sipp.records.checking import check_flag, check_whole, explain_unknown_options
+from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
@@ -78,9 +78,7 @@ class Gradual:
         )
 
     def _repr_html_(self) -> str:
-        table = Table()
-        for column in ("after step", "keep"):
-            table.add_column(column, justify="right")
+        table = plain_table("after step", "keep")
         for step, keep in self.path:
             table.add_row(f"{step:,}", f"{keep:.2%}")
         title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
@@ -103,7 +101,7 @@ def budget_at(t: float, n_weights: int, last: int) -> int:
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
-@in_our_words
+@explain_unknown_options
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,
@@ -143,7 +141,7 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    n_steps, n_cuts = _checked_course(train_step, data, steps, cuts, progress)
+    n_steps, n_cuts = _checked_counts(train_step, data, steps, cuts, progress)
     options = PruneOptions(method=method, floor=floor, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
@@ -172,7 +170,7 @@ def gradual(
 
 @contextmanager
 def _released(*models: nn.Module) -> Iterator[None]:
-    """A context after which these are plain modules, also where it ends in an error."""
+    """A context after which these are plain modules again, even if it ends in an error."""
     try:
         yield
     finally:
@@ -190,7 +188,7 @@ def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
 
 
 def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
-    """Makes one step. What it raises is the caller's own, but for a first call that does not fit or a dense average."""
+    """Makes one step. Its errors are the caller's own, except for a wrong signature or a dense average."""
     try:
         train_step(step)
         refuse_updated(watched)
@@ -213,7 +211,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
 
 
-def _checked_course(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
+def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
     """The number of steps and of cuts."""
     check_flag("progress", progress)
     if not callable(train_step):
@@ -225,7 +223,7 @@ def _checked_course(train_step: object, data: AnyData | None, steps: int, cuts: 
         check_whole("cuts", cuts, least=1, most=MOST_CUTS),
     )
     if data is not None and not data_of(data).can_be_read_again:
-        raise OptionError("data is read once a cut", fix="give a list, a loader or a tensor", option="data")
+        raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")
     return n_steps, n_cuts
 
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sipp.bounds.assumption import check_assumption_of
-from sipp.bounds.statements import statements_of
-from sipp.errors import OptionError
+from sipp.bounds.statements import pruned_of
+from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
 from sipp.pruning.ranking import checked_method, rank, set_points_aside
-from sipp.records.checking import in_our_words
+from sipp.records.checking import explain_unknown_options
+from sipp.records.display import listed
 from sipp.records.numerics import device_of
 from sipp.records.options import (
     CONFIDENCE,
@@ -39,10 +39,9 @@ from sipp.records.pruned import Pruned
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import ways_of
-from sipp.verbs.recording import pruned_of, warn_of_dead
 
 
-@in_our_words
+@explain_unknown_options
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -61,7 +60,6 @@ def prune(
     exclude: Selector | None = None,
     bound: Mode = "paper",
     holdout: AnyData | None = None,
-    looks_at_assumption: bool = False,
     statements: bool = True,
     repair: Repairing = False,
     blocks: str | None = None,
@@ -79,8 +77,8 @@ def prune(
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
     share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
-    quarter of `data` is held back and not scored. `looks_at_assumption` reports what data and holdout say about the
-    theory's assumption. `statements=False` skips the sensitivities of methods that do not need them.
+    quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
+    need them.
 
     Example:
         >>> import sipp, torch
@@ -90,9 +88,8 @@ def prune(
     """
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
-        draws=draws, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
-        looks_at_assumption=looks_at_assumption, statements=statements, repair=repair, blocks=blocks,
-        scoring=scoring, constants=constants,
+        draws=draws, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound, statements=statements,
+        repair=repair, blocks=blocks, scoring=scoring, constants=constants,
     )  # fmt: skip
     return prune_with(model, data, options, holdout=holdout, progress=progress)
 
@@ -106,7 +103,7 @@ def prune_with(
     holdout: AnyData | None = None,
     progress: bool = True,
 ) -> Pruned:
-    """The same with its options in one record, as recipes and the command line fill it."""
+    """`prune` with its options in one record, as recipes and the command line use it."""
     info = checked_method(options)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
@@ -129,20 +126,31 @@ def prune_with(
         found, repaired = repaired_cut(
             ranking, found, split, repairs, blocks=options.blocks, chunk_bytes=size, progress=progress
         )
-    said = statements_of(ranking, found, task, mode=options.bound, new_points=new_points)
-    assumption = None
-    if options.looks_at_assumption and data is not None and ranking.scores is not None:
-        scored = task.with_points(ranking.scores.n_points, task.data)
-        assumption = check_assumption_of(scored, held, options.constants, progress=progress)
-    pruned = pruned_of(ranking, found, said, moved=moved, repaired=repaired, assumption=assumption)
+    pruned = pruned_of(ranking, found, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired)
     warn_of_dead(pruned)
     return pruned
+
+
+def warn_of_dead(pruned: Pruned) -> None:
+    """Warns once about all layers that lost every weight, and once about all such rows."""
+    gone = [layer.name for layer in pruned.layers if layer.kept == 0]
+    rows = [
+        f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})"
+        for layer in pruned.layers
+        if layer.kept and layer.dead_rows
+    ]
+    if gone:
+        what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
+        warn_caller(f"{what}: {listed(gone)}; floor=0.1 prevents this", DeadRowsWarning)
+    if rows:
+        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
+        warn_caller(text, DeadRowsWarning)
 
 
 def _checked_holdout(
     task: ScoringTask, options: PruneOptions, holdout: AnyData | None, ways: Sequence[Repairing | Fitting]
 ) -> Data | None:
-    """The holdout; refuses what cannot be read as often as it must be, and what would serve nothing."""
+    """The holdout. Refuses data that cannot be read as often as needed, and options that would have no effect."""
     data = task.data
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     if not options.statements and held is not None:
@@ -154,13 +162,8 @@ def _checked_holdout(
     if ways and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
-    reads_twice = options.bound == "sound" or options.looks_at_assumption
-    if reads_twice and data is not None and not data.can_be_read_again:
-        raise OptionError(
-            "bound='sound' and looks_at_assumption read the data twice", fix="give a list, a loader or a tensor"
-        )
+    if options.bound == "sound" and data is not None and not data.can_be_read_again:
+        raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
     if held is not None and data is None:
         raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
-    if options.looks_at_assumption and held is not None and not held.can_be_read_again:
-        raise OptionError("looks_at_assumption reads the holdout again", fix="give a list, a loader or a tensor")
     return held

@@ -105,7 +105,7 @@ def prune_on_disk(
         keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, blocks=blocks
     )
     if (keep is None) == (pattern is None):
-        raise OptionError("one of keep and pattern says how much is kept", fix="give keep=0.5 or pattern='2:4'")
+        raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
     refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
     if "labels" in checked_method(options).needs:
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
@@ -295,7 +295,7 @@ def _for_any(value: Any, batch: Batch) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != batch.n_points or batch.n_points == 1:
         return value
     if not bool((value == value[:1]).all()):
-        raise DataError("its inputs have masks of their own", where=batch.where, fix="give sequences without padding")
+        raise DataError("its inputs have different masks", where=batch.where, fix="give sequences without padding")
     return value[:1]
 
 

@@ -17,25 +17,28 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.statements import statements_of
+from sipp.bounds.statements import pruned_of
 from sipp.certificates.evidence import (
+    MeasuredOutputs,
     Survey,
     changed,
     follows_positions,
     held_out,
+    measure_outputs,
     read_again,
     refuse_dependent,
     survey,
     without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
-from sipp.certificates.measures import outcome_counts, outcomes_of, point_ratios
+from sipp.certificates.measures import MeasureFunction, measure_of, measure_of_classes, outcome_counts
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
@@ -49,7 +52,7 @@ from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_drop, check_number, check_share, in_our_words
+from sipp.records.checking import check_drop, check_number, check_share, explain_unknown_options
 from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of, integers
@@ -73,8 +76,8 @@ from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.certify import accuracy_certificate, output_certificate
-from sipp.verbs.recording import pruned_of, warn_of_dead
+from sipp.verbs.certify import accuracy_claim, output_claim
+from sipp.verbs.prune import warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -89,7 +92,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
-@in_our_words
+@explain_unknown_options
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -151,7 +154,7 @@ def prune_to_with(
     ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> PrunedTo:
-    """The same with the options of pruning in one record, as the command line fills it."""
+    """`prune_to` with the options of pruning in one record, as the command line uses it."""
     if unused := unused_in_prune_to(options):
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
@@ -186,25 +189,26 @@ def prune_to_with(
         return _none(ranking, grid, start, path, said)
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned)
-    looking = {"confidence": options.confidence, "output": output, "calibration": calibration, "progress": progress}
-    certificate = _certified(ranking.model, pruned.model, holdout, epsilon, share, looking)
+    found = measure_outputs(
+        ranking.model,
+        pruned.model,
+        holdout,
+        claim.measure,
+        output,
+        calibration,
+        drops_padding=claim.drops_padding,
+        finest=epsilon,
+        progress=progress,
+    )  # without a claim: the walk was the look
+    certificate = claim.certificate(found)
     if certificate.data_hash != points.facts["data_hash"]:
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
         return _none(
             ranking, grid, start, path, f"not certified: the certificate contradicts the search; {claim.words}"
         )
-    found = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
-    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{found} {claim.words}")
-
-
-def _certified(
-    dense: nn.Module, pruned: nn.Module, holdout: Any, epsilon: float | None, delta: float, options: dict[str, Any]
-) -> AnyCertificate:
-    """The certificate of the claim: about the relative error, or about the accuracy. The walk was the look."""
-    if epsilon is not None:
-        return output_certificate(dense, pruned, holdout, delta=delta, epsilon=epsilon, measure="output", **options)
-    return accuracy_certificate(dense, pruned, holdout, labels="auto", **options)
+    ended = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
+    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{ended} {claim.words}")
 
 
 def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
@@ -255,9 +259,10 @@ def _recorded(
 class _Claim:
     """How a level is judged: what is measured of each point, and what the counts prove."""
 
-    measure: Callable[[Tensor, Tensor, Batch], Tensor]  # n x ... of a batch
+    measure: MeasureFunction
     check: Callable[[Tensor, str], None]  # refuses what was measured of all points of a role
     judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]  # of n different: count, limit, passed
+    certificate: Callable[[MeasuredOutputs], AnyCertificate]
     holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
     drops_padding: bool  # padding positions of the output are not compared
     n_needed: int
@@ -283,9 +288,10 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
             return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
 
         return _Claim(
-            lambda f, g, _: point_ratios(f, g),
+            measure_of("output"),
             lambda ratios, role: None,
             judge_errors,
+            partial(output_claim, epsilon=tolerance, delta=delta, confidence=confidence, measure="output"),
             holds_error,
             True,
             holdout_needed(delta, beta),
@@ -312,9 +318,8 @@ def _claim(epsilon: float | None, max_drop: float | None, delta: float, confiden
     def holds_drop(cert: AnyCertificate) -> bool:
         return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
 
-    return _Claim(
-        lambda f, g, batch: outcomes_of(f, g, batch, "auto"), check_labels, judge_drop, holds_drop, False, 1, words
-    )
+    certificate = partial(accuracy_claim, confidence=confidence, labels="auto")
+    return _Claim(measure_of_classes("auto"), check_labels, judge_drop, certificate, holds_drop, False, 1, words)
 
 
 class _Walker:
@@ -352,7 +357,7 @@ class _Walker:
             found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
         else:
             found, fixed = self._repaired(self.split, budget)
-        return pruned_of(self.ranking, found, statements_of(self.ranking, found), repaired=fixed)
+        return pruned_of(self.ranking, found, repaired=fixed)
 
     def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one chooses for all."""
@@ -376,7 +381,7 @@ class _Walker:
         return self.repaired[budget]
 
     def forget_denser_than(self, budget: int) -> None:
-        """Lets go of networks that the walk has left behind."""
+        """Frees the networks of denser levels, which the walk has passed."""
         self.repaired = {one: made for one, made in self.repaired.items() if one <= budget}
 
     def _set(self, budget: int) -> None:
@@ -469,7 +474,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
 
 
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Refuses a holdout that can be read only once, what is no model, and a ledger that cannot be read."""
+    """Refuses a holdout that can be read only once, anything but a model, and a ledger that cannot be read."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"

@@ -15,7 +15,7 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash, tensors_of
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Scoring, pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, Repaired, not_zero, without_statements
+from sipp.records.pruned import Pruned, PrunedLayer, Repaired, regrown_weight, without_statements
 from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
@@ -117,7 +117,7 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
 
 
 def _check_record(pruned: object) -> None:
-    """Raises unless it is the record of a pruning."""
+    """Raises unless it is the record of a pruning (`Pruned`)."""
     if not isinstance(pruned, Pruned):
         raise OptionError(
             f"pruned is a {type(pruned).__name__}, not the record of a pruning",
@@ -144,5 +144,5 @@ def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, 
             raise ModelError(
                 f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
             )
-    if name := not_zero(given, masks):
+    if name := regrown_weight(given, masks):
         raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")

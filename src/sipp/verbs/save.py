@@ -18,7 +18,7 @@ from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
-from sipp.records.pruned import Pruned, refreshed
+from sipp.records.pruned import Pruned, up_to_date
 from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
@@ -113,7 +113,10 @@ def save(
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:
     if isinstance(pruned, Pruned):
         if masks is not None:
-            raise OptionError("masks: a pruned record has its own", fix="give pruned.model to save it with others")
+            raise OptionError(
+                "masks cannot be given with a pruned record, which has its own",
+                fix="give pruned.model to save it with others",
+            )
         return pruned.model, pruned.masks
     if not isinstance(pruned, nn.Module):
         raise OptionError(
@@ -157,7 +160,7 @@ def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[st
 
 
 def _statements(pruned: Pruned) -> StoredStatements:
-    said = pruning_values(refreshed(pruned))
+    said = pruning_values(up_to_date(pruned))
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
     return StoredStatements(
         **{key: said[key] for key in keys},

@@ -10,23 +10,26 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sipp.errors import DataError, ModelError, SippError
+from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
+from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import allowed, call_of, guessed_call, off_by, own_tensors
+from sipp.runtime.examples import allowed, call_of, copies, guessed_call, off_by, own_tensors
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_of
-from sipp.runtime.shrinking.checking import Call, float64_copy, more_points, outputs
 from sipp.runtime.shrinking.removing import Smaller, smaller
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @torch.inference_mode(False)
@@ -49,13 +52,11 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         True
     """
     network = network_of(model)
-    if not isinstance(network, nn.Module):
-        raise ModelError(f"the model is a {type(network).__name__}, not an nn.Module", fix="give an instance")
-    with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
     call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
-    expected = outputs(own, call)
+    expected = _outputs(own, call)
     if not any(isinstance(one, Tensor) for one in expected):
         raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
@@ -63,7 +64,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     channels, plan = _checked_plan(own, call, program)
     made = copy.deepcopy(own)
     apply(made, plan)
-    moved = off_by(outputs(made, call), expected)
+    moved = off_by(_outputs(made, call), expected)
     if not moved <= allowed(expected):
         raise _differs(moved)
     for name, module in made.named_modules():
@@ -104,9 +105,9 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
     shows: where it fails with fewer channels, more of them are left alone.
     """
-    precise = float64_copy(own, call)
-    net, points, expected = (own, call, outputs(own, call)) if precise is None else precise
-    trials = [(points, expected), *more_points(net, points)]
+    precise = _float64_copy(own, call)
+    net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
+    trials = [(points, expected), *_more_points(net, points)]
     most = allowed(expected) if precise is None else SAME
     cpu = {
         id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
@@ -121,12 +122,43 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
         made = copy.deepcopy(net)
         apply(made, plan)
         try:
-            moved = max(off_by(outputs(made, given), wanted) for given, wanted in trials)
+            moved = max(off_by(_outputs(made, given), wanted) for given, wanted in trials)
         except SippError:  # it does not run
             continue
         if moved <= most:
             return channels, plan
     raise _differs(moved)
+
+
+def _outputs(model: nn.Module, call: Call) -> list[Any]:
+    """All that the network gives for the example, in eval mode; what this pass changes is put back.
+
+    A network that draws numbers draws the same ones in every such pass.
+    """
+    args, kwargs = copies(*call)
+    batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
+    with torch.random.fork_rng(), scoring_mode(model, "running"):
+        torch.manual_seed(0)
+        return list(pytree.tree_leaves(run_batch(model, batch)))
+
+
+def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
+    """A float64 copy of the network, the example for it and its outputs; None: it does not run in float64."""
+    try:
+        precise = copy.deepcopy(model).double()
+        wide = pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
+        return precise, wide, _outputs(precise, wide)
+    except (SippError, RuntimeError, TypeError):
+        return None
+
+
+def _more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
+    """The example with its points twice, and the network's outputs; nothing where it does not take that."""
+    doubled = pytree.tree_map(lambda x: torch.cat((x, x)) if isinstance(x, Tensor) and x.ndim else x, call)
+    try:
+        return [(doubled, _outputs(model, doubled))]
+    except SippError:
+        return []
 
 
 def _differs(moved: float) -> ModelError:

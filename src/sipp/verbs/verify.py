@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
-from sipp.certificates.measures import measure_of
+from sipp.certificates.measures import measure_of, measure_of_classes
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
@@ -20,7 +20,7 @@ from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_
 from sipp.records.html import text_html, view
 from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
-from sipp.verbs.certify import accuracy_certificate
+from sipp.verbs.certify import accuracy_claim
 
 HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
@@ -28,11 +28,11 @@ VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by
 
 @dataclass(frozen=True)
 class Verification:
-    """What a second look at a certificate found: whether it holds, what differs, and what had to be believed."""
+    """What checking a certificate found: whether it holds, what differs, and what could not be checked."""
 
     ok: bool
     reasons: tuple[str, ...]  # what differs from the networks, the points, the calibration or the ledger
-    unchecked: tuple[str, ...]  # what the certificate says and no file can show again
+    unchecked: tuple[str, ...]  # what the certificate says and nothing here can confirm
 
     def __bool__(self) -> bool:
         return self.ok
@@ -57,7 +57,7 @@ def verify(
     ledger: str | os.PathLike[str] | None = None,
     tolerance: float = VERIFY_TOLERANCE,
 ) -> Verification:
-    """Whether the same networks on the same points give this certificate again, what differs, what was only believed.
+    """Whether the same networks on the same points give this certificate again, what differs, what was not checked.
 
     `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
     epsilon), hashes and counts not at all. With `calibration` those points are compared with the holdout again; with
@@ -121,14 +121,14 @@ def _look_again(
         found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return found.evidence, _compare_ratios(cert, found.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
-    again = accuracy_certificate(
-        dense, pruned, holdout, confidence=cert.confidence, labels=labels, output=output, calibration=calibration
-    )
+    classes = measure_of_classes(labels)
+    found = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
+    again = accuracy_claim(found, confidence=cert.confidence, labels=labels)
     return {field.name: getattr(again, field.name) for field in fields(again)}, []
 
 
 def _contradictions(cert: AnyCertificate) -> list[str]:
-    """Why a record, which need not come from `from_json`, cannot be a certificate."""
+    """Why this record cannot be a certificate; it need not have come from `from_json`."""
     try:
         from_json(to_json(cert))
     except DataError as error:
@@ -137,7 +137,7 @@ def _contradictions(cert: AnyCertificate) -> list[str]:
 
 
 def _believed(cert: AnyCertificate) -> list[str]:
-    """What no second look can show: the past."""
+    """What cannot be checked afterwards: what was done before the claim."""
     first = "epsilon, delta" if isinstance(cert, Certificate) and cert.fixed == "epsilon" else "delta"
     chosen = f"fixed, {first}, confidence" if isinstance(cert, Certificate) else "mode, confidence"
     lines = [

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.network import MOST_SHARE, coverage
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 from sipp.bounds.sound.operator_norms import ROUND_UP
@@ -27,7 +26,7 @@ from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
-from sipp.records.pruned import NetworkBound, no_bound
+from sipp.records.pruned import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.records.ranking import Scores
 
 # Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.bounds.statements import statements_of
+from sipp.bounds.statements import pruned_of
 from sipp.errors import DataError, HoldoutReusedWarning, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import agreed, from_leader
@@ -36,7 +36,6 @@ from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
-from sipp.verbs.recording import pruned_of
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
@@ -100,7 +99,7 @@ def _cut(
     began = clock()
     left = only_alive(ranking, alive)
     sparse = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
-    pruned = pruned_of(left, sparse, statements_of(left, sparse))
+    pruned = pruned_of(left, sparse)
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}

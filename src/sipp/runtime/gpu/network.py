@@ -65,7 +65,7 @@ class SparseOnGpu:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
+        with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
         self._on = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
@@ -86,7 +86,7 @@ class SparseOnGpu:
             return recording.own_results(self._model(*args, **kwargs))
 
     def __reduce__(self) -> Any:
-        refuse_copy("graphs are")
+        refuse_copy()
 
     @torch.inference_mode(False)
     def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:

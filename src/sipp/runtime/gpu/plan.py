@@ -152,13 +152,13 @@ def _steps_of(
         }  # fmt: skip
     outs = [each.out for each in group]
 
-    def fast(current: Values) -> None:
+    def run_step(current: Values) -> None:
         given = current[op.args[0].value]
         found = way.call(given.reshape(-1, given.shape[-1]), way.tensors)
         current.update(zip(outs, found.reshape(*given.shape[:-1], -1).split(sizes, -1)))
 
     first = Step(
-        op.name, way.name, fast, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,
+        op.name, way.name, run_step, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,
         chosen.dense_seconds, held=way.tensors,
     )  # fmt: skip
     others = [Step(each.name, f"with {op.name}", lambda values: None, each.out) for each in group[1:]]

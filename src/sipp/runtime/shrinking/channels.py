@@ -11,13 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from sipp.records.numerics import integers
+from sipp.runtime.graph import shape_of
 
 ALWAYS = 0
 
@@ -125,13 +125,6 @@ def channels_of(
         if product.groups > 1 and product.weight in channels.fixed:
             channels.tie(product.ids, torch.zeros_like(product.ids))
     return channels
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's result, or of the first one; a number has none."""
-    value: Any = node.meta.get("val")
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    return tuple(getattr(first, "shape", ()))
 
 
 def unknown(n: int) -> Tensor:

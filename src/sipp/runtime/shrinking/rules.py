@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, shape_of, unknown
+from sipp.runtime.graph import shape_of
+from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, unknown
 
 ALSO_POINTWISE = {  # beside those that torch calls so
     "hardswish", "log_sigmoid", "_to_copy", "to", "alias", "detach", "contiguous", "clone", "lift_fresh_copy",
