@@ -12,10 +12,10 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
-from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
+from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.eval_work import evaluate
-from sipp.cli.model_option import both_networks, weights_read
+from sipp.cli.model_option import both_networks
 from sipp.cli.options import output_of
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
@@ -109,14 +109,12 @@ def _check(request: CertifyRequest) -> None:
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
-    reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
-    reads += points_read("--holdout", request.holdout) + points_read("--calibration", request.calibration)
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another file"):
-            check_file(request.out, CERTIFICATE, force=request.force, inputs=reads)
+            check_file(request.out, CERTIFICATE, force=request.force)
     if request.ledger is not None and request.verify is None:
         with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out, inputs=reads)
+            check_ledger(request.ledger, out=request.out)
 
 
 def _verified(

@@ -147,16 +147,6 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
     return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
 
-def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
-    """What an option with points reads, for `refuse_inputs`: a file, a folder, or those of CIFAR-10."""
-    name, _, root = (spec or "").partition(":")
-    if spec is None or name == "random" or (name == "digits" and not root):
-        return []
-    if name == "cifar10":
-        return [(option, (Path(root) if root else DEFAULT_ROOT) / folder) for folder in (BIN_FOLDER, PY_FOLDER)]
-    return [(option, Path(spec))]
-
-
 def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
     """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
     if n_points is None or n_points >= source.n_points:

@@ -15,11 +15,11 @@ from sipp.certificates.evidence import measure_outputs, point_keys
 from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
-from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
+from sipp.cli.data_option import Reader, draw_holdout, images_lines, summary
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
-from sipp.cli.model_option import both_networks, weights_read
+from sipp.cli.model_option import both_networks
 from sipp.cli.options import output_of
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
@@ -117,9 +117,8 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     """
     is_noise = request.data.startswith("random:")
     if request.out is not None:
-        reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
         with naming_option(f"--out {request.out}", "give another place"):
-            check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
+            check_file(request.out, EVALUATION, force=request.force)
         if is_noise:
             raise CommandError(
                 "results on noise do not show how good a network is",

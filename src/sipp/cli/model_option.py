@@ -107,13 +107,6 @@ def weights_file(path: Path) -> Path:
     return found
 
 
-def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
-    """What an option with weights reads, for `refuse_inputs`."""
-    if path is None:
-        return []
-    return [(option, path / WEIGHTS_NAME if path.is_dir() and not (path / INDEX).exists() else path)]
-
-
 def _build_own(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives, or that stands there already made."""
     made = tried(spec, "network", lambda: named(spec))

@@ -230,14 +230,13 @@ def typed_options(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def load_code(paths: list[Path] | None) -> list[tuple[str, Path]]:
-    """Registers the methods of the user's own files; they are what --code reads."""
+def load_code(paths: list[Path] | None) -> None:
+    """Registers the methods of the user's own files."""
     if paths:
         from sipp.experiments.own_scores import load_scores
 
         for path in paths:
             load_scores(path)
-    return [("--code", path) for path in paths or ()]
 
 
 def output_of(text: str | None) -> int | str | None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import sipp
 from sipp.cli.commands.prune_on_disk_command import OnDiskRequest
-from sipp.cli.data_option import Points, draw, open_source, points_read
+from sipp.cli.data_option import Points, draw, open_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, folder_of, hf_model_without_weights
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.experiments.training.setup import device_named
 from sipp.records.pruned_on_disk import PrunedOnDisk
-from sipp.storage.outputs import check_place, refuse_inputs
+from sipp.storage.outputs import check_place, refuse_input
 
 
 def work(request: OnDiskRequest) -> PrunedOnDisk:
@@ -32,7 +32,7 @@ def work(request: OnDiskRequest) -> PrunedOnDisk:
         folder = folder_of(request.model)
         with naming_option(f"--out {request.out}", "give another folder"):
             check_place(request.out)
-            refuse_inputs(request.out, [("--model", folder), *points_read("--data", request.data)])
+            refuse_input(request.out, "--model", folder)
         model = hf_model_without_weights(request.model)
     with naming_option(f"--device {request.device}", "use --device cpu, or leave it out"):
         device = device_named(request.device)

@@ -20,13 +20,12 @@ from sipp.cli.data_option import (
     draw_holdout,
     images_lines,
     n_calibration,
-    points_read,
     split,
     summary,
 )
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
-from sipp.cli.model_option import load_model, weights_file, weights_read
+from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import load_code, output_of, typed_name
 from sipp.cli.output import show, too_wide
 from sipp.cli.pruned_table import layer_table, statements
@@ -46,7 +45,7 @@ from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
 from sipp.storage.network_tensors import as_stored
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
@@ -78,57 +77,68 @@ def check(request: PruneRequest) -> None:
             where="sipp prune",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
-    reads = load_code(request.code) + weights_read("--weights", request.weights)
-    reads += [] if request.recipe is None else [("--recipe", request.recipe)]
-    reads += points_read("--data", request.data)
-    reads += points_read("--holdout", request.holdout)
+    load_code(request.code)
+    _check_places(request)
+    _refuse_ignored(request, given[0])
+    _check_numbers(request)
+
+
+def _check_places(request: PruneRequest) -> None:
+    """Refuses places that cannot be written, or that hold what is read."""
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another place"):
+            if request.weights is not None:
+                refuse_input(request.out, "--weights", request.weights)
             if request.is_one_file:
-                check_file(request.out, NETWORK, force=request.force, inputs=reads)
+                check_file(request.out, NETWORK, force=request.force)
             else:
-                check_folder(request.out, force=request.force, inputs=reads)
-    if request.dry_run and request.ledger is not None:
-        raise CommandError(
-            "a dry run writes nothing, so its use of the holdout would go unrecorded",
-            where=f"--ledger {request.ledger}",
-            fix="leave out --dry-run, or the ledger",
-        )
-    for_certificates = {
-        "--output": request.output is not None,
-        "--ledger": request.ledger is not None,
-        "--holdout-delta": request.holdout_delta is not None,
-        "--holdout-points": request.holdout_points is not None,
-    }
+                check_folder(request.out, force=request.force)
+    if request.ledger is not None:
+        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(request.ledger, out=request.out)
+
+
+def _refuse_ignored(request: PruneRequest, goal: str) -> None:
+    """Refuses an option that would have no effect beside the others."""
+    certifies = request.has_tolerance or request.holdout is not None
+    only_certificates = "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
+    one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
+    rows = [  # an option, what was typed, whether it has an effect, and why not
+        ("--output", request.output, certifies, *only_certificates),
+        ("--ledger", request.ledger, certifies, *only_certificates),
+        ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
+        ("--holdout-points", request.holdout_points, certifies, *only_certificates),
+        (
+            "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
+            "is for --epsilon; an accuracy drop leaves no inputs out",
+            "leave it out, or give --epsilon instead of --max-accuracy-drop",
+        ),
+        (
+            "--ledger", request.ledger, not request.dry_run,
+            "cannot be kept in a dry run: it writes nothing, so the use of the holdout would go unrecorded",
+            "leave out --dry-run, or the ledger",
+        ),
+        (
+            f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
+            "is for one small file; a folder holds plain weights", one_file,
+        ),
+        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
+    ]  # fmt: skip
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}
-        unused = {
-            f"--{typed_name(name, defaults[name]).replace('_', '-')}": True
-            for name in unused_in_prune_to(request.options)
-        }
-        _refuse_ignored(unused, f"cannot be chosen with {given[0]}", "leave it out, or use --keep")
-    elif request.holdout is None:
-        _refuse_ignored(
-            for_certificates, "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
-        )
-    if request.values != "fp32" and not request.is_one_file:
-        _refuse_ignored(
-            {f"--values {request.values}": True},
-            "is for one small file; a folder holds plain weights",
-            f"give --out NAME{FILE_SUFFIX}, or leave it out",
-        )
-    if request.shard is not None:
-        if not request.is_one_file:
-            words = f"applies only to a small file, name{FILE_SUFFIX}", f"give --out NAME{FILE_SUFFIX}, or leave it out"
-            _refuse_ignored({"--shard": True}, *words)
-        with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
-            _shard(request)
-    if request.rounds and request.has_tolerance:
-        raise CommandError(
-            f"{given[0]} certifies the values before rounding, not those in the file",
-            where=f"--values {request.values}",
-            fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
-        )
+        for name in unused_in_prune_to(request.options):
+            typed = f"--{typed_name(name, defaults[name]).replace('_', '-')}"
+            rows.append((typed, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
+        rounded = request.values if request.rounds else None
+        why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"
+        fix = "give --values lossless; or --keep with --holdout, which certifies what is stored"
+        rows.append((f"--values {request.values}", rounded, False, why, fix))
+    for option, typed, has_effect, why, fix in rows:
+        if typed is not None and not has_effect:
+            raise CommandError(f"{option} {why}", where="sipp prune", fix=fix)
+
+
+def _check_numbers(request: PruneRequest) -> None:
     if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
         raise CommandError(
             f"{request.epsilon} is not an error",
@@ -138,29 +148,16 @@ def check(request: PruneRequest) -> None:
     with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
         check_share("holdout-delta", request.allowed_share)
     if request.max_accuracy_drop is not None:
-        _refuse_ignored(
-            {"--holdout-delta": request.holdout_delta is not None},
-            "is for --epsilon; an accuracy drop leaves no inputs out",
-            "leave it out, or give --epsilon instead of --max-accuracy-drop",
-        )
         with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
             check_drop("max_accuracy_drop", request.max_accuracy_drop)
-    if request.ledger is not None:
-        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out, inputs=reads)
+    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
+        _shard(request)
 
 
 def _shard(request: PruneRequest) -> int | None:
     """Bytes of the largest file; None: there is one."""
     said = request.shard
     return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
-
-
-def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
-    """Refuses an option that would be ignored."""
-    ignored = [name for name, is_given in given.items() if is_given]
-    if ignored:
-        raise CommandError(f"{', '.join(ignored)} {why}", where="sipp prune", fix=fix)
 
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:

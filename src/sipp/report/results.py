@@ -17,7 +17,7 @@ from sipp.errors import DataError
 from sipp.experiments.arms import BETWEEN
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
-from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
     BENCH_FORMAT,
     EVAL_KIND,
@@ -32,7 +32,7 @@ from sipp.records.schemas import (
 )
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_sealed
-from sipp.storage.outputs import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
 DEPTH = 2  # of folders of results: results/STUDY/RUN
@@ -131,16 +131,6 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
                     raise
                 broken[resolved] = Broken(folder, str(error))
     return list(found.values()), list(broken.values())
-
-
-def files_read(paths: Sequence[Path]) -> list[Path]:
-    """Every file that is read for these folders: records, and the networks they are checked against."""
-    found = []
-    for path in paths:
-        for folder in _result_folders(path):
-            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME, BENCH_NAME)
-            found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
-    return found
 
 
 def _is_result(folder: Path) -> bool:

@@ -1,8 +1,9 @@
 """Where outputs may be written, how our own files are recognised, and single files written in one step.
 
-Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: it is never what the
-command reads, also with --force; what is there already is replaced with --force only (a program always may), and only
-by what the same command writes; a foreign file stays. Folders are written in `pruned_folder.py`.
+Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: what is there already
+is replaced with --force only (a program always may), and only if it is of the kind that the same command writes. So no
+output replaces a foreign file, nor an input, which is of another kind. Only a network can be pruned from where it would
+be written to, which `refuse_input` refuses. Folders are written in `pruned_folder.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,6 @@ PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a 
 FIGURE_MARK = "sipp report"  # who made it, in a figure's own words
 HEAD = 1 << 14  # bytes in which a page or a picture says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
-
-Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,16 @@ CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA,
 PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
 
 
-def refuse_inputs(path: Path, inputs: Inputs) -> None:
-    """Refuses an output that is what the command reads (also by a link), or a folder in which that lies."""
-    real = Path(os.path.realpath(path))
-    for option, read in inputs:
-        theirs = Path(os.path.realpath(read))
-        is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
-        if is_same or real in theirs.parents:
-            what = "is" if is_same else "holds"
-            raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never overwritten, even with --force",
-                fix="give another place",
-            )
+def refuse_input(path: Path, option: str, read: Path) -> None:
+    """Refuses an output that is what an option reads (also by a link), or a folder in which that lies."""
+    real, theirs = Path(os.path.realpath(path)), Path(os.path.realpath(read))
+    is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
+    if is_same or real in theirs.parents:
+        raise OptionError(
+            f"{path} {'is' if is_same else 'holds'} what {option} reads ({read}), which is never overwritten, even "
+            "with --force",
+            fix="give another place",
+        )
 
 
 def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
@@ -145,35 +142,32 @@ def check_place(path: Path) -> None:
         ) from error
 
 
-def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
+def check_folder(path: Path, *, force: bool) -> None:
     """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
-    refuse_inputs(path, inputs)
     _check_new(path, PRUNED_FOLDER, force=force)
     if path.is_dir():
         check_place(path / WEIGHTS_NAME)
 
 
-def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), makes_folder: bool = False) -> None:
+def check_file(path: Path, kind: Kind, *, force: bool, makes_folder: bool = False) -> None:
     """Refuses a file that cannot be written, looked at before the work."""
     check_place(path)
     if path.is_dir():
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if not makes_folder and not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
-    refuse_inputs(path, inputs)
     _check_new(path, kind, force=force)
 
 
-def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
+def check_ledger(path: Path, *, out: Path | None) -> None:
     """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
     from sipp.certificates.ledger import ledger_lines
 
-    refuse_inputs(path, inputs)
     if out is not None:
-        refuse_inputs(out, [("--ledger", path)])
+        refuse_input(out, "--ledger", path)
     if os.path.isdir(path):
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if os.path.isfile(path):

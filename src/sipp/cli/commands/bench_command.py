@@ -55,7 +55,6 @@ def bench(
     ] = REPEATS,
 ) -> None:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
-    from sipp.cli.data_option import points_read
     from sipp.records.json_values import json_value
     from sipp.storage.files import seal
     from sipp.storage.outputs import BENCH, check_file, write_file
@@ -63,7 +62,7 @@ def bench(
     with only_json(as_json):
         if out is not None:
             with naming_option(f"--out {out}", "give another place"):
-                check_file(out, BENCH, force=force, inputs=[("FILE", file), *points_read("--data", data)])
+                check_file(out, BENCH, force=force)
         from sipp.cli.bench_network import bench_file
 
         record = bench_file(

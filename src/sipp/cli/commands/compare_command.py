@@ -51,21 +51,20 @@ def compare(
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.data_option import Reader, draw_calibration, draw_holdout, images_lines, points_read, summary
-    from sipp.cli.model_option import load_model, weights_read
+    from sipp.cli.data_option import Reader, draw_calibration, draw_holdout, images_lines, summary
+    from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
     from sipp.storage.outputs import check_ledger
 
     with only_json(as_json):
-        own = shared.load_code(code)
+        shared.load_code(code)
         shares, names = _numbers(keeps), _names(methods)
         for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
             if holdout is None and value is not None:
                 raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
         if ledger is not None:
-            reads = points_read("--data", data) + points_read("--holdout", holdout)
             with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-                check_ledger(ledger, out=None, inputs=own + weights_read("--weights", weights) + reads)
+                check_ledger(ledger, out=None)
         network = load_model(model, weights, seed=seed, device=device)
         reader = Reader(network, model, normalise, seed, batch_size, length, size)
         with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):

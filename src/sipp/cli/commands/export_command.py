@@ -13,7 +13,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import KINDS, Json, Normalise, Size
 from sipp.cli.output import only_json, print_json, show
 from sipp.errors import OptionError
-from sipp.storage.outputs import check_place, refuse_inputs
+from sipp.storage.outputs import check_place
 
 N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
 
@@ -51,7 +51,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a pruned network for other programs; the result is read back and compared."""
-    from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
     from sipp.records.saved_file import SavedFile
@@ -65,7 +64,7 @@ def export(
             if value is not None and to not in TRACED:
                 raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
         with naming_option(f"--out {out}", "give another place"):
-            check_out(out, [("FILE", file), *points_read("--data", data)])
+            check_out(out)
         if to == "reader":
             rounded = None if values == "same" else values
             for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
@@ -96,9 +95,8 @@ def export(
         print_json({**said, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
 
 
-def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
+def check_out(path: Path) -> None:
     """Refuses a place that cannot be written, or where something is: what others read may be in use."""
-    refuse_inputs(path, inputs)
     check_place(path)
     if not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")

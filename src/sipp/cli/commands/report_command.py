@@ -14,7 +14,7 @@ from sipp.cli.options import Force, Json
 from sipp.cli.output import print_json
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
+from sipp.report import figure_names, read_whole_results, render, write_figures
 from sipp.report.results import Result
 from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place, write_file
 
@@ -33,11 +33,9 @@ def report(
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
     _check_places(out, figures)
-    with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
-        read = files_read(runs)
     with naming_option(f"--out {out}", "give another page"):
-        check_file(out, PAGE, force=force, inputs=[("the page", path) for path in read], makes_folder=True)
-    with naming_option(f"sipp report {' '.join(map(str, runs))}", "see sipp report --help"):
+        check_file(out, PAGE, force=force, makes_folder=True)
+    with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
         raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)

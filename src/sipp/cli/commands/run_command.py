@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from sipp.cli import options as shared
-from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MACHINE_PANEL, MODEL_PANEL, Json, option
 from sipp.cli.output import print_json
-from sipp.storage.outputs import refuse_inputs
 
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 
@@ -65,18 +62,13 @@ def run(
     from sipp.cli.run_display import display, records_table
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
     from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
-    from sipp.experiments.recipes import Code, config_of, load_recipe
-    from sipp.experiments.recipes.catalog import SUFFIX
+    from sipp.experiments.recipes import Code, load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
-    from sipp.experiments.runs.store import run_name
     from sipp.experiments.training.signals import Interrupted
 
-    own = shared.load_code(code)
+    shared.load_code(code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
     chosen = load_recipe(recipe, settings=settings or (), code=named)
-    with naming_option(f"--out {out}", "give another folder"):  # which may be nothing that the run reads
-        reads = [("RECIPE", Path(recipe))] if recipe.endswith(SUFFIX) else []
-        refuse_inputs(out / run_name(config_of(chosen)), [*reads, *own, ("--data", data)])
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not processes.leads, stderr=as_json)
     try:

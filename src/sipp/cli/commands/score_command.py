@@ -39,15 +39,14 @@ def score(
     seed: shared.Seed = 0,
 ) -> None:
     """Score every weight by its sensitivity: the largest share that it contributes to an output."""
-    from sipp.cli.data_option import Reader, draw_calibration, images_lines, points_read, summary
-    from sipp.cli.model_option import load_model, weights_read
+    from sipp.cli.data_option import Reader, draw_calibration, images_lines, summary
+    from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
 
     with only_json(as_json):
         if out is not None:
             with naming_option(f"--out {out}", "give another file"):
-                reads = weights_read("--weights", weights) + points_read("--data", data)
-                check_file(out, SCORES, force=force, inputs=reads)
+                check_file(out, SCORES, force=force)
             if out.suffix != ".safetensors":
                 raise CommandError(
                     f"{out.name} is not a name of scores",

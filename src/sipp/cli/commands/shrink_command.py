@@ -36,7 +36,6 @@ def shrink(
     as_json: Json = False,
 ) -> None:
     """Remove dead channels for good: a smaller dense network with the same outputs."""
-    from sipp.cli.data_option import points_read
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import export
 
@@ -49,7 +48,7 @@ def shrink(
                 fix="the ending chooses the format",
             )
         with naming_option(f"--out {out}", "give another place"):
-            check_out(out, [("FILE", file), *points_read("--data", data)])
+            check_out(out)
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise, size)[0]
         with naming_option(f"FILE {file}", "see sipp shrink --help"):

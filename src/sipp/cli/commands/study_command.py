@@ -14,7 +14,7 @@ from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PAN
 from sipp.cli.output import print_json, show, show_list
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
-from sipp.storage.outputs import PAGE, check_file, refuse_inputs
+from sipp.storage.outputs import PAGE, check_file
 
 
 def study(
@@ -40,14 +40,13 @@ def study(
     if name is None:
         show_list("study", "what it shows", "studies", study_descriptions(), as_json)
         return
-    own = shared.load_code(code)
+    shared.load_code(code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
         _plan(chosen, out, accept_changes, as_json)
         return
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
-        refuse_inputs(page, [*own, ("--data", data)])
         check_file(page, PAGE, force=True, makes_folder=True)
     from sipp.cli.run_display import display, records_table
     from sipp.cli.study_page import write_page
