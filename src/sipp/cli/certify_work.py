@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 from torch import nn
 
 import sipp
 from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines
-from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks
 from sipp.cli.options import output_of
+from sipp.cli.output import Answer
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
@@ -31,15 +32,6 @@ from sipp.verbs.verify import verify
 MOST_TEXT = 1 << 20  # bytes of a certificate
 
 Known = list[object] | SeenPoints | None  # calibration points, or what a record tells of them
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of it: whether the claim holds, in words and as a record."""
-
-    ok: bool
-    text: str
-    record: object
 
 
 def answer(request: CertifyRequest) -> Answer:
@@ -59,10 +51,10 @@ def answer(request: CertifyRequest) -> Answer:
         if recorded is not None:  # what the folder knows stays known, whatever is said beside
             known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
     if request.verify is not None:
-        found = _verified(request, (dense, pruned), fresh, known)
+        ok, text, values = _verified(request, (dense, pruned), fresh, known)
     else:
-        found = _certified(request, (dense, pruned), fresh, known, folder)
-    return Answer(found.ok, "\n".join([found.text, *images_lines(fresh, seen)]), found.record)
+        ok, text, values = _certified(request, (dense, pruned), fresh, known, folder)
+    return Answer([text, *images_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
 
 
 def _folder_of(pruned: Path) -> PrunedModel | None:
@@ -119,7 +111,7 @@ def _check(request: CertifyRequest) -> None:
 
 def _verified(
     request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
-) -> Answer:
+) -> tuple[bool, str, object]:
     """What checking the certificate again on these networks and points found."""
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
@@ -129,7 +121,7 @@ def _verified(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
     record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
-    return Answer(found.ok, str(found), record)
+    return found.ok, str(found), record
 
 
 def _certified(
@@ -138,7 +130,7 @@ def _certified(
     fresh: Points,
     calibration: Known,
     folder: PrunedModel | None,
-) -> Answer:
+) -> tuple[bool, str, object]:
     """The new certificate of a relative error (T14) or of the accuracy drop (T16), written if it certifies."""
     cert: AnyCertificate
     ok, text, output = True, "", output_of(request.output)
@@ -161,7 +153,7 @@ def _certified(
         found = evaluate(*networks, fresh.batches, output)
         if found.dense_accuracy is not None and found.pruned_accuracy is not None:
             text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
-    return Answer(ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert)))
+    return ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert))
 
 
 def _text(path: Path) -> str:

@@ -21,6 +21,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks
 from sipp.cli.options import output_of
+from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
 from sipp.records.json_values import json_value
@@ -110,7 +111,7 @@ def _finite(values: Tensor) -> float | None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
+def answer(request: EvalRequest) -> Answer:
     """What was measured, in lines and as a record, written where the request says.
 
     A place that cannot be written, and a record of noise, are refused before the work.
@@ -151,7 +152,7 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     ]
     if is_noise:
         lines.append("noise:           this shows what the networks do on random inputs, not on yours")
-    return lines + _written(request, record), record
+    return Answer(lines + _written(request, record), record)
 
 
 def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     return [f"written:         {request.out}"]
 
 
-def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple[list[str], dict[str, Any]]:
+def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
     """Perplexity of both networks on a text, and how far they are apart, in lines and as a record."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
@@ -199,4 +200,4 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple
         str(found),
         "                 measured on this text only; sipp certify bounds the error on new text",
     ]
-    return lines + _written(request, record), record
+    return Answer(lines + _written(request, record), record)

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rich.console import RenderableType
 from torch import nn
 
 import sipp
@@ -27,7 +28,7 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import load_code, output_of, typed_name
-from sipp.cli.output import show, too_wide
+from sipp.cli.output import Answer, too_wide
 from sipp.cli.pruned_table import layer_table, statements
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
@@ -53,6 +54,16 @@ from sipp.verbs.prune_to import prune_to_with
 IN_WALK = "see the certificate below."
 LOOKED = "; but the holdout was used, so take other inputs for your next claim"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
+
+
+def answer(request: PruneRequest) -> Answer:
+    """Prunes, writes the network where the request says, and tells what came of it."""
+    check(request)
+    outcome = work(request)
+    record = json_record(request, outcome)
+    written = write(request, outcome, record)
+    failure = None if outcome.certified else not_certified(request, outcome)
+    return Answer(shown(request, outcome, written), record | written.record, failure)
 
 
 def check(request: PruneRequest) -> None:
@@ -127,8 +138,8 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}
         for name in unused_in_prune_to(request.options):
-            typed = f"--{typed_name(name, defaults[name]).replace('_', '-')}"
-            rows.append((typed, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
+            option = f"--{typed_name(name, defaults[name]).replace('_', '-')}"
+            rows.append((option, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
         rounded = request.values if request.rounds else None
         why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"
         fix = "give --values lossless; or --keep with --holdout, which certifies what is stored"
@@ -418,47 +429,44 @@ def _rounded_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None:
-    """Prints what was done."""
+def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
+    """What was done, for people."""
     if request.weights is not None:
         origin = f"weights {request.weights}"
     else:
         is_folder = request.model.startswith(PREFIX)
         origin = "weights of that folder" if is_folder else f"freshly initialised (seed {request.options.seed})"
     calibration = "not used" if outcome.calibration is None else outcome.calibration.words
-    show(f"network: {request.model}, {origin}", f"data:    {calibration}")
+    lines: list[RenderableType] = [f"network: {request.model}, {origin}", f"data:    {calibration}"]
     if outcome.holdout is not None:
-        show(f"holdout: {outcome.holdout.words}")
-    show(*images_lines(outcome.calibration, outcome.holdout))
+        lines.append(f"holdout: {outcome.holdout.words}")
+    lines += images_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
         certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself
         if outcome.certificate is not None and outcome.walk is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
-        said = statements(outcome.pruned, certified)
-        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)
+        lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
+        lines += statements(outcome.pruned, certified)
     if outcome.calibration is not None and outcome.calibration.kind == "random":
-        show("noise:           the scores and bounds above are about random inputs, not about yours")
+        lines.append("noise:           the scores and bounds above are about random inputs, not about yours")
     if outcome.walk is not None:
-        show(str(outcome.walk))
-        if words := more_points_words(request, outcome):
-            show(words)
+        lines.append(str(outcome.walk))
+        lines += filter(None, [more_points_words(request, outcome)])
         if not request.options.repair:
-            show("further:         --repair fits the kept weights to the dense outputs, so that you can keep fewer")
-    for path, n_bytes in written.files.items():
-        show(f"written:         {path} ({bytes_in_words(n_bytes)})")
+            lines.append("further:         --repair fits the kept weights to the dense outputs: fewer are enough then")
+    lines += [f"written:         {path} ({bytes_in_words(n_bytes)})" for path, n_bytes in written.files.items()]
     if written.contents is not None:
-        size = size_words(written.contents.n_bytes, written.contents.dense_bytes)
-        show(f"                 {size}; see sipp inspect, sipp bench")
-        if written.contents.moved:
-            show(
-                f"values:          {written.contents.moved}; the statements above are about the values before rounding"
-            )
+        size, moved = size_words(written.contents.n_bytes, written.contents.dense_bytes), written.contents.moved
+        lines.append(f"                 {size}; see sipp inspect, sipp bench")
+        if moved:
+            lines.append(f"values:          {moved}; the statements above are about the values before rounding")
     elif written.files:
-        show(
+        lines.append(
             "                 zeros are stored too, so this is not smaller; "
             f"sipp export {request.out} --model {request.model} --to small makes a small file"
         )
     if request.dry_run:
-        show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
-    show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")
+        lines.append("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
+    seconds = outcome.seconds
+    return [*lines, f"time:            {seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning"]

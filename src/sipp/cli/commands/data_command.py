@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sipp.cli.errors import naming_option
-from sipp.cli.options import DEFAULT_ROOT, Json
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import DEFAULT_ROOT
+from sipp.cli.output import Answer
 from sipp.progress import progress_bar
 from sipp.records.display import plain_table
 
@@ -21,25 +21,20 @@ def data(
         Literal["list", "digits", "cifar10", "imagenet"], typer.Argument(help="A data set, or list.")
     ] = "list",
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10."""
-    with only_json(as_json):
-        if name == "list":
-            found = [_digits(), _cifar10(folder), _imagenet(folder)]
-        elif name == "digits":
-            found = [_digits()]
-        elif name == IMAGENET:
-            found = [_checked_imagenet(folder)]
-        else:
-            found = [_fetched(folder)]
-        if not as_json:
-            table = plain_table("set", "here", "what", texts=("here", "what"))
-            for one in found:
-                table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
-            show(table)
-    if as_json:
-        print_json({"kind": "data", "sets": found})
+    if name == "list":
+        found = [_digits(), _cifar10(folder), _imagenet(folder)]
+    elif name == "digits":
+        found = [_digits()]
+    elif name == IMAGENET:
+        found = [_checked_imagenet(folder)]
+    else:
+        found = [_fetched(folder)]
+    table = plain_table("set", "here", "what", texts=("here", "what"))
+    for one in found:
+        table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
+    return Answer([table], {"kind": "data", "sets": found})
 
 
 def _digits() -> dict[str, Any]:

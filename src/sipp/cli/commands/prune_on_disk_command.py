@@ -12,12 +12,10 @@ from sipp.cli.options import (
     OUTPUT_PANEL,
     PRUNE_PANEL,
     REPAIR_PANEL,
-    Json,
     option,
     prune_option,
-    with_record_options,
 )
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.output import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,7 @@ class OnDiskRequest:
     batch_size: shared.BatchSize = None
 
 
-@with_record_options
-def prune_on_disk(request: OnDiskRequest, as_json: Json = False) -> None:
+def prune_on_disk(request: OnDiskRequest) -> Answer:
     """Prune a Hugging Face folder larger than memory, block by block; run it again to resume.
 
     For example: sipp prune-on-disk --model hf:llama --data train.jsonl --keep 0.5 --repair --out sparse. Only one
@@ -60,9 +57,5 @@ def prune_on_disk(request: OnDiskRequest, as_json: Json = False) -> None:
     """
     from sipp.cli.prune_on_disk_work import json_record, work
 
-    with only_json(as_json):
-        done = work(request)
-    if as_json:
-        print_json(json_record(done))
-    else:
-        show(str(done))
+    done = work(request)
+    return Answer([str(done)], json_record(done))

@@ -10,8 +10,8 @@ import typer
 
 import sipp
 from sipp.cli.errors import REPAIR, CommandError, naming_option
-from sipp.cli.options import Force, Json
-from sipp.cli.output import print_json
+from sipp.cli.options import Force
+from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.report import figure_names, read_whole_results, render, write_figures
@@ -26,8 +26,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for figures as PDF and PNG.")] = None,
     force: Force = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Write a page about runs or pruned networks that works offline, and figures for print.
 
     It refuses records that were changed after they were written, and marks what it cannot check.
@@ -51,21 +50,17 @@ def report(
         raise CommandError(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
-    if as_json:
-        values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
-        values["marked"] = marked
-        if broken:
-            values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
-        print_json(values)
-        return
+    n_bytes = out.stat().st_size
+    values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
+    values["marked"] = marked
+    if broken:
+        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
-    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {what})")
-    if figures is not None:
-        typer.echo(f"figures: {len(drawn)} files in {figures}")
-    for mark in marked:
-        typer.echo(f"marked: {mark['name']}: {mark['what']}")
-    for one in broken:
-        typer.echo(f"broken: {one.reason}; {REPAIR}")
+    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
+    lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
+    lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
+    lines += [f"broken: {one.reason}; {REPAIR}" for one in broken]
+    return Answer(lines, values)
 
 
 def _check_places(out: Path, figures: Path | None) -> None:
