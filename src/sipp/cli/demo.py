@@ -22,7 +22,8 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, render
-from sipp.report.figures import PRINT_STYLE, draw_metric
+from sipp.report.figures import PRINT_STYLE, draw_lines
+from sipp.report.plots import metric_view
 from sipp.report.results import Run
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
@@ -155,6 +156,6 @@ def _draw(run: Run, path: Path) -> None:
     with rc_context(PRINT_STYLE):
         figure = Figure(figsize=(9, 3.8))
         for axes, (title, key) in zip(figure.subplots(1, 2, sharey=True), PANELS.items()):
-            draw_metric(axes, run, key=key)
+            draw_lines(axes, metric_view(run, key))
             axes.set_title(title)
         figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})

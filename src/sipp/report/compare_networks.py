@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
@@ -105,27 +106,25 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
 
 @dataclass(frozen=True)
 class ComparedNetworks:
-    """What networks of one parent are compared by: curves over keep, and the dense network's value if it has one."""
+    """What networks of one parent are compared by: curves over keep, and the view that is drawn of them."""
 
     key: str
     title: str
-    label: str
     curves: tuple[Curve, ...]
-    dense: float | None = None
-
-    @property
-    def are_errors(self) -> bool:
-        return self.key != "accuracy"
+    view: dict[str, Any]
 
 
 def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
-    accuracies, moved = network_curves(group, accuracy_of(group)), network_curves(group, lambda model: model.moved)
-    found = (
-        ComparedNetworks("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
-        ComparedNetworks("moved", "Output moved", "output moved on calibration inputs", moved),
-        ComparedNetworks("certified", "Certified", "certified error of the output", network_curves(group, certified)),
-    )
+    accuracy, dense = network_curves(group, accuracy_of(group)), dense_accuracy(group)
+    errors = {
+        "moved": ("Output moved", "output moved on calibration inputs", network_curves(group, lambda one: one.moved)),
+        "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
+    }
+    view = curve_view(accuracy, "accuracy, measured", "share", dense=dense)
+    found = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
+    for key, (title, label, curves) in errors.items():
+        found.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
     return [one for one in found if one.curves]
 
 
@@ -139,11 +138,12 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
     rows = []
     for index, group in enumerate(groups):
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
-        plots = []
-        for one in comparisons_of(group):
-            view = curve_view(one.curves, one.label, "share", are_errors=one.are_errors, dense=one.dense)
-            plots.append(lines(f"networks{index}-{one.key}", f"{one.title}{of}", view, of="network"))
-        rows.append(plots)
+        rows.append(
+            [
+                lines(f"networks{index}-{one.key}", f"{one.title}{of}", one.view, of="network")
+                for one in comparisons_of(group)
+            ]
+        )
     has_accuracy = common_points(models) is not None
     note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
     shown = [row for row in rows if row]

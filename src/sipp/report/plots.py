@@ -103,10 +103,7 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     found = {
         **_side_by_side(run, ident),
         "accuracy": accuracy_plot(run, f"{ident}-accuracy"),
-        "certified": _epsilon_plot(
-            series.certified_curves(run), f"{ident}-certified", "certified epsilon (holdout)", "share"
-        ),
-        "theory": _epsilon_plot(series.theory_curves(run), f"{ident}-theory", "epsilon of the theory", "number"),
+        **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
         "statements": _statements_plot(run, f"{ident}-statements"),
         "layers": _layers_plot(run, f"{ident}-layers"),
         "allocation": _allocation_plot(run, f"{ident}-allocation"),
@@ -116,18 +113,36 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     return {key: plot for key, plot in found.items() if plot}
 
 
+def metric_view(run: Run, key: str) -> dict[str, Any]:
+    """A metric against keep, one curve per method."""
+    metric, dense = METRICS[key], series.dense_mean(run, key)
+    return curve_view(series.metric_curves(run, key), metric.label, metric.unit, dense=dense)
+
+
+def metric_views(run: Run) -> dict[str, dict[str, Any]]:
+    """Every metric of the run that there are curves of, by its key."""
+    views = {key: metric_view(run, key) for key in series.metrics_of(run)}
+    return {key: view for key, view in views.items() if view["series"]}
+
+
+def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
+    """The epsilons of the holdout and of the theory against keep, where there are some."""
+    certified, theory = series.certified_curves(run), series.theory_curves(run)
+    views = {
+        "certified": curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
+        "theory": curve_view(theory, "epsilon of the theory", "number", are_errors=True),
+    }
+    return {key: view for key, view in views.items() if view["series"]}
+
+
 def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") -> Plot:
     """Every metric of the run, the change of accuracy shown first; empty where no pruned network is finished."""
-    found = {key: curves for key in series.metrics_of(run) if (curves := series.metric_curves(run, key))}
-    if not found:
+    views = metric_views(run)
+    if not views:
         return {}
-    labels = [METRICS[key].label for key in found]
-    start = labels.index(METRICS["delta_top1"].label) if "delta_top1" in found else 0
-    views = [
-        curve_view(curves, METRICS[key].label, METRICS[key].unit, dense=series.dense_mean(run, key))
-        for key, curves in found.items()
-    ]
-    return lines(ident, title, views, choices=[{"label": "Show", "options": labels, "start": start}])
+    start = list(views).index("delta_top1") if "delta_top1" in views else 0
+    choice = {"label": "Show", "options": [METRICS[key].label for key in views], "start": start}
+    return lines(ident, title, list(views.values()), choices=[choice])
 
 
 def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
@@ -143,10 +158,6 @@ def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
         view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
         plots[name] = lines(f"{ident}-{name}", title, view)
     return plots
-
-
-def _epsilon_plot(curves: tuple[Curve, ...], ident: str, label: str, unit: Unit) -> Plot:
-    return lines(ident, label, curve_view(curves, label, unit, are_errors=True)) if curves else {}
 
 
 def _method_choice(run: Run) -> dict[str, Any]:

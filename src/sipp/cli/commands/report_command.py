@@ -45,9 +45,6 @@ def report(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)
-    if figures is not None and not drawn:
-        what = "no figure was drawn: the results have no numbers to plot"
-        raise CommandError(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     n_bytes = out.stat().st_size
@@ -87,7 +84,8 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
         names = figure_names(results)
         if not names:
             raise OptionError(
-                "there is nothing to draw: figures need runs, or several pruned networks", fix="leave it out"
+                "there is nothing to draw: figures need a pruned level of a run, or several pruned networks",
+                fix="leave it out",
             )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)
