@@ -32,7 +32,6 @@ from sipp.experiments.data import (
     load_cifar10,
     load_digits,
 )
-from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SIDE, SUFFIXES
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import fresh
@@ -116,7 +115,7 @@ def open_source(
         elif name == "digits" and not root:
             return _image_set(spec, load_digits(), role, chosen)
         elif name == "cifar10":
-            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+            return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
         elif Path(spec).is_dir():
             return _folder(spec, Path(spec), role, chosen or USUAL, size or _side_of(model))
         elif not Path(spec).is_file():
@@ -309,14 +308,6 @@ def images_lines(*drawn: Points | Source | None) -> list[str]:
     """A line on how images became numbers, once, whatever number of sets they came from; none where there are none."""
     found = (points.normalised for points in drawn if points is not None and points.normalised is not None)
     return [f"images:  {one.words}" for one in dict.fromkeys(found)]
-
-
-def _cifar10(root: Path) -> ImageSet:
-    if not any((root / folder).is_dir() for folder in (BIN_FOLDER, PY_FOLDER)):
-        raise DataError(
-            f"no CIFAR-10 in {root}", fix=f"fetch it with: sipp data cifar10 {root}, or put {BIN_FOLDER}/ there"
-        )
-    return load_cifar10(root)
 
 
 def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:

@@ -47,9 +47,9 @@ def _digits() -> dict[str, Any]:
 
 def _cifar10(folder: Path) -> dict[str, Any]:
     """Whether a folder of CIFAR-10 is there; its bytes are checked where it is read or fetched."""
-    from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
+    from sipp.experiments.data.cifar10 import BIN_FOLDER
 
-    here = next((folder / name for name in (BIN_FOLDER, PY_FOLDER) if (folder / name).is_dir()), None)
+    here = folder / BIN_FOLDER if (folder / BIN_FOLDER).is_dir() else None
     what = "50,000 training and 10,000 test images, 3 x 32 x 32"
     what += f", in {here}" if here else f"; download it (170 MB): sipp data cifar10 {folder}"
     return {"name": "cifar10", "here": here is not None, "folder": here, "what": what}
