@@ -85,7 +85,7 @@ def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
     net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
     for goal in ("--epsilon", "--max-accuracy-drop"):
         words = ["prune", *net, goal, 0.5, "--holdout", folder / "holdout.npy", "--out", tmp_path / "n.safetensors"]
-        refused(run(*words, "--values", "bf16"), "--values bf16", "before rounding")
+        refused(run(*words, "--values", "bf16"), "sipp prune", "before rounding")
     save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--values", "fp16"]
     done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
@@ -192,7 +192,7 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
     refused(run(*words, *own, *points), "--out", "exists")
     assert files_in(tmp_path) == before
     refused(run(*words[:-1], tmp_path / "new", *points), "FILE", "not a built-in network")
-    refused(run(*words[:-1], folder / "net.sipp.safetensors", *own, *points), "--out", "what FILE reads")
+    refused(run(*words[:-1], folder / "net.sipp.safetensors", *own, *points), "--out", "exists")
     refused(run(*words[:-1], tmp_path / "absent" / "x", *own, *points), "--out", "is not a folder")
     assert files_in(tmp_path) == before
 
@@ -267,7 +267,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--repeats", 5, "--out", record), "--out", "exists")
-    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
+    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "nothing else is replaced")
     found_json = json.loads(run(*words, "--batch", 1, "--repeats", 5, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
 
