@@ -57,7 +57,8 @@ def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_we
         model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3, length=16,
         out=folder / "eval.json",
     )  # fmt: skip
-    lines, record = answer(request)
+    found = answer(request)
+    lines, record = found.shown, found.values
     dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
     tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)
     found = sipp.perplexity(pruned, tokens, dense=dense, progress=False)
