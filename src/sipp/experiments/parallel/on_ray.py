@@ -2,7 +2,9 @@
 
     driver (holds the lock)        tasks, one stage each
       starts what is ready    ->   train_network in the run folder: start.*, step-*.*, final.*
-      passes a signal on      ->   checkpoint after the step under way, then stop
+      on a signal: stop       ->   checkpoint after the step under way, then end
+
+"stop" is a file in the run folder, like all that they tell each other.
 
 Stages hand on to each other only what is in the run folder: on several machines it must lie on a disk that all of them
 share, and the data at the same path everywhere. A task checks first that it sees this run, this data and this code.
@@ -18,9 +20,8 @@ import os
 import signal
 import socket
 import threading
-import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.own_scores import load_scores
-from sipp.experiments.parallel.messages import Messages
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
@@ -41,15 +41,14 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
-from sipp.records.schemas import EpochRow, OriginRecord
+from sipp.records.schemas import OriginRecord
 from sipp.storage.files import inside, remove_leftovers
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25
+STOP = "stop"  # a file in the run folder: whoever sees it ends after the step under way
 N_TRIES = 3  # of one stage, before a process that dies in it is no accident
-OBJECT_STORE_BYTES = 100 * 2**20  # only stages and epochs travel through Ray; its own choice is a third of the memory
-
-OnEpoch = Callable[[str, EpochRow], None]
+OBJECT_STORE_BYTES = 100 * 2**20  # only stages travel through Ray; its own choice is a third of the memory
 
 
 @dataclass(frozen=True)
@@ -88,27 +87,21 @@ class StageOutcome:
     parents: tuple[Stage, ...] = ()
 
 
-def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> StageOutcome:
+def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
     """How making the stage ended; its result is in the run folder. This runs in a process of Ray's."""
-    ray, asked, last = _ray(), None, -POLL_SECONDS
-
-    def stop_signal() -> int | None:
-        nonlocal asked, last
-        if time.monotonic() - last >= POLL_SECONDS:  # asking takes as long as a short step
-            asked, last = ray.get(messages.stop_signal.remote()), time.monotonic()
-        return asked
-
-    return _train_stage(run, stage, stop_signal, lambda name, row: messages.add_epoch.remote(name, row))
-
-
-def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch: OnEpoch) -> StageOutcome:
     outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open(run)
             remove_leftovers(inside(run.folder, stage.name))  # of a process that died in it
             context = RunContext(
-                run.recipe, run.folder, feed, stop_signal, run.checkpoint_seconds, on_epoch, memory=memory
+                run.recipe,
+                run.folder,
+                feed,
+                lambda: signal.SIGTERM if (run.folder / STOP).exists() else None,
+                run.checkpoint_seconds,
+                lambda name, row: None,
+                memory=memory,
             )
             made = tuple(train_network(context, stage))
             outcome = StageOutcome("done", parents=tuple(done for done in made if done != stage))
@@ -160,9 +153,7 @@ def check_ray(options: RayOptions) -> None:
     _ray()
 
 
-def run_on_ray(
-    run: RunOnRay, options: RayOptions, stop_signal: StopSignal, on_epoch: OnEpoch
-) -> Generator[Stage, None, None]:
+def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> Generator[Stage, None, None]:
     """Each stage that had to be made, once it is done. Ray is not started where there is none.
 
     A stage whose process died is begun again by another, from its last checkpoint. A signal, or an error in one stage,
@@ -175,19 +166,20 @@ def run_on_ray(
     running: dict[Any, Stage] = {}
     asked: int | None = None
     error: SippError | None = None
+    stop = run.folder / STOP
+    stop.unlink(missing_ok=True)  # of a driver that was killed
     with _cluster(options.address) as ray:
         n_at_once, resources = _shares(ray.nodes(), run, options.n_at_once)
-        messages = ray.remote(Messages).options(num_cpus=0).remote()
         # Ray begins a task anew whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
-            while running or (unfinished and asked is None and error is None):
-                while asked is None and error is None and len(running) < n_at_once:
+            while running or (unfinished and not stop.exists()):
+                while not stop.exists() and len(running) < n_at_once:
                     ready = next_stage(run.recipe, todo, unfinished)
                     if ready is None:
                         break
                     todo.remove(ready)
-                    running[train.remote(run, ready, messages)] = ready
+                    running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
                     stage, outcome = running.pop(ref), _outcome(ray, ref)
                     for text in outcome.warned:
@@ -197,15 +189,13 @@ def run_on_ray(
                         yield from (*outcome.parents, stage)
                     if outcome.error is not None and error is None:
                         error = outcome.error.inside(stage.name)
-                        messages.stop.remote(signal.SIGTERM)
+                        stop.touch()
                 if asked is None and (asked := stop_signal()) is not None:
-                    messages.stop.remote(asked)
-                for name, row in ray.get(messages.take_epochs.remote()):
-                    on_epoch(name, row)
+                    stop.touch()
         finally:  # files are whole at any moment, so this needs no word from the tasks
             for ref in running:
                 ray.cancel(ref, force=True)
-            ray.kill(messages)
+            stop.unlink(missing_ok=True)
     if asked is not None:
         raise Interrupted(asked)
     if error is not None:
