@@ -78,9 +78,6 @@ PARTS: dict[str, tuple[str, str]] = {
     "other": ("#7e2281", "#cb7cca"),
 }
 
-# A diverging scale for the heat map: less than average, average, more than average.
-LESS, MORE = ("#b35806", "#ff9d4d"), LOUD
-
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print
 ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own
 REPAIRED = "repaired"  # of an arm, and of a part: drawn hollow

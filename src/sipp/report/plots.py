@@ -106,7 +106,6 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
         **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
         "statements": _statements_plot(run, f"{ident}-statements"),
         "layers": _layers_plot(run, f"{ident}-layers"),
-        "allocation": _allocation_plot(run, f"{ident}-allocation"),
         "scores": _scores_plot(run, f"{ident}-scores"),
         "times": _times_plot(run, f"{ident}-times"),
     }
@@ -263,27 +262,6 @@ def _layers_plot(run: Run, ident: str) -> Plot:
     labels = [label for label, _ in LAYER_VALUES.values()]
     choices = [{"label": "Show", "options": labels}, _level_choice(run, starts_last=True)]
     return bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
-
-
-def _allocation_plot(run: Run, ident: str) -> Plot:
-    """Kept share of each layer by level, against that of the network: where a method spends its budget."""
-    names, levels = series.layers_of(run), series.levels_of(run)
-    if not names:
-        return {}
-    views = []
-    for method in series.methods_of(run):
-        rows = [series.layer_rows(run, method, level) for level in levels]
-        views.append({"columns": [[_rounded(row.keep, LAYER_DIGITS) for row in column] for column in rows]})
-    return {
-        "id": ident,
-        "kind": "heat",
-        "title": "Where the budget goes",
-        "rows": [f"{name} ({size:,})" for name, size in names.items()],
-        "columns": [_rounded(keep, LAYER_DIGITS) for keep in levels.values()],
-        "unit": "share",
-        "choices": [_method_choice(run)],
-        "views": views,
-    }
 
 
 def _scores_plot(run: Run, ident: str) -> Plot:

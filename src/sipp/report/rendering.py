@@ -128,7 +128,6 @@ def _colours(methods: dict[str, Style]) -> str:
     """CSS classes of methods and parts, on light and on dark."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
-    pairs |= {"less": palette.LESS, "more": palette.MORE}
     light = "".join(f".{name}{{color:{one[0]}}}" for name, one in pairs.items())
     dark = "".join(f".{name}{{color:{one[1]}}}" for name, one in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"

@@ -95,10 +95,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
         "was pruned, for the first seed. Scores of different methods have different scales. Methods that sample may "
         "keep small scores, and so may rows that are kept whole.",
     )
-    allocation = Finding(
-        "Where each method spends its budget",
-        "Kept share of each layer (number of weights in brackets) compared with the whole network; mean over seeds.",
-    )
     # A new section is a row here, with its plots in `run_plots`
     wanted = [
         (
@@ -107,7 +103,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
             [["certified", "theory"] if is_met else ["certified"], ["statements"]],
         ),
         ("Layers", layers_finding(run), [["layers"]]),
-        ("Budget", allocation, [["allocation"]]),
         ("Scores", scores, [["scores"]]),
         ("Time", time_finding(run), [["times"]]),
     ]
