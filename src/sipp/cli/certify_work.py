@@ -12,7 +12,7 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
-from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines
+from sipp.cli.data_option import Points, Reader, images_lines
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks
@@ -40,7 +40,7 @@ def answer(request: CertifyRequest) -> Answer:
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     asked = (request.normalise, 0, request.batch_size, request.length, request.size)
     reader = Reader(dense, request.model, *asked)
-    fresh, seen = draw_holdout(reader, request.holdout, request.points), None
+    fresh, seen = reader.holdout(request.holdout, request.points), None
     folder = _folder_of(request.pruned)
     recorded = None if folder is None else _seen(folder.record)
     known: Known = recorded

@@ -69,64 +69,176 @@ class Source:
 class Points:
     """Points drawn from a source, as batches for the package."""
 
+    source: Source
     batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
     n_points: int
-    spec: str
-    kind: Kind
     words: str
     hash: str  # of the set of points, as in certificates
-    normalised: Normalisation | None = None
-    unlabelled: str = ""  # why they have no labels
+    unlabelled: str  # why they have no labels
+
+    @property
+    def spec(self) -> str:
+        return self.source.spec
+
+    @property
+    def is_noise(self) -> bool:
+        return self.source.kind == "random"
 
 
-def open_source(
-    spec: str,
-    role: Role,
-    option: str,
-    *,
-    seed: int = 0,
-    model: str = "",
-    normalise: str | None = None,
-    length: int | None = None,
-    size: int | None = None,
-) -> Source:
-    """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
+@dataclass(frozen=True)
+class Reader:
+    """Reads points for a network, as the options of a command say."""
 
-    `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images, `length` what
-    --length says of the sequences of a language model. `size` is the side of a folder's images; without it, that of
-    the images a built-in network takes, or ImageNet's.
+    network: nn.Module
+    model: str  # as it was typed: its tokenizer reads text
+    normalise: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    length: int | None = None  # tokens of a sequence of a language model
+    size: int | None = None  # side of a folder's images; None: what a built-in network takes, or ImageNet's
 
-    A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
-    """
-    chosen = normalisation_of(normalise)
-    if size is not None and (spec.partition(":")[0] in ("random", "digits", "cifar10") or not Path(spec).is_dir()):
-        raise CommandError(f"{spec} is not a folder of images", where=f"--size {size}", fix="leave it out")
-    with naming_option(f"{option} {spec}", f"give {KINDS}"):
-        name, _, root = spec.partition(":")
-        if Path(spec).exists() and is_text(Path(spec)) and is_language_model(model):
-            source = _sequences(spec, Path(spec), role, model, length, seed)
-        elif length is not None:
-            raise DataError(
-                "--length cuts text for a causal language model, and this is not one",
-                fix="leave it out, or give --model hf:DIR of one and text",
+    def open(self, spec: str, role: Role, option: str) -> Source:
+        """What `spec` names. Of a set with a test part, calibration is drawn from training, a holdout from test: a
+        network from elsewhere may have been trained on all of the training part.
+        """
+        chosen, path, (name, _, root) = normalisation_of(self.normalise), Path(spec), spec.partition(":")
+        if self.size is not None and (name in ("random", "digits", "cifar10") or not path.is_dir()):
+            raise CommandError(f"{spec} is not a folder of images", where=f"--size {self.size}", fix="leave it out")
+        with naming_option(f"{option} {spec}", f"give {KINDS}"):
+            if path.exists() and is_text(path) and is_language_model(self.model):
+                source = _sequences(spec, path, role, self.model, self.length, self.seed)
+            elif self.length is not None:
+                raise DataError(
+                    "--length cuts text for a causal language model, and this is not one",
+                    fix="leave it out, or give --model hf:DIR of one and text",
+                )
+            elif name == "random":
+                source = _random(spec, role, self.seed)
+            elif name == "digits" and not root:
+                return _image_set(spec, load_digits(), role, chosen)
+            elif name == "cifar10":
+                return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+            elif path.is_dir():
+                return _folder(spec, path, role, chosen or USUAL, self.size or _side_of(self.model))
+            elif not path.is_file():
+                raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
+            elif path.suffix == TEXT:
+                source = _text(spec, path, self.model)
+            else:
+                return _file(spec, path, chosen)
+        if chosen is not None:
+            raise CommandError(f"{spec} holds no images", where=f"--normalise {self.normalise}", fix="leave it out")
+        return source
+
+    def calibration(self, spec: str, asked: str | None, theory: Callable[[Any], int]) -> Points:
+        """The calibration points of `spec`: as many as --points says."""
+        source = self.open(spec, "calibration", "--data")
+        return self.draw(source, self.n_calibration(source, asked, theory), "--data")
+
+    def holdout(self, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
+        """The points that `spec` names as a holdout; so many, or all but for folders, whose images are large."""
+        source = self.open(spec, "holdout", option)
+        return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None), option)
+
+    def n_calibration(self, source: Source, asked: str | None, theory: Callable[[Any], int]) -> int | None:
+        """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
+        text, and what T4 asks for of a set.
+
+        None: all. `theory` gives that number for an example of the network's inputs.
+        """
+        if asked == "all" or (asked is None and source.kind in ("file", "random")):
+            return None
+        if asked is None and source.kind == "text":
+            return N_SEQUENCES
+        if asked is None or asked == "theory":
+            first = self.draw(source, 1, "--data")
+            batch = next(iter(data_of(first.batches).batches()))
+            return theory((batch.kwargs or batch.args, None))
+        if not asked.isascii() or not asked.isdigit() or int(asked) < 1:
+            raise CommandError(
+                f"{asked!r} is not a number of inputs",
+                where=f"--points {asked}",
+                fix="give a number from 1 on, all or theory",
             )
-        elif name == "random":
-            source = _random(spec, role, seed)
-        elif name == "digits" and not root:
-            return _image_set(spec, load_digits(), role, chosen)
-        elif name == "cifar10":
-            return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
-        elif Path(spec).is_dir():
-            return _folder(spec, Path(spec), role, chosen or USUAL, size or _side_of(model))
-        elif not Path(spec).is_file():
-            raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
-        elif Path(spec).suffix == TEXT:
-            source = _text(spec, Path(spec), model)
-        else:
-            return _file(spec, Path(spec), chosen)
-    if chosen is not None:
-        raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
-    return source
+        if int(asked) > source.n_points:
+            warnings.warn(f"--points {asked}: there are only {source.n_points:,}, and all are used", stacklevel=2)
+        return int(asked)
+
+    def draw(self, source: Source, n_points: int | None, option: str) -> Points:
+        """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
+        items = torch.arange(source.n_points)
+        if n_points is not None and n_points < source.n_points:
+            items = _shuffled(source, self.seed)[:n_points]
+        return self.collect(source, items, option)
+
+    def split(self, source: Source, n_points: int | None, n_holdout: int | None) -> tuple[Points, Points]:
+        """Calibration and holdout points of one source: disjoint, half of it each unless told otherwise.
+
+        Fewer calibration points leave the holdout as it is.
+        """
+        n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
+        if not 1 <= n_theirs < source.n_points:
+            raise CommandError(
+                f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
+                where=f"--data {source.spec}",
+                fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
+            )
+        order = _shuffled(source, self.seed)
+        ours = self.collect(source, order[n_theirs:][:n_points], "--data")
+        return ours, self.collect(source, order[:n_theirs], "--data")
+
+    def collect(self, source: Source, items: Tensor, option: str) -> Points:
+        """The items of a source in batches that the network can take, floats in its own precision."""
+        tensors, parameters = source.take(items), list(self.network.parameters())
+        labels = tensors.pop(LABELS, None)
+        dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+        cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
+        tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        device = parameters[0].device if parameters else torch.device("cpu")
+        step = self.batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
+        batches: list[Any] = []
+        for start in range(0, len(items), step):
+            part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
+            inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
+            batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
+        n = len(items)
+        words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
+        words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
+        drawn = Points(source, batches, n, words, set_hash(point_keys(batches, "data")), source.unlabelled)
+        n_outputs = None if device.type == "meta" else self._n_outputs(drawn, device, option)
+        if not source.classes or n_outputs in (None, len(source.classes)):
+            return drawn
+        why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
+        warnings.warn(f"{option} {source.spec}: labels are ignored, because {why}", stacklevel=2)
+        return replace(drawn, batches=[inputs for inputs, _ in batches], unlabelled=why)
+
+    def _n_outputs(self, points: Points, device: torch.device, option: str) -> int | None:
+        """How many outputs a point has, None where they are no classes; refuses a network that cannot run on the first.
+
+        That is no fault of the package.
+        """
+        with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
+            first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
+            batch = fresh(next(iter(first.batches())))
+        named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+        shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
+        try:
+            with scoring_mode(self.network, "running"):
+                output = self.network(*batch.args, **batch.kwargs)
+            logits = getattr(output, "logits", output)
+            return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
+        except Exception as error:  # their network, their data: anything may be raised
+            raise CommandError(
+                f"{self.model} cannot take this data ({type(error).__name__}: {error})",
+                where=f"{option} {points.spec}, one input is {shapes}",
+                fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
+                "tensors under other names are passed as keywords",
+            ) from error
+
+
+def _shuffled(source: Source, seed: int) -> Tensor:
+    """The numbers of all items, in an order that follows from the seed."""
+    return torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
 
 
 def _side_of(model: str) -> int | None:
@@ -146,168 +258,25 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
     return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
 
-def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
-    """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
-    if n_points is None or n_points >= source.n_points:
-        return collect(source, torch.arange(source.n_points), batch_size=batch_size, model=model)
-    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
-    return collect(source, order[:n_points], batch_size=batch_size, model=model)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A network and what a command says of reading points for it."""
-
-    network: nn.Module
-    model: str  # as it was typed: its tokenizer reads text
-    normalise: str | None = None
-    seed: int = 0
-    batch_size: int | None = None
-    length: int | None = None  # tokens of a sequence of a language model
-    size: int | None = None  # side of a folder's images
-
-    def open(self, spec: str, role: Role, option: str) -> Source:
-        said: dict[str, Any] = {"seed": self.seed, "model": self.model, "normalise": self.normalise}
-        return open_source(spec, role, option, length=self.length, size=self.size, **said)
-
-    def draw(self, source: Source, n_points: int | None, option: str) -> Points:
-        """So many points of the source, drawn with the seed (None: all, in their order), which the network can take."""
-        drawn = draw(source, n_points, seed=self.seed, batch_size=self.batch_size, model=self.network)
-        return self.fitting(source, drawn, option)
-
-    def fitting(self, source: Source, drawn: Points, option: str) -> Points:
-        """The points, if the network can take them; without labels where its outputs are not the folder's classes."""
-        n_outputs = check_fits(self.network, drawn, self.model, option)
-        if not source.classes or n_outputs in (None, len(source.classes)):
-            return drawn
-        why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
-        warnings.warn(f"{option} {source.spec}: labels are ignored, because {why}", stacklevel=2)
-        return replace(drawn, batches=[inputs for inputs, _ in drawn.batches], unlabelled=why)
-
-
-def draw_holdout(reader: Reader, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
-    """The points that `spec` names as a holdout; so many, or all but for folders, whose images are large."""
-    source = reader.open(spec, "holdout", option)
-    return reader.draw(source, n_points or usual_holdout(source), option)
-
-
-def usual_holdout(source: Source) -> int | None:
-    """How many holdout points are drawn where the user did not say; None: all."""
-    return N_HOLDOUT if source.kind == "folder" else None
-
-
-def draw_calibration(reader: Reader, spec: str, text: str | None, theory: Callable[[Any], int]) -> Points:
-    """The calibration points of `spec`: as many as --points says."""
-    source = reader.open(spec, "calibration", "--data")
-    return reader.draw(source, n_calibration(reader, source, text, theory), "--data")
-
-
-def n_calibration(reader: Reader, source: Source, text: str | None, theory: Callable[[Any], int]) -> int | None:
-    """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
-    text, and what T4 asks for of a set.
-
-    None: all. `theory` gives that number for an example of the network's inputs.
-    """
-    if text == "all" or (text is None and source.kind in ("file", "random")):
-        return None
-    if text is None and source.kind == "text":
-        return N_SEQUENCES
-    if text is None or text == "theory":
-        first = draw(source, 1, seed=reader.seed, batch_size=1, model=reader.network)
-        check_fits(reader.network, first, reader.model, "--data")
-        batch = next(iter(data_of(first.batches).batches()))
-        return theory((batch.kwargs or batch.args, None))
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise CommandError(
-            f"{text!r} is not a number of inputs",
-            where=f"--points {text}",
-            fix="give a number from 1 on, all or theory",
-        )
-    if int(text) > source.n_points:
-        warnings.warn(f"--points {text}: there are only {source.n_points:,}, and all are used", stacklevel=2)
-    return int(text)
-
-
-def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Item numbers of calibration and holdout: disjoint, drawn with the seed; half of them each unless told otherwise.
-
-    Fewer calibration points leave the holdout as it is.
-    """
-    n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
-    if not 1 <= n_theirs < source.n_points:
-        raise CommandError(
-            f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
-            where=f"--data {source.spec}",
-            fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
-        )
-    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
-    return order[n_theirs:][:n_points], order[:n_theirs]
-
-
-def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.Module) -> Points:
-    """The items of a source in batches; floating-point inputs in the network's own precision."""
-    tensors = source.take(items)
-    labels = tensors.pop(LABELS, None)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
-    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    step = batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
-    batches: list[Any] = []
-    for start in range(0, len(items), step):
-        part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
-        inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
-        batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
-    n = len(items)
-    words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
-    words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-    keys = set_hash(point_keys(batches, "data"))
-    return Points(batches, n, source.spec, source.kind, words, keys, source.normalised, source.unlabelled)
-
-
-def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> int | None:
-    """How many outputs a point has, None where they are no classes; refuses a network that cannot run on the first.
-
-    That is no fault of the package.
-    """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
-        first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
-        batch = fresh(next(iter(first.batches())))
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
-    try:
-        with scoring_mode(model, "running"):
-            output = model(*batch.args, **batch.kwargs)
-        logits = getattr(output, "logits", output)
-        return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
-    except Exception as error:  # their network, their data: anything may be raised
-        raise CommandError(
-            f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
-            where=f"{option} {points.spec}, one input is {shapes}",
-            fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
-            "tensors under other names are passed as keywords",
-        ) from error
-
-
 def summary(points: Points | None) -> dict[str, Any] | None:
     """What a record says of points."""
     if points is None:
         return None
+    source = points.source
     return {
-        "spec": points.spec,
-        "kind": points.kind,
+        "spec": source.spec,
+        "kind": source.kind,
         "what": points.words,
         "n_points": points.n_points,
         "hash": points.hash,
-        "normalisation": None if points.normalised is None else points.normalised.record,
+        "normalisation": None if source.normalised is None else source.normalised.record,
     }
 
 
-def images_lines(*drawn: Points | Source | None) -> list[str]:
+def images_lines(*drawn: Points | None) -> list[str]:
     """A line on how images became numbers, once, whatever number of sets they came from; none where there are none."""
-    found = (points.normalised for points in drawn if points is not None and points.normalised is not None)
-    return [f"images:  {one.words}" for one in dict.fromkeys(found)]
+    found = (points.source.normalised for points in drawn if points is not None)
+    return [f"images:  {one.words}" for one in dict.fromkeys(found) if one is not None]
 
 
 def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:

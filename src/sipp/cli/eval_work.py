@@ -15,7 +15,7 @@ from sipp.certificates.evidence import measure_outputs, point_keys
 from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
-from sipp.cli.data_option import Reader, draw_holdout, images_lines, summary
+from sipp.cli.data_option import Reader, images_lines, summary
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
@@ -136,7 +136,7 @@ def answer(request: EvalRequest) -> Answer:
     if is_noise:  # no holdout, but it shows shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
-        drawn = draw_holdout(reader, request.data, request.points, "--data")
+        drawn = reader.holdout(request.data, request.points, "--data")
     output = output_of(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         found = evaluate(dense, pruned, drawn.batches, output)

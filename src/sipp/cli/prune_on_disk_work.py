@@ -7,7 +7,7 @@ from typing import Any
 
 import sipp
 from sipp.cli.commands.prune_on_disk_command import OnDiskRequest
-from sipp.cli.data_option import Points, draw, open_source
+from sipp.cli.data_option import Points, Reader
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, folder_of, hf_model_without_weights
 from sipp.cli.language_text import N_SEQUENCES
@@ -45,11 +45,9 @@ def work(request: OnDiskRequest) -> PrunedOnDisk:
 
 
 def _points(request: OnDiskRequest, model: Any) -> Points:
-    source = open_source(
-        request.data, "calibration", "--data", seed=request.seed, model=request.model, length=request.length
-    )
-    n_points = request.points or (N_SEQUENCES if source.kind == "text" else None)
-    return draw(source, n_points, seed=request.seed, batch_size=request.batch_size, model=model)
+    reader = Reader(model, request.model, None, request.seed, request.batch_size, request.length)
+    source = reader.open(request.data, "calibration", "--data")
+    return reader.draw(source, request.points or (N_SEQUENCES if source.kind == "text" else None), "--data")
 
 
 def json_record(done: PrunedOnDisk) -> dict[str, Any]:

@@ -13,17 +13,7 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import survey
 from sipp.cli.commands.prune_command import PruneRequest
-from sipp.cli.data_option import (
-    Points,
-    Reader,
-    collect,
-    data_or_noise,
-    draw_holdout,
-    images_lines,
-    n_calibration,
-    split,
-    summary,
-)
+from sipp.cli.data_option import Points, Reader, data_or_noise, images_lines, summary
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
@@ -176,7 +166,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     options = request.options
     lengths = {"length": request.length, "size": request.size}
     reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
-    holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
+    holdout = None if request.holdout is None else reader.holdout(request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
@@ -194,13 +184,11 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         # of a blend's points a share is kept aside, and so many are to be left
         return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
 
-    n = n_calibration(reader, source, request.points, theory)
+    n = reader.n_calibration(source, request.points, theory)
     if request.has_tolerance and holdout is None and not source.has_holdout:
-        parts = split(source, n, request.holdout_points, seed=options.seed)
-        ours, theirs = (collect(source, part, batch_size=request.batch_size, model=model) for part in parts)
-        return reader.fitting(source, ours, "--data"), reader.fitting(source, theirs, "--data")
+        return reader.split(source, n, request.holdout_points)
     if request.has_tolerance and holdout is None:
-        holdout = draw_holdout(reader, spec, request.holdout_points, "--data")
+        holdout = reader.holdout(spec, request.holdout_points, "--data")
     return reader.draw(source, n, "--data"), holdout
 
 
@@ -448,7 +436,7 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
         lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
         lines += statements(outcome.pruned, certified)
-    if outcome.calibration is not None and outcome.calibration.kind == "random":
+    if outcome.calibration is not None and outcome.calibration.is_noise:
         lines.append("noise:           the scores and bounds above are about random inputs, not about yours")
     if outcome.walk is not None:
         lines.append(str(outcome.walk))

@@ -50,7 +50,7 @@ def compare(
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.data_option import Reader, draw_calibration, draw_holdout, images_lines, summary
+    from sipp.cli.data_option import Reader, images_lines, summary
     from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
     from sipp.storage.outputs import check_ledger
@@ -66,10 +66,10 @@ def compare(
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, normalise, seed, batch_size, length, size)
     with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
-        chosen = draw_calibration(
-            reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
+        chosen = reader.calibration(
+            data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
         )
-    judging = None if holdout is None else draw_holdout(reader, holdout, holdout_points)
+    judging = None if holdout is None else reader.holdout(holdout, holdout_points)
     with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
@@ -79,7 +79,7 @@ def compare(
     shown = [f"network: {model}", f"data:    {chosen.words}"]
     shown += [] if judging is None else [f"holdout: {judging.words}"]
     shown += [*images_lines(chosen, judging), str(comparison)]
-    if chosen.kind == "random":
+    if chosen.is_noise:
         shown.append("noise: this shows how methods do on random inputs, not on yours")
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
     return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))

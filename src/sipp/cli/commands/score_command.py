@@ -38,7 +38,7 @@ def score(
     seed: shared.Seed = 0,
 ) -> Answer:
     """Score every weight by its sensitivity: the largest share that it contributes to an output."""
-    from sipp.cli.data_option import Reader, draw_calibration, images_lines, summary
+    from sipp.cli.data_option import Reader, images_lines, summary
     from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
 
@@ -54,8 +54,7 @@ def score(
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, normalise, seed, batch_size, length, size)
     with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
-        chosen = draw_calibration(
-            reader,
+        chosen = reader.calibration(
             data,
             points,
             lambda example: sample_size(network, example, delta, include=include, exclude=exclude),
@@ -68,7 +67,7 @@ def score(
     if out is not None:
         with naming_option(f"--out {out}", "give another file"):
             write_file(out, content, SCORES, force=force)
-    noise = ["noise: these are scores on random inputs, not on yours"] if chosen.kind == "random" else []
+    noise = ["noise: these are scores on random inputs, not on yours"] if chosen.is_noise else []
     written = f"; written: {out} ({bytes_in_words(len(content))})" if out is not None else ""
     shown = [f"data: {chosen.words}", *images_lines(chosen), _table(layers), *noise]
     shown.append(f"scored in {seconds:.2f} s{written}")
