@@ -103,7 +103,7 @@ def test_small(page: str) -> None:
     assert len(page.encode()) < MAX_BYTES
     plots = data_of(page)["plots"]
     assert {key.removeprefix("part0-") for key in plots} == {
-        "pruned", "retrained", "accuracy", "certified", "theory", "statements", "layers", "scores", "times",
+        "pruned", "retrained", "accuracy", "certified", "theory", "statements", "layers", "times",
     }  # fmt: skip
 
 

@@ -84,13 +84,6 @@ def test_layers(tmp_path: Path) -> None:
     assert series.layer_rows(small_run(tmp_path), "wt", 2)[0].eps is None
 
 
-def test_histograms_of_all_layers(tmp_path: Path) -> None:
-    parts = series.histograms(small_run(tmp_path), "wt", 1)
-    whole = series.added(parts)
-    assert len(parts) == 2 and sum(whole.counts) + whole.zero == 400
-    assert sum(whole.kept) == pytest.approx(200, abs=20) and all(k <= c for k, c in zip(whole.kept, whole.counts))
-
-
 def test_times_add_up(tmp_path: Path) -> None:
     found = series.times(small_run(tmp_path))
     assert found["wt"] == pytest.approx({"score": 16.0, "prune": 4.0, "certify": 8.0, "train": 410.0, "other": 2.0})

@@ -62,13 +62,11 @@ FREE_STYLES = tuple(
     for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
 )
 
-# Parts of a stack (time, histograms), from quiet to loud.
+# Parts of a stack (time), from quiet to loud.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
 THIS = "this network"  # the one series of a page about one network
 PARTS: dict[str, tuple[str, str]] = {
     THIS: LOUD,
-    "kept": LOUD,
-    "pruned": QUIET,
     "just pruned": QUIET,
     "repaired": LOUD,
     "train": QUIET,

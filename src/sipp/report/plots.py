@@ -11,14 +11,13 @@ from typing import Any
 
 from sipp.records.certificate import USELESS
 from sipp.records.display import points_up
-from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
+from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, certified_limit, number, up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
-MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
 LAYER_DIGITS = 5
 
@@ -106,7 +105,6 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
         **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
         "statements": _statements_plot(run, f"{ident}-statements"),
         "layers": _layers_plot(run, f"{ident}-layers"),
-        "scores": _scores_plot(run, f"{ident}-scores"),
         "times": _times_plot(run, f"{ident}-times"),
     }
     return {key: plot for key, plot in found.items() if plot}
@@ -262,40 +260,6 @@ def _layers_plot(run: Run, ident: str) -> Plot:
     labels = [label for label, _ in LAYER_VALUES.values()]
     choices = [{"label": "Show", "options": labels}, _level_choice(run, starts_last=True)]
     return bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
-
-
-def _scores_plot(run: Run, ident: str) -> Plot:
-    """Histograms of scores with the part that was kept, of all layers and of each."""
-    names, levels, methods = list(series.layers_of(run)), series.levels_of(run), series.methods_of(run)
-    if run.bins is None:
-        return {}
-    each = len(names) * len(levels) * len(methods) <= MAX_HISTOGRAMS
-    views = []
-    for method in methods:
-        by_level = []
-        for level in levels:
-            layers = series.histograms(run, method, level)
-            shown = [series.added(layers), *(layers if each else ())] if layers else []
-            by_level.append([_without_empty_ends(one) for one in shown])
-        views.append(by_level)
-    layer_choice = {"label": "Layer", "options": ["all layers", *(names if each else ())]}
-    return {
-        "id": ident,
-        "kind": "histogram",
-        "title": "Scores and what was kept",
-        "bins": [_rounded(run.bins.low + run.bins.width * i, LAYER_DIGITS) for i in range(run.bins.n + 1)],
-        "choices": [_method_choice(run), _level_choice(run), layer_choice],
-        "views": views,
-    }
-
-
-def _without_empty_ends(one: ScoreCounts) -> list[Any]:
-    """[first bin that is not empty, counts from it to the last such bin, those kept, zeros]."""
-    filled = [index for index, count in enumerate(one.counts) if count]
-    if not filled:
-        return [0, [], [], one.zero]
-    bins = slice(filled[0], filled[-1] + 1)
-    return [filled[0], list(one.counts[bins]), list(one.kept[bins]), one.zero]
 
 
 def _times_plot(run: Run, ident: str) -> Plot:

@@ -27,7 +27,6 @@ from sipp.records.schemas import (
     NetworkRecord,
     OriginRecord,
     PrunedRecord,
-    ScoreBins,
     checked,
 )
 from sipp.storage import pruned_folder
@@ -48,7 +47,6 @@ class Run:
     origins: tuple[OriginRecord, ...]
     records: tuple[NetworkRecord, ...]
     n_stages: int
-    bins: ScoreBins | None
     marks: tuple[str, ...]  # what could not be checked, or is not as `sipp run` left it
 
     @property
@@ -162,12 +160,8 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 def read_run_result(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
     found = reading.read_run_files(folder)
-    bins = next((record.score_bins for _, record in found.records if record.score_bins is not None), None)
-    for where, record in found.records:
-        if record.score_bins not in (None, bins):
-            raise DataError("'score_bins' are not those of the other networks of this run", where=where)
     records = tuple(record for _, record in found.records)
-    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, bins, found.marks)
+    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, found.marks)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:

@@ -89,12 +89,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
     """The sections that there are plots for, in their order; which method to use is always said."""
     plots = run_plots(run, ident)
     is_met = any(record.bound is not None and record.bound.holds for record in run.records)
-    scores = Finding(
-        "Which scores were kept",
-        "The scores by which a method ranks weights (for sipp methods the sensitivity), counted just before a level "
-        "was pruned, for the first seed. Scores of different methods have different scales. Methods that sample may "
-        "keep small scores, and so may rows that are kept whole.",
-    )
     # A new section is a row here, with its plots in `run_plots`
     wanted = [
         (
@@ -103,7 +97,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
             [["certified", "theory"] if is_met else ["certified"], ["statements"]],
         ),
         ("Layers", layers_finding(run), [["layers"]]),
-        ("Scores", scores, [["scores"]]),
         ("Time", time_finding(run), [["times"]]),
     ]
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")

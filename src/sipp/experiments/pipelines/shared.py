@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sipp.bounds.statements import statements_of
@@ -41,9 +40,6 @@ from sipp.verbs.recording import pruned_of
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
 CERTIFICATE_CONFIDENCE = 0.95
-
-# Scores are counted in half decades from 1e-9 to 1e3; what lies outside counts in the first or last bin.
-SCORE_BINS = {"low": -9.0, "width": 0.5, "n": 24}
 
 
 def clock() -> float:
@@ -107,28 +103,11 @@ def _cut(
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
-    for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
-        layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))
     pruned_in = clock() - began
     facts["certificate"] = _certificate(context, ranking, pruned)
     certified_in = clock() - began - pruned_in
     facts["part_seconds"] = {"score": scored_in, "prune": pruned_in, "certify": certified_in}
     return Prepared(Network(state, masks), facts)
-
-
-def _score_counts(scores_FK: Tensor, mask_FK: Tensor) -> Values:
-    """How many of a weight's scores, and of those it keeps, fall into each of `SCORE_BINS`; zeros are apart."""
-    low, width, n = SCORE_BINS["low"], SCORE_BINS["width"], int(SCORE_BINS["n"])
-    scores = scores_FK.double().flatten()
-    kept = mask_FK.to(scores.device).flatten()
-    positive = scores > 0
-    # A bin holds its upper edge, so that a sensitivity of 1 counts below 1.
-    bins = (((scores[positive].log10() - low) / width).ceil() - 1).clamp(0, n - 1).long()
-    return {
-        "zero": int((~positive).sum()),
-        "counts": torch.bincount(bins, minlength=n).tolist(),
-        "kept": torch.bincount(bins[kept[positive]], minlength=n).tolist(),
-    }
 
 
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
@@ -175,7 +154,6 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
             "speaks_of": "the network before retraining, against the network it was pruned from",
         },
         "dead_rows": sum(layer["dead_rows"] for layer in layers),
-        "score_bins": dict(SCORE_BINS),
         "layers": layers,
     }
 

@@ -30,7 +30,6 @@ function worded(value, unit, exact) {
   if (unit === "seconds") return plain(value, digits) + " s";
   return plain(value, digits);
 }
-const power = (exponent) => "10" + [...String(exponent)].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] || "⁻").join("");
 function ticked(value, unit) {
   if (unit !== "number" && unit !== "count") return worded(value, unit);
   if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e9) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
@@ -261,40 +260,6 @@ function drawBars(plot, view, state, width) {
   return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
 }
 
-// --- histogram of scores: what was kept out of what there was
-function drawHistogram(plot, view, state, width) {
-  const [first, counts, kept, zero] = view || [0, [], [], 0];
-  const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
-  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
-  const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
-  const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
-  const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
-  const y = linear(0, Math.max(1, ...tops) * 1.04, box.bottom, box.top, 5);
-  for (const tick of y.ticks) {
-    svg.append(line(box.left, y(tick), box.right, y(tick), tick ? "grid" : "zero"));
-    svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, "count"), "end"));
-  }
-  svg.append(text(4, 12, "weights", "start", "axis"));
-  const edges = plot.bins.slice(first, first + counts.length + 1), gap = (box.right - box.left) / Math.max(1, counts.length);
-  const whole = edges.filter(Number.isInteger), every = Math.max(1, Math.ceil((whole.length * 44) / (box.right - box.left)));
-  edges.forEach((edge, i) => {
-    if (Number.isInteger(edge) && edge % every === 0) svg.append(text(box.left + gap * i, box.bottom + 18, power(edge), "middle"));
-  });
-  svg.append(text((box.left + box.right) / 2, height - 8, "score before pruning (log scale)", "middle", "axis"));
-  const stops = counts.map((count, i) => {
-    let under = 0;
-    for (const [name, values] of parts) {
-      const top = y(under + values[i]), base = y(under);
-      if (values[i]) svg.append(make("svg:rect", { x: box.left + gap * i + 1, width: Math.max(1, gap - 2), y: top, height: Math.max(0.5, base - top), class: "box " + PAGE.parts[name] }));
-      under += values[i];
-    }
-    const rows = parts.map(([name, values]) => [PAGE.parts[name], name, values[i].toLocaleString("en")]);
-    return { x: box.left + gap * (i + 0.5), title: `score ${plain(10 ** edges[i], 3)} to ${plain(10 ** edges[i + 1], 3)}`, rows, rings: [] };
-  });
-  const note = zero ? `${zero.toLocaleString("en")} weights have the score 0 and are not drawn.` : "";
-  return { svg, stops, by: "x", box, legend: ["kept", "pruned"], note };
-}
-
 // --- stacked bars: time by part
 function drawStack(plot, view, state, width) {
   const step = 34, longest = Math.max(...plot.names.map((name) => name.length));
@@ -326,4 +291,4 @@ function drawStack(plot, view, state, width) {
   return { svg, stops, by: "y", box, legend: view.series.map((one) => one.name) };
 }
 
-const DRAW = { lines: drawLines, bars: drawBars, histogram: drawHistogram, stack: drawStack };
+const DRAW = { lines: drawLines, bars: drawBars, stack: drawStack };

@@ -18,11 +18,6 @@ function tableOf(plot, view) {
     const unit = view.y.unit;
     return { head: ["method", "keep", view.y.label + ", mean", "least", "largest", plot.of + "s"], units: ["", "share", unit, unit, unit, "count"], rows };
   }
-  if (plot.kind === "histogram") {
-    const [first, counts, kept, zero] = view;
-    const rows = counts.map((count, i) => [10 ** plot.bins[first + i], 10 ** plot.bins[first + i + 1], kept[i], count - kept[i]]);
-    return { head: ["score from", "to", "kept", "pruned"], units: ["number", "number", "count", "count"], rows: [...rows, [0, 0, null, zero]] };
-  }
   if (plot.kind === "stack") {
     const rows = plot.names.map((name, i) => [name, ...view.series.map((one) => one.values[i])]);
     return { head: ["method", ...view.series.map((one) => one.name)], units: ["", ...view.series.map(() => plot.unit)], rows };
