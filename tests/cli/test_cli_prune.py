@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp.cli import data_option as points
 from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_table import layer_table
+from sipp.cli.prune_work import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.records.binomial import upper_limit

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from torch import nn
 
 import sipp
@@ -19,24 +20,31 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import load_code, output_of, typed_name
 from sipp.cli.output import Answer, too_wide
-from sipp.cli.pruned_table import layer_table, statements
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_drop, check_share, check_size
-from sipp.records.display import bytes_in_words, size_words
+from sipp.records.display import bytes_in_words, labelled, size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
+from sipp.records.pruned_words import (
+    column_words,
+    has_telling_layers,
+    headline,
+    layers_table,
+    next_step,
+    summary_lines,
+)
 from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
 from sipp.storage.network_tensors import as_stored
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, RECORD_NAME, check_file, check_folder, check_ledger, refuse_input
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
@@ -458,3 +466,28 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
         lines.append("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
     seconds = outcome.seconds
     return [*lines, f"time:            {seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning"]
+
+
+def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
+    """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
+    if compact:
+        return layers_table(pruned, strategies=[], bounds=False)
+    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_telling_layers(pruned))
+
+
+def _strategies(pruned: Pruned) -> list[str]:
+    """The strategies that took a row."""
+    return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
+
+
+def statements(pruned: Pruned, certified: str = "") -> list[str]:
+    """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
+    return [
+        *column_words(_strategies(pruned), has_telling_layers(pruned)),
+        headline(pruned),
+        *summary_lines(pruned, certified),
+        labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
+        labelled(
+            "in full", f"--json prints every bound and statement; with a folder as --out, they are in {RECORD_NAME}"
+        ),
+    ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, NextStep, SummaryTile
@@ -109,21 +110,24 @@ def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
 
 def promise(certificate: CertificateRecord) -> str:
     """What a certificate promises, in one sentence; empty where it promises nothing."""
-    if certificate.is_refusal:
+    return "" if certificate.is_refusal else claim_of(from_values(given_values(certificate)))
+
+
+def claim_of(certificate: AnyCertificate) -> str:
+    """What a certificate promises, in one sentence; empty where it promises nothing."""
+    sure = f"({percent(certificate.confidence)} confidence)"
+    if isinstance(certificate, AccuracyCertificate):
+        what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
+        return f"On new inputs, the {what} falls by at most {points_up(certificate.drop_upper)} {sure}"
+    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return ""
-    found = from_values(given_values(certificate))
-    sure = f"({percent(found.confidence)} confidence)"
-    if isinstance(found, AccuracyCertificate):
-        what = "accuracy of the next token" if found.measure == "next-token" else "accuracy"
-        return f"On new inputs, the {what} falls by at most {points_up(found.drop_upper)} {sure}"
-    if certificate.verdict != "certified" or certificate.limit is None:
-        return ""
-    if found.measure != "output":
-        return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
-    limit = percent_up(certificate.limit)
-    if found.is_useless:
+    share = percent(1 - certificate.delta)
+    if certificate.measure != "output":
+        return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
+    limit = percent_up(certificate.epsilon)
+    if certificate.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's norm"
-    return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
+    return f"For {share} of new inputs the output stays within {limit} of the original {sure}"
 
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:

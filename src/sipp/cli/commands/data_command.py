@@ -28,7 +28,7 @@ def data(
     elif name == "digits":
         found = [_digits()]
     elif name == IMAGENET:
-        found = [_checked_imagenet(folder)]
+        found = [_imagenet(folder, is_checked=True)]
     else:
         found = [_fetched(folder)]
     table = plain_table("set", "here", "what", texts=("here", "what"))
@@ -55,29 +55,20 @@ def _cifar10(folder: Path) -> dict[str, Any]:
     return {"name": "cifar10", "here": here is not None, "folder": here, "what": what}
 
 
-def _imagenet(folder: Path) -> dict[str, Any]:
-    root = folder / IMAGENET
-    here = (root / "train").is_dir() and (root / "val").is_dir()
-    what = (
-        f"images in {root}"
-        if here
-        else f"put the images there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
-    )
-    return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
-
-
-def _checked_imagenet(folder: Path) -> dict[str, Any]:
-    """The index of the folder, or what to put where: its licence forbids to fetch it for you."""
+def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
+    """Whether the images are there, and (checked) how many; its licence forbids to fetch them for you."""
     from sipp.experiments.data import index_folders
 
-    root = folder / IMAGENET if (folder / IMAGENET).is_dir() else folder
-    with naming_option(
-        f"sipp data {IMAGENET} {folder}", f"put images at {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
-    ):
-        index = index_folders(root)
-    n_val = len(index.paths) - index.n_train
-    what = f"{index.n_train:,} training and {n_val:,} validation images of {len(index.classes):,} classes in {root}"
-    return {"name": IMAGENET, "here": True, "folder": root, "what": what}
+    root = folder / IMAGENET if (folder / IMAGENET).is_dir() or not is_checked else folder
+    places = f"{root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+    here = (root / "train").is_dir() and (root / "val").is_dir()
+    what = f"images in {root}" if here else f"put the images there yourself: {places}"
+    if is_checked:
+        with naming_option(f"sipp data {IMAGENET} {folder}", f"put images at {places}"):
+            index = index_folders(root)
+        counts = f"{index.n_train:,} training and {index.n_test:,} validation images"
+        what = f"{counts} of {len(index.classes):,} classes in {root}"
+    return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
 
 def _fetched(folder: Path) -> dict[str, Any]:
