@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 
 from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.data.splits import Splits, split_images
 from sipp.extras import needed_for
 
 MAX_GREY = 16.0  # the source counts dark pixels of 4 x 4 blocks: 0 .. 16
 N_CLASSES = 10
 N_TEST = 360
 TEST_SEED = 20  # fixed apart from any split's seed: the test set is the same in every experiment
-N_CALIBRATION = 200
-N_HOLDOUT = 400
 
 
 def load_digits() -> ImageSet:
@@ -36,10 +33,3 @@ def _read(embedded: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     source = embedded()
     images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
     return images, torch.from_numpy(source.target).to(torch.int64)
-
-
-def digits_splits(
-    data: ImageSet, *, n_calibration: int = N_CALIBRATION, n_holdout: int = N_HOLDOUT, seed: int = 0
-) -> Splits:
-    """Splits of `load_digits()`: 837 train, 200 calibration, 400 holdout and 360 test items unless told otherwise."""
-    return split_images(data, n_calibration=n_calibration, n_holdout=n_holdout, seed=seed)
