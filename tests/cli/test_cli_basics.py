@@ -133,7 +133,7 @@ def test_the_fields_of_an_error_become_three_lines(
         with errors.naming_option("--data x", "give another"):
             raise error
 
-    assert errors.fail_well(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
+    assert errors.run_and_report(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:
@@ -157,7 +157,7 @@ def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None
         for i in range(errors.MOST_WARNINGS + 3):
             warnings.warn(f"number {i % (errors.MOST_WARNINGS + 2)}", stacklevel=1)
 
-    assert errors.fail_well(app, ["prune"]) == 0
+    assert errors.run_and_report(app, ["prune"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == errors.MOST_WARNINGS + 1 and lines[0] == "warning: number 0" and "and 2 more" in lines[-1]
 

@@ -11,7 +11,7 @@ import torch
 from cli_zoo import mlp
 from commandline import Done, files_in, run, three_lines
 
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.errors import DataError
 from sipp.experiments.runs.store import read_records
 
@@ -134,6 +134,6 @@ def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
 
         return app
 
-    assert fail_well(fails(errno.ENOSPC), ["runs"]) == 2
+    assert run_and_report(fails(errno.ENOSPC), ["runs"]) == 2
     assert three_lines(capsys.readouterr().err)[2].startswith("free space")
-    assert fail_well(fails(errno.EBADF), ["runs"]) == 1  # and this one is
+    assert run_and_report(fails(errno.EBADF), ["runs"]) == 1  # and this one is

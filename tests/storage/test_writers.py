@@ -21,7 +21,7 @@ from sipp.errors import DataError
 from sipp.records.certificate import Certificate, from_json, to_json
 from sipp.records.network_hash import model_hash, state_hash
 from sipp.report.results import read_whole_results
-from sipp.storage.files import staged, sync_folder, write_atomic
+from sipp.storage.files import sync_folder, temporary_path, write_atomic
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, write_file
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned
 
@@ -124,11 +124,11 @@ def test_what_is_said_where_the_folder_cannot_be_waited_for(tmp_path: Path, monk
 
 def test_leftovers_of_the_killed_go_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "net"
-    stale, fresh, others = staged(path), staged(path), staged(tmp_path / "other")
+    stale, fresh, others = temporary_path(path), temporary_path(path), temporary_path(tmp_path / "other")
     foreign = [tmp_path / name for name in (".tmp-1-net", ".tmp-mine", "tmp-0123456789abcdef-net")]
     for one in (stale, fresh, others, *foreign):
         one.write_text("x")
-    linked = staged(path)
+    linked = temporary_path(path)
     linked.symlink_to(foreign[0])
     long_ago = time.time() - 2 * 86_400
     for one in (stale, others, *foreign):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sipp
-from sipp.cli.data_option import images_lines
+from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
@@ -60,11 +60,11 @@ def bench_file(
             fast = made
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
-        return _record(stored, fast, runs, images_lines(points))
+        return _record(stored, fast, runs, normalisation_lines(points))
 
 
 def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
-    """A call dense and sparse; what gives other outputs is not timed."""
+    """Times one call, dense and sparse; refuses if the outputs differ."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
@@ -96,7 +96,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
-    """The times of each in seconds; they take turns, so that a noisy moment meets all."""
+    """Seconds of each call of each function; they take turns, so that noise hits all of them."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()

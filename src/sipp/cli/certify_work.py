@@ -12,11 +12,11 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
-from sipp.cli.data_option import Points, Reader, images_lines
+from sipp.cli.data_option import Points, Reader, normalisation_lines
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks
-from sipp.cli.options import output_of
+from sipp.cli.options import parse_output
 from sipp.cli.output import Answer
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
@@ -54,11 +54,11 @@ def answer(request: CertifyRequest) -> Answer:
         ok, text, values = _verified(request, (dense, pruned), fresh, known)
     else:
         ok, text, values = _certified(request, (dense, pruned), fresh, known, folder)
-    return Answer([text, *images_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
+    return Answer([text, *normalisation_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
 
 
 def _folder_of(pruned: Path) -> PrunedModel | None:
-    """What lies in the folder of a pruned network; None where it is none, or not whole: then nothing is known of it."""
+    """The content of the folder of a pruned network; None if it is another folder, or damaged."""
     try:
         return read_pruned_result(pruned) if pruned.is_dir() and is_pruned_folder(pruned) else None
     except DataError:
@@ -66,13 +66,13 @@ def _folder_of(pruned: Path) -> PrunedModel | None:
 
 
 def _seen(record: PrunedRecord) -> SeenPoints | None:
-    """The points that chose the network, where its record knows them, in keys of these versions."""
+    """The points that were used for pruning, if the record knows them and was written by these versions."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
     return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
 
 
 def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
-    """A line where other certificates in the folder are claims on the same points; empty where there is none."""
+    """A line if other certificates in the folder used the same points; else empty."""
     known = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
     names = [
@@ -90,7 +90,7 @@ def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: A
 
 
 def _check(request: CertifyRequest) -> None:
-    """Refuses what cannot be meant, and places that cannot be written, before any work."""
+    """Refuses contradictory options, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
         raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
     if request.accuracy and request.measure != "output":
@@ -112,11 +112,11 @@ def _check(request: CertifyRequest) -> None:
 def _verified(
     request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
 ) -> tuple[bool, str, object]:
-    """What checking the certificate again on these networks and points found."""
+    """Checks an earlier certificate on these networks and points: (holds, text, values)."""
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
         certificate = from_json(_text(request.verify))
-        output = output_of(request.output)
+        output = parse_output(request.output)
         found = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
@@ -131,9 +131,9 @@ def _certified(
     calibration: Known,
     folder: PrunedModel | None,
 ) -> tuple[bool, str, object]:
-    """The new certificate of a relative error (T14) or of the accuracy drop (T16), written if it certifies."""
+    """A new certificate of the relative error (T14) or the accuracy drop (T16), written if it certifies."""
     cert: AnyCertificate
-    ok, text, output = True, "", output_of(request.output)
+    ok, text, output = True, "", parse_output(request.output)
     with naming_option(f"--holdout {request.holdout}", "see sipp certify --help"):
         if request.accuracy:
             cert = certify_accuracy(

@@ -1,4 +1,4 @@
-"""The points that --data and --holdout name: built-in sets, files of tensors, folders of images, or honest noise."""
+"""The points that --data and --holdout name: data sets, files of arrays, folders of images or text, or noise."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _RANDOM = re.compile(r"random:(\d+(?:x\d+)+)")
 
 @dataclass(frozen=True)
 class Source:
-    """Points that can be drawn: how many there are, what they are, and a function from item numbers to tensors."""
+    """A set of points to draw from: its size, what it holds, and a function from item numbers to tensors."""
 
     spec: str  # as it was typed
     kind: Kind
@@ -87,7 +87,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads points for a network, as the options of a command say."""
+    """Reads points for a network with the options of a command."""
 
     network: nn.Module
     model: str  # as it was typed: its tokenizer reads text
@@ -136,7 +136,7 @@ class Reader:
         return self.draw(source, self.n_calibration(source, asked, theory), "--data")
 
     def holdout(self, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
-        """The points that `spec` names as a holdout; so many, or all but for folders, whose images are large."""
+        """The holdout points of `spec`: `n_points` of them, or all (at most `N_HOLDOUT` images of a folder)."""
         source = self.open(spec, "holdout", option)
         return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None), option)
 
@@ -165,7 +165,7 @@ class Reader:
         return int(asked)
 
     def draw(self, source: Source, n_points: int | None, option: str) -> Points:
-        """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
+        """Draws `n_points` of the source without replacement, with the seed; None: all, in their order."""
         items = torch.arange(source.n_points)
         if n_points is not None and n_points < source.n_points:
             items = _shuffled(source, self.seed)[:n_points]
@@ -213,10 +213,7 @@ class Reader:
         return replace(drawn, batches=[inputs for inputs, _ in batches], unlabelled=why)
 
     def _n_outputs(self, points: Points, device: torch.device, option: str) -> int | None:
-        """How many outputs a point has, None where they are no classes; refuses a network that cannot run on the first.
-
-        That is no fault of the package.
-        """
+        """How many outputs a point has, None where they are no classes; refuses data that the network cannot run on."""
         with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
             first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
             batch = fresh(next(iter(first.batches())))
@@ -259,7 +256,7 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
-    """What a record says of points."""
+    """The points as a record describes them."""
     if points is None:
         return None
     source = points.source
@@ -273,8 +270,8 @@ def summary(points: Points | None) -> dict[str, Any] | None:
     }
 
 
-def images_lines(*drawn: Points | None) -> list[str]:
-    """A line on how images became numbers, once, whatever number of sets they came from; none where there are none."""
+def normalisation_lines(*drawn: Points | None) -> list[str]:
+    """How images were normalised, one line for each way; none where there are no images."""
     found = (points.source.normalised for points in drawn if points is not None)
     return [f"images:  {one.words}" for one in dict.fromkeys(found) if one is not None]
 
@@ -349,7 +346,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The arrays of a file; a pickle in it is refused, and so is more than memory should hold."""
+    """The arrays of a file; refuses pickles, and files that unpack to more than memory should hold."""
     if path.suffix == ".npy":
         return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
     if path.suffix == ".npz":
@@ -375,7 +372,7 @@ def _tensor(array: Any, path: Path, name: str) -> Tensor:
 
 
 def _random(spec: str, role: Role, seed: int) -> Source:
-    """Normal noise of a shape, for shapes and timings: it is no data, and no claim about data comes of it."""
+    """Normal noise, for shapes and timings only: it supports no claim about data."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
         raise OptionError(f"{spec!r} is not a shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
@@ -420,7 +417,7 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
 
 
 def _index_any(path: Path) -> FolderIndex:
-    """All images below a folder, in sorted order; with classes where each lies in one of several folders."""
+    """All images below a folder in sorted order, with labels where each lies in one of several class folders."""
     found = sorted(
         os.path.relpath(os.path.join(root, name), path)
         for root, _, names in os.walk(path)

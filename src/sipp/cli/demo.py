@@ -58,7 +58,7 @@ def run_demo(
     settings: tuple[str, ...] = SETTINGS,
     force: bool = False,
 ) -> DemoResult:
-    """The accuracies; trains, prunes and retrains on the digits, and writes a figure and a page into the folder.
+    """Trains, prunes and retrains on the digits, writes a figure and a page, and returns the accuracies.
 
     The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
     are replaced with `force` only, and files of others never.

@@ -16,7 +16,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.nets import NETS, build, n_classes_in
-from sipp.experiments.own_code import named, tried
+from sipp.experiments.own_code import call_user_code, import_named
 from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
 from sipp.records.display import listed
@@ -109,8 +109,8 @@ def weights_file(path: Path) -> Path:
 
 def _build_own(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives, or that stands there already made."""
-    made = tried(spec, "network", lambda: named(spec))
-    model = made if isinstance(made, nn.Module) else tried(spec, "network", made)
+    made = call_user_code(spec, "network", lambda: import_named(spec))
+    model = made if isinstance(made, nn.Module) else call_user_code(spec, "network", made)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"

@@ -251,6 +251,6 @@ def load_code(paths: list[Path] | None) -> None:
             load_scores(path)
 
 
-def output_of(text: str | None) -> int | str | None:
+def parse_output(text: str | None) -> int | str | None:
     """The index or the name that --output gives."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text

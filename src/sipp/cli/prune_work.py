@@ -14,11 +14,11 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import survey
 from sipp.cli.commands.prune_command import PruneRequest
-from sipp.cli.data_option import Points, Reader, data_or_noise, images_lines, summary
+from sipp.cli.data_option import Points, Reader, data_or_noise, normalisation_lines, summary
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
-from sipp.cli.options import load_code, output_of, typed_name
+from sipp.cli.options import load_code, parse_output, typed_name
 from sipp.cli.output import Answer, too_wide
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
@@ -43,7 +43,7 @@ from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
-from sipp.storage.network_tensors import as_stored
+from sipp.storage.network_tensors import with_stored_values
 from sipp.storage.outputs import FILE_SUFFIX, NETWORK, RECORD_NAME, check_file, check_folder, check_ledger, refuse_input
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
@@ -65,7 +65,7 @@ def answer(request: PruneRequest) -> Answer:
 
 
 def check(request: PruneRequest) -> None:
-    """Refuses what cannot be meant, before any work."""
+    """Refuses contradictory options before any work."""
     goals = {
         "--keep": request.options.keep,
         "--budget": request.options.budget,
@@ -216,7 +216,7 @@ def _data_spec(request: PruneRequest) -> str:
 
 
 def check_enough(request: PruneRequest, holdout: Points) -> None:
-    """Tells before the work that the holdout is too small for any claim (T14)."""
+    """Refuses a holdout that is too small for any claim (T14), before the work."""
     if request.max_accuracy_drop is not None:
         return
     needed = holdout_needed(request.allowed_share, 1.0 - request.options.confidence)
@@ -233,7 +233,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
 
 @dataclass(frozen=True)
 class PruneOutcome:
-    """What came of it; `pruned` is None where no level was certified."""
+    """The result of pruning; `pruned` is None where no level was certified."""
 
     dense: nn.Module
     pruned: Pruned | None
@@ -270,7 +270,7 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
 
 
 def work(request: PruneRequest) -> PruneOutcome:
-    """The pruned network with everything it was made from."""
+    """Loads the network and its data, and prunes it."""
     begun = time.perf_counter()
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     calibration, holdout = points_for(request, model)
@@ -285,7 +285,7 @@ def work(request: PruneRequest) -> PruneOutcome:
             walk = prune_to_with(
                 model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
-                output=output_of(request.output), ledger=request.ledger,
+                output=parse_output(request.output), ledger=request.ledger,
             )  # fmt: skip
             pruned, certificate = walk.pruned, walk.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
@@ -303,12 +303,12 @@ def _prune(
     if holdout is not None and calibration is not None:  # before the work, which a shared point would make useless
         survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
-    stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
+    stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
         return pruned, stored, None
     certificate = sipp.certify(
         model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
-        output=output_of(request.output), calibration=None if calibration is None else calibration.batches,
+        output=parse_output(request.output), calibration=None if calibration is None else calibration.batches,
         ledger=request.ledger,
     )  # fmt: skip
     return pruned, stored, certificate
@@ -399,7 +399,7 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
 
 
 def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
-    """How many points would certify the first level that failed, where what was seen there is no obstacle (T15)."""
+    """About how many holdout points would certify the first level that failed (T15); empty if no number would."""
     if outcome.walk is None or outcome.holdout is None:
         return ""
     failed = next((level for level in outcome.walk.path if not level.passed), None)
@@ -426,7 +426,7 @@ def _rounded_up(n: int) -> int:
 
 
 def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
-    """What was done, for people."""
+    """The answer as a person reads it."""
     if request.weights is not None:
         origin = f"weights {request.weights}"
     else:
@@ -436,7 +436,7 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
     lines: list[RenderableType] = [f"network: {request.model}, {origin}", f"data:    {calibration}"]
     if outcome.holdout is not None:
         lines.append(f"holdout: {outcome.holdout.words}")
-    lines += images_lines(outcome.calibration, outcome.holdout)
+    lines += normalisation_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
         certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself

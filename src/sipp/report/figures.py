@@ -1,4 +1,4 @@
-"""Results in, figures of print quality out as PDF and PNG: the views that the page draws, in its looks."""
+"""Figures for print, as PDF and PNG: the same views as on the page, in the same colours."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _is_steep(values: Sequence[float]) -> bool:
 
 
 def _legend(axes: Any) -> None:
-    """The names of the lines: among them while they are few, else below the axes, where they hide none."""
+    """The legend: inside the axes if it is short, else below them."""
     n_names = len(axes.get_legend_handles_labels()[1])
     below = {"ncols": 3, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "columnspacing": 1.2}
     axes.legend(frameon=False, **(below if n_names > MOST_NAMES else {}))
@@ -321,5 +321,5 @@ def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_ste
 
 
 def _rounded(value: float) -> str:
-    """Two digits of what is small; never a power of ten for a hundred."""
+    """Two digits, and never an exponent for large numbers."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"

@@ -14,7 +14,7 @@ from sipp.records.display import points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
-from sipp.report.numbers import Unit, certified_limit, number, up
+from sipp.report.numbers import Unit, certified_limit, number, rounded_up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
@@ -213,7 +213,7 @@ def statement_cards(
     if not bound.holds:
         word = "Contradicted by the data" if contradicted else "Not met"
         text = f"{word}, so this epsilon is a number, not a guarantee: {bound.reason}."
-    rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
+    rows = [["epsilon", rounded_up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", number(bound.delta)])
     if guarantee is not None:

@@ -34,7 +34,7 @@ def render(
     about: About | None = None,
     title: str = "",
 ) -> str:
-    """The page of these results, in their order; it says which others lay beside them and could not be read.
+    """The page of these results in their order, and of which others could not be read.
 
     Where there are several runs, or the page is `about` something, it begins with a panel for each network, and each
     result by itself is opened below. `title` is that of a page of several results.

@@ -73,7 +73,7 @@ class PrunedModel:
 
     @property
     def arm(self) -> str:
-        """Its method, and whether the kept weights were repaired: what it is called beside others."""
+        """Its method, and whether it was repaired: its label beside others."""
         return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
 
     @property
@@ -99,7 +99,7 @@ Result = Run | PrunedModel
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """What lies in these folders, each of which is a run, a pruned model, or a folder of such; all of it is whole."""
+    """Reads these folders: runs, pruned models, or folders of them. Raises an error if one is broken."""
     found, broken = read_whole_results(paths)
     if broken:
         raise DataError(broken[0].reason)
@@ -107,7 +107,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
-    """What lies in these folders, and what among it is broken; a folder that was itself named must be whole."""
+    """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
     found: dict[Path, Result] = {}
     broken: dict[Path, Broken] = {}
     for path in paths:
@@ -132,7 +132,7 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
+    """Whether a result lies here, intact or not; a folder that cannot be read counts, and fails when it is read."""
     try:
         return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
     except OSError:

@@ -134,8 +134,8 @@ def tone_of(change: float) -> str:
     return next((tone for limit, tone in TONES if change >= -limit), WORST)
 
 
-def reach(curve: Curve) -> float | None:
-    """The least keep of a curve of accuracy changes up to which no level has lost more than `TOLERANCE`."""
+def sparsest_within_tolerance(curve: Curve) -> float | None:
+    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy; None: there is none."""
     kept = None
     for point in curve.points:
         if point.mean < -TOLERANCE:
@@ -145,9 +145,9 @@ def reach(curve: Curve) -> float | None:
 
 
 def best_choice(run: Run) -> Finding | None:
-    """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
+    """Which method to use at which keep: the smallest within the tolerance, then the most accurate."""
     found = series.metric_curves(run, "delta_top1")
-    reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
+    reached = {curve.method: kept for curve in found if (kept := sparsest_within_tolerance(curve)) is not None}
     limit = f"{100 * TOLERANCE:g} percentage points"
     if not found:
         return None

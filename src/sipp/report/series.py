@@ -150,7 +150,7 @@ def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
 
 
 def _point(keep: float, values: list[float | None]) -> Point | None:
-    """The point of these values; None as soon as one is unknown, so that no mean is better than its worst part."""
+    """The point of these values; None if one is unknown: a mean must not leave out a bad value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None

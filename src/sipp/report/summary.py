@@ -19,7 +19,7 @@ ARROW = " \N{RIGHTWARDS ARROW} "
 
 
 def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """Of several evaluations the one of the most points, and one with an accuracy before those without."""
+    """The evaluation on the most points, preferring those with an accuracy."""
     known = list(model.evaluations.values())
     return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
 
@@ -52,7 +52,7 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
-    """Accuracy, size, speed, guarantee, and how far outputs move; what is not known says how it is found out."""
+    """Accuracy, size, speed, guarantee, and how far outputs move; for unknown values, how to measure them."""
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
@@ -131,7 +131,7 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
-    """What a reader would do next, the most useful first: measure what is not known, mend what is bad, use it."""
+    """What to do next, the most useful first: measure what is unknown, repair what is bad, use it."""
     record, measured = pruned.record, best_evaluation(pruned)
     known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
     of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
@@ -164,7 +164,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
 
 
 def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
-    """How the network is stored small and run fast: of a program its own names, of a folder lines that read it."""
+    """How to store the network small and run it fast, in Python or from the shell."""
     store, run = "Store it in a small file:", "Run it faster on a CPU"
     if model is None:
         fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")

@@ -19,7 +19,7 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 from sipp.records.certificate import OLDER, SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
-from sipp.storage.files import staged, staged_for, write_atomic
+from sipp.storage.files import target_of_temporary, temporary_path, write_atomic
 from sipp.storage.tensors import metadata_in
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
@@ -36,8 +36,8 @@ MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a command writes, and how it is known again: nothing else is ever replaced."""
+class OutputKind:
+    """A kind of file that a command writes, and how it is recognised: nothing else is ever replaced."""
 
     name: str
     is_ours: Callable[[Path], bool]
@@ -60,7 +60,7 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_pruned(folder: Path) -> bool:
-    """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
+    """Whether the folder holds a record and the network it describes; other weights put there are foreign."""
     from sipp.storage.pruned_folder import read_pruned
 
     try:
@@ -71,7 +71,7 @@ def _is_pruned(folder: Path) -> bool:
 
 
 def _says(path: Path, key: str) -> Any:
-    """What a JSON file says under this key; None where it is no such file."""
+    """The value of this key in a JSON file; None if it is no such file."""
     try:
         content = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
@@ -79,14 +79,14 @@ def _says(path: Path, key: str) -> Any:
     return content.get(key) if isinstance(content, dict) else None
 
 
-PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
-FIGURE = Kind("figure of sipp", _is_figure)
-SCORES = Kind("file of scores of `sipp score`", _is_scores)
-BENCH = Kind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
-EVALUATION = Kind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
-NETWORK = Kind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
-PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
+PAGE = OutputKind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
+FIGURE = OutputKind("figure of sipp", _is_figure)
+SCORES = OutputKind("file of scores of `sipp score`", _is_scores)
+BENCH = OutputKind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
+EVALUATION = OutputKind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
+NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
+CERTIFICATE = OutputKind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
+PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)
 
 
 def refuse_input(path: Path, option: str, read: Path) -> None:
@@ -101,11 +101,11 @@ def refuse_input(path: Path, option: str, read: Path) -> None:
         )
 
 
-def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
-    """Refuses what is there already: without --force anything, with it what is not of this kind."""
+def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
+    """Refuses to replace anything without --force, and with it anything of another kind."""
     if path.is_symlink():
         raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
-    if not path.exists() or (path.is_dir() and all(staged_for(inner) is not None for inner in path.iterdir())):
+    if not path.exists() or (path.is_dir() and all(target_of_temporary(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():
         raise OptionError(f"{path} is not a plain file, and cannot be replaced", fix="give another name")
@@ -124,13 +124,10 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuses a path that cannot be written, or to which no folders can be made: it is tried.
-
-    What is tried with is a file without a name where the disk has such, and gone at once where it has not.
-    """
+    """Refuses a path that cannot be written, by trying: a temporary file is made there, and is gone at once."""
     place = path.parent
     try:
-        staged(path).exists()  # a name that is too long is found here
+        temporary_path(path).exists()  # a name that is too long is found here
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
@@ -143,7 +140,7 @@ def check_place(path: Path) -> None:
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
+    """Refuses, before the work, a folder that `sipp prune` cannot write to."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
@@ -152,8 +149,8 @@ def check_folder(path: Path, *, force: bool) -> None:
         check_place(path / WEIGHTS_NAME)
 
 
-def check_file(path: Path, kind: Kind, *, force: bool, makes_folder: bool = False) -> None:
-    """Refuses a file that cannot be written, looked at before the work."""
+def check_file(path: Path, kind: OutputKind, *, force: bool, makes_folder: bool = False) -> None:
+    """Refuses, before the work, a file that cannot be written."""
     check_place(path)
     if path.is_dir():
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
@@ -163,7 +160,7 @@ def check_file(path: Path, kind: Kind, *, force: bool, makes_folder: bool = Fals
 
 
 def check_ledger(path: Path, *, out: Path | None) -> None:
-    """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
+    """Refuses, before the work, a ledger in which no use could be recorded. A new one is not created yet."""
     from sipp.certificates.ledger import ledger_lines
 
     if out is not None:
@@ -180,7 +177,7 @@ def check_ledger(path: Path, *, out: Path | None) -> None:
     check_place(path)
 
 
-def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:
+def write_file(path: Path, data: bytes, kind: OutputKind, *, force: bool) -> None:
     """Writes the data into the file, or leaves it as it was."""
     check_file(path, kind, force=force)
     write_atomic(path, data)

@@ -20,7 +20,7 @@ from torch import nn
 from sipp.errors import DataError
 from sipp.experiments.data import load_digits, split_images
 from sipp.experiments.nets import plain
-from sipp.experiments.parallel.processes import ALONE, Processes, agreed, join_processes
+from sipp.experiments.parallel.processes import ALONE, Processes, in_every_process, join_processes
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records
@@ -84,7 +84,7 @@ def failing(processes: Processes) -> int:
             raise DataError("it is NaN", where="batch 3")
         return processes.index
 
-    return agreed(processes, look)
+    return in_every_process(processes, look)
 
 
 def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tensor]:

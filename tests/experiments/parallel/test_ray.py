@@ -42,7 +42,7 @@ from sipp.experiments.runs.store import code_version, open_run, without_clock
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
-from sipp.storage.files import staged
+from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
@@ -159,7 +159,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
             for pid in found:
                 os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
             if under_way and found and not (under_way[0] / "final.json").exists():
-                staged(under_way[0] / "final.json").write_text("half")  # as a death in a save leaves it
+                temporary_path(under_way[0] / "final.json").write_text("half")  # as a death in a save leaves it
                 killed.extend(found)
             for pid in found:
                 os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
@@ -245,14 +245,14 @@ def test_shares_of_the_machines() -> None:
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     origin = OriginRecord(data="", code="", device="cpu")
     job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, origin)
-    assert on_ray._shares(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
-    assert on_ray._shares(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
-    assert on_ray._shares(nodes, job, 3) == (3, {"num_cpus": 2})
-    assert on_ray._shares(nodes, job, 22) == (22, {"num_cpus": 0.5})
-    assert on_ray._shares(nodes, replace(job, device="cuda"), None) == (2, {"num_cpus": 1, "num_gpus": 1})
-    assert on_ray._shares(nodes, replace(job, device="cuda"), 1)[0] == 1
+    assert on_ray._resources(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
+    assert on_ray._resources(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
+    assert on_ray._resources(nodes, job, 3) == (3, {"num_cpus": 2})
+    assert on_ray._resources(nodes, job, 22) == (22, {"num_cpus": 0.5})
+    assert on_ray._resources(nodes, replace(job, device="cuda"), None) == (2, {"num_cpus": 1, "num_gpus": 1})
+    assert on_ray._resources(nodes, replace(job, device="cuda"), 1)[0] == 1
     with pytest.raises(OptionError, match="no GPU"):
-        on_ray._shares(nodes[1:], replace(job, device="cuda"), None)
+        on_ray._resources(nodes[1:], replace(job, device="cuda"), None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, output_of
+from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, parse_output
 from sipp.cli.output import Answer
 from sipp.records.comparison import Comparison
 from sipp.scoring.methods import NAMES, method_of
@@ -50,7 +50,7 @@ def compare(
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.data_option import Reader, images_lines, summary
+    from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
     from sipp.storage.outputs import check_ledger
@@ -74,11 +74,11 @@ def compare(
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
             holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
-            output=output_of(output), ledger=ledger, seed=seed,
+            output=parse_output(output), ledger=ledger, seed=seed,
         )  # fmt: skip
     shown = [f"network: {model}", f"data:    {chosen.words}"]
     shown += [] if judging is None else [f"holdout: {judging.words}"]
-    shown += [*images_lines(chosen, judging), str(comparison)]
+    shown += [*normalisation_lines(chosen, judging), str(comparison)]
     if chosen.is_noise:
         shown.append("noise: this shows how methods do on random inputs, not on yours")
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
@@ -110,7 +110,7 @@ def _names(methods: str | None) -> list[str] | None:
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in JSON's types, without what every single point did."""
+    """The comparison in JSON's types, without the values of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
     counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}
     best = [comparison.best(keep).name for keep in comparison.keeps]

@@ -102,12 +102,12 @@ class PruneRequest:
 
     @property
     def rounds(self) -> bool:
-        """Whether the stored values are not those of the pruning."""
+        """Whether values are rounded when they are stored."""
         return self.values not in ("fp32", "lossless")
 
     @property
     def allowed_share(self) -> float:
-        """Of inputs that may be further off."""
+        """The share of inputs that may be further off."""
         return HOLDOUT_DELTA if self.holdout_delta is None else self.holdout_delta
 
     @property

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import sipp
-from sipp.cli.errors import REPAIR, CommandError, naming_option
+from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
@@ -37,7 +37,7 @@ def report(
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
-        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
+        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # the study's own folder
@@ -51,12 +51,12 @@ def report(
     values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
     values["marked"] = marked
     if broken:
-        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
+        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": HOW_TO_REPAIR} for one in broken]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
     lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
     lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {one.reason}; {REPAIR}" for one in broken]
+    lines += [f"broken: {one.reason}; {HOW_TO_REPAIR}" for one in broken]
     return Answer(lines, values)
 
 

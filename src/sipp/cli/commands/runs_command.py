@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from sipp.cli.errors import REPAIR
+from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
@@ -33,7 +33,7 @@ def runs(
             continue
         note = "" if one.n_origins == 1 else f", {one.n_origins} origins (resumed with changes)"
         table.add_row(one.folder.name, one.pipeline, f"{one.n_done} of {one.n_stages}", one.state + note)
-    broken = [f"{BROKEN}: {one.what}; {one.fix or REPAIR}" for one in looked if isinstance(one, UnreadableRun)]
+    broken = [f"{BROKEN}: {one.what}; {one.fix or HOW_TO_REPAIR}" for one in looked if isinstance(one, UnreadableRun)]
     shown = [table if table.row_count else f"no runs in {out}", *broken]
     return Answer(shown, {"kind": "runs", "runs": [_values(one) for one in looked]})
 
@@ -43,6 +43,6 @@ def _values(one: RunStatus | UnreadableRun) -> dict[str, Any]:
     place = {"name": one.folder.name, "folder": one.folder}
     if isinstance(one, UnreadableRun):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
-        return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix or REPAIR}
+        return {**place, **unknown, "state": BROKEN, "what": one.what, "do": one.fix or HOW_TO_REPAIR}
     keys = ("pipeline", "n_done", "n_stages", "state", "n_origins")
     return {**place, **{key: getattr(one, key) for key in keys}, "what": None, "do": None}

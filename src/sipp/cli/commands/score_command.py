@@ -38,7 +38,7 @@ def score(
     seed: shared.Seed = 0,
 ) -> Answer:
     """Score every weight by its sensitivity: the largest share that it contributes to an output."""
-    from sipp.cli.data_option import Reader, images_lines, summary
+    from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
 
@@ -69,7 +69,7 @@ def score(
             write_file(out, content, SCORES, force=force)
     noise = ["noise: these are scores on random inputs, not on yours"] if chosen.is_noise else []
     written = f"; written: {out} ({bytes_in_words(len(content))})" if out is not None else ""
-    shown = [f"data: {chosen.words}", *images_lines(chosen), _table(layers), *noise]
+    shown = [f"data: {chosen.words}", *normalisation_lines(chosen), _table(layers), *noise]
     shown.append(f"scored in {seconds:.2f} s{written}")
     about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
     values = {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out}

@@ -13,7 +13,7 @@ import torch
 from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.progress import Advance
-from sipp.storage.files import make_folder, publish, sha256_of, staged, sync_folder, write_through
+from sipp.storage.files import make_folder, publish, sha256_of, sync_folder, temporary_path, write_synced
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 TIMEOUT_S = 30.0
@@ -86,12 +86,12 @@ def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: s
             f"CIFAR-10 could not be fetched ({url}: {error}). Run it again, or put data_batch_1.bin .. "
             f"data_batch_5.bin and test_batch.bin of the official binary version into {target}"
         ) from error
-    unfinished = staged(target)
+    unfinished = temporary_path(target)
     try:
         make_folder(folder)
         unfinished.mkdir()
         for name, records in files.items():
-            write_through(unfinished / f"{name}.bin", records)
+            write_synced(unfinished / f"{name}.bin", records)
         sync_folder(unfinished)
         publish(unfinished, target)
     except OSError as error:

@@ -17,7 +17,7 @@ TEST_SEED = 20  # fixed apart from any split's seed: the test set is the same in
 
 
 def load_digits() -> ImageSet:
-    """All digits as float32 in [0, 1], N x 1 x 8 x 8; the source names no test set, so a fixed draw of 360 is it."""
+    """All digits as float32 in [0, 1], N x 1 x 8 x 8; a fixed draw of 360 is the test set: the source has none."""
     with needed_for("the digits data set"):
         from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
 
@@ -29,7 +29,7 @@ def load_digits() -> ImageSet:
 
 @functools.cache  # the source is a table of text: to read it takes longer than an epoch of a small network
 def _read(embedded: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Images and labels in the order of the source; whoever calls copies them."""
+    """Images and labels in the order of the source; callers must copy them."""
     source = embedded()
     images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
     return images, torch.from_numpy(source.target).to(torch.int64)

@@ -42,7 +42,7 @@ from sipp.experiments.training.setup import code_version_of, device_named, load_
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
 from sipp.records.schemas import OriginRecord
-from sipp.storage.files import inside, remove_leftovers
+from sipp.storage.files import child_path, remove_leftovers
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25
@@ -61,7 +61,7 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class RunOnRay:
-    """What a task is told: enough to make any stage of the run."""
+    """What a task needs to know to make any stage of the run."""
 
     recipe: Recipe
     folder: Path
@@ -88,12 +88,12 @@ class StageOutcome:
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
-    """How making the stage ended; its result is in the run folder. This runs in a process of Ray's."""
+    """Trains the stage in a process of Ray and returns how it ended; its result is in the run folder."""
     outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open(run)
-            remove_leftovers(inside(run.folder, stage.name))  # of a process that died in it
+            remove_leftovers(child_path(run.folder, stage.name))  # of a process that died in it
             context = RunContext(
                 run.recipe,
                 run.folder,
@@ -134,7 +134,7 @@ def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
-    """The stage to begin now, None if all wait for others.
+    """The stage to start now, None if all wait for others.
 
     Of a chain, lower levels come first: many chains then end together. Without chains (at-init), the order of the plan,
     in which a process's scores serve all levels of a method.
@@ -147,19 +147,19 @@ def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) ->
 
 
 def check_ray(options: RayOptions) -> None:
-    """Refuses, before any work, options that make no sense, and any where Ray is missing."""
+    """Refuses impossible options, and a missing Ray, before any work."""
     if options.n_at_once is not None and options.n_at_once < 1:
         raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
     _ray()
 
 
 def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> Generator[Stage, None, None]:
-    """Each stage that had to be made, once it is done. Ray is not started where there is none.
+    """Yields each stage that had to be made, once it is done. If there is none, Ray is not started.
 
     A stage whose process died is begun again by another, from its last checkpoint. A signal, or an error in one stage,
     stops all others after a checkpoint.
     """
-    stages = [stage for stage in plan(run.recipe) if finished(ALONE, inside(run.folder, stage.name)) is None]
+    stages = [stage for stage in plan(run.recipe) if finished(ALONE, child_path(run.folder, stage.name)) is None]
     if not stages:
         return
     todo, unfinished = list(stages), set(stages)
@@ -169,7 +169,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
     stop = run.folder / STOP
     stop.unlink(missing_ok=True)  # of a driver that was killed
     with _cluster(options.address) as ray:
-        n_at_once, resources = _shares(ray.nodes(), run, options.n_at_once)
+        n_at_once, resources = _resources(ray.nodes(), run, options.n_at_once)
         # Ray begins a task anew whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
@@ -213,8 +213,10 @@ def _outcome(ray: Any, ref: Any) -> StageOutcome:
         return StageOutcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
 
 
-def _shares(nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None) -> tuple[int, dict[str, float]]:
-    """How many stages at once, and what each takes of a machine: its threads in CPUs, or one GPU."""
+def _resources(
+    nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None
+) -> tuple[int, dict[str, float]]:
+    """How many stages run at once, and what each needs: CPUs for its threads, or one GPU."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in alive]
     if run.device == "cuda":
@@ -240,7 +242,7 @@ def _ray() -> Any:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Ray, connected; what was started here is gone at the end. One the caller is connected to is used as it is."""
+    """Connects to Ray; one that is started here ends here, one that the caller is connected to stays."""
     ray = _ray()
     if ray.is_initialized():
         yield ray

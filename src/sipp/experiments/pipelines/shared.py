@@ -16,7 +16,7 @@ from torch import Tensor
 from sipp.bounds.statements import statements_of
 from sipp.errors import DataError, HoldoutReusedWarning, ModelError
 from sipp.experiments.arms import arm_of
-from sipp.experiments.parallel.processes import agreed, from_leader
+from sipp.experiments.parallel.processes import from_leader, in_every_process
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.seeds import prune_seed
@@ -43,7 +43,7 @@ CERTIFICATE_CONFIDENCE = 0.95
 
 
 def clock() -> float:
-    """The seconds of a clock that stands still while something is compiled, once after an install."""
+    """Seconds, not counting compilation, which happens once after an install."""
     return time.monotonic() - compiling_seconds()
 
 
@@ -53,7 +53,7 @@ def next_budget(left: int, alpha: float) -> int:
 
 
 def level_budget(context: RunContext, stage: Stage, n_weights: int) -> int:
-    """The number of weights of a stage's level, of so many: its keep's share, or alpha again and again."""
+    """The number of weights that a stage's level keeps: its keep times `n_weights`, or alpha applied level by level."""
     spec, budget = context.recipe.prune, n_weights
     if spec.alpha is None:
         return max(1, round(spec.keep_at(stage.level) * n_weights))
@@ -76,7 +76,9 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
         return rank(task, options)
 
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
-    return agreed(context.processes, lambda: rank_batches(batches))  # every process scores all of them: the same bits
+    return in_every_process(
+        context.processes, lambda: rank_batches(batches)
+    )  # every process scores all of them: the same bits
 
 
 def cut_to(
@@ -111,7 +113,7 @@ def _cut(
 
 
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
-    """What the holdout says of the pruned network before retraining (T14), or why nothing; None without a holdout.
+    """The certificate of the pruned network before retraining (T14), or why there is none; None without a holdout.
 
     No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
     """
