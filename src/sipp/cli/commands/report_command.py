@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +30,11 @@ def report(
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
-    _check_places(out, figures)
     with naming_option(f"--out {out}", "give another page"):
         check_file(out, PAGE, force=force, makes_folder=True)
+    if figures is not None:
+        with naming_option(f"--figures {figures}", "give another folder"):
+            check_place(figures / out.name)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
@@ -58,22 +59,6 @@ def report(
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
     lines += [f"broken: {one.reason}; {HOW_TO_REPAIR}" for one in broken]
     return Answer(lines, values)
-
-
-def _check_places(out: Path, figures: Path | None) -> None:
-    """Refuses a page or figures for which there is no place, before any work."""
-    with naming_option(f"--out {out}", "give another page"):
-        check_place(out)
-        if out.is_dir():
-            raise OptionError(f"{out} is a folder", fix="give the name of a page, such as page.html")
-    if figures is None:
-        return
-    with naming_option(f"--figures {figures}", "give another folder"):
-        if os.path.lexists(figures) and not figures.is_dir():
-            raise OptionError(f"{figures} is not a folder", fix="give another folder")
-        check_place(figures / out.name)
-        if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
-            raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")
 
 
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
