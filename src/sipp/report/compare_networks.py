@@ -42,39 +42,17 @@ def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
 # --- what is known of each ------------------------------------------------------------------------------------------
 
 
-def _accuracies(model: PrunedModel) -> dict[str, EvalRecord]:
-    """{hash of the points: the evaluation that measured an accuracy on them}."""
-    return {one.data.hash: one for one in model.evaluations.values() if one.accuracies is not None}
-
-
 def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
     """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
-    known = [one for model in models for one in _accuracies(model).values()]
+    known = [one for model in models for one in model.evaluations.values() if one.accuracies is not None]
     counts = Counter(one.data.hash for one in known)
     return max(known, key=lambda one: (counts[one.data.hash], one.n_points), default=None)
 
 
 def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
-    """The accuracy of the dense and of the pruned network on these points, None where it was not measured there."""
-    found = None if points is None else _accuracies(model).get(points.data.hash)
-    return None if found is None else found.accuracies
-
-
-def accuracy_of(models: Sequence[PrunedModel]) -> Value:
-    """How the accuracy of each of these networks is found: on the points that most of them were measured on."""
-    points = common_points(models)
-
-    def value(model: PrunedModel) -> float | None:
-        found = accuracies_on(model, points)
-        return None if found is None else found[1]
-
-    return value
-
-
-def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
-    """The accuracy of the dense network on the same points, None where it was not measured."""
-    points = common_points(models)
-    return next((known[0] for model in models if (known := accuracies_on(model, points)) is not None), None)
+    """The accuracy of the dense and of the pruned network on these points, None if it was not measured there."""
+    evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
+    return next((one.accuracies for one in evaluations if one.accuracies is not None), None)
 
 
 def certified(model: PrunedModel) -> float | None:
@@ -116,7 +94,10 @@ class ComparedNetworks:
 
 def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
-    accuracy, dense = network_curves(group, accuracy_of(group)), dense_accuracy(group)
+    points = common_points(group)
+    measured = {id(model): accuracies_on(model, points) for model in group}
+    dense = next((one[0] for one in measured.values() if one is not None), None)
+    accuracy = network_curves(group, lambda model: (measured[id(model)] or (None, None))[1])
     errors = {
         "moved": ("Output moved", "output moved on calibration inputs", network_curves(group, lambda one: one.moved)),
         "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
