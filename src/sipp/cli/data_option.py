@@ -21,7 +21,7 @@ from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import sentences
 from sipp.cli.language_text import N_SEQUENCES, is_language_model, is_text, sequences
-from sipp.cli.normalise_option import USUAL, Normalisation, checked_images, normalisation_of
+from sipp.cli.normalise_option import USUAL, Normalisation, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
@@ -279,7 +279,7 @@ def normalisation_lines(*drawn: Points | None) -> list[str]:
 def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
     """The training part for calibration, the test part as holdout."""
     is_bytes = data.images.dtype == torch.uint8
-    normalised = checked_images(chosen or USUAL, data.images, data.name) if is_bytes or chosen is not None else None
+    normalised = chosen or (USUAL if is_bytes else None)
     first, n, part = (0, data.n_train, "training") if role == "calibration" else (data.n_train, data.n_test, "test")
 
     def take(items: Tensor) -> dict[str, Tensor]:
@@ -336,7 +336,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
         found[LABELS] = found[LABELS].long()
     if chosen is not None:
         name = INPUTS if INPUTS in found else next(iter(found))
-        found[name] = checked_images(chosen, found[name], f"{name} in {path.name}").apply(found[name])
+        found[name] = chosen.apply(found[name])
 
     def take(items: Tensor) -> dict[str, Tensor]:
         return {name: tensor[items] for name, tensor in found.items()}
@@ -406,7 +406,7 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
     def take(items: Tensor) -> dict[str, Tensor]:
         batches = list(folder_batches(index, first + items, mode="val", batch_size=max(1, len(items)), side=side))
         images, labels = (torch.cat(parts) for parts in zip(*batches))
-        inputs = checked_images(chosen, images, str(path)).apply(images)
+        inputs = chosen.apply(images)
         return {INPUTS: inputs, LABELS: labels} if index.classes else {INPUTS: inputs}
 
     pixels = side or SIDE
