@@ -134,8 +134,8 @@ def test_findings(tmp_path: Path) -> None:
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [series.Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert run_article.reach(series.Curve("wt", tuple(points))) == 0.5
-    assert run_article.reach(series.Curve("wt", tuple(points[1:]))) is None
+    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points))) == 0.5
+    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points[1:]))) is None
 
 
 def test_one_seed_is_said(tmp_path: Path) -> None:
@@ -171,4 +171,9 @@ def test_certified_shares_are_rounded_up(share: float, text: str) -> None:
 
 
 def test_proved_limits_are_rounded_up() -> None:
-    assert [numbers.up(value) for value in (0.967111, 0.5, 28607.2, 1e-7)] == ["0.9672", "0.5", "28,610", "1.00e-07"]
+    assert [numbers.rounded_up(value) for value in (0.967111, 0.5, 28607.2, 1e-7)] == [
+        "0.9672",
+        "0.5",
+        "28,610",
+        "1.00e-07",
+    ]

@@ -88,7 +88,7 @@ def test_normalise_is_the_published_formula() -> None:
         assert torch.allclose(out[:, c].double(), expected, atol=1e-6)
     with pytest.raises(DataError, match="no images as bytes"):
         normalise(out)
-    with pytest.raises(DataError, match="N x 3"):
+    with pytest.raises(DataError, match="3 means for the 1 channels"):
         normalise(batch[:, :1])
 
 
