@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.data import load_digits, split_images
 from sipp.experiments.nets import build
 
 digits = load_digits()
-splits = digits_splits(digits, seed=0)
+splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)
 train, calibration, test = (
     (digits.images[part], digits.labels[part]) for part in (splits.train, splits.calibration, splits.test)
 )

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.data import load_digits, split_images
 from sipp.records.certificate import from_json, to_json
 from sipp.verbs.verify import verify
 
 digits = load_digits()
-splits = digits_splits(digits, seed=0)
+splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)
 images, labels = digits.images.flatten(1), digits.labels
 
 torch.manual_seed(0)

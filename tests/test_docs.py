@@ -30,7 +30,7 @@ import torch
 from shorter import narrow, search_once, shorten
 
 import sipp
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app, command_of
 from sipp.scoring.methods import METHODS, NAMES
 
@@ -124,7 +124,7 @@ def check_command(line: str) -> None:
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out), pytest.MonkeyPatch.context() as patch:
         shorten(words[0], patch)
-        status = fail_well(app, words)
+        status = run_and_report(app, words)
     assert status == wanted, f"{line}\n{out.getvalue()}"
 
 

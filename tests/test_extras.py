@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import OptionError
 from sipp.extras import EXTRAS, needed_for
@@ -135,7 +135,7 @@ def imported(node: ast.stmt) -> list[str]:
 WITHOUT_EXTRAS = """
 import torch, sipp
 from sipp.verbs.verify import verify
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 import numpy as np
 
@@ -154,7 +154,7 @@ for words in (
     ["runs", "--out", "."],
     ["--help"],
 ):
-    assert fail_well(app, words) == 0, words
+    assert run_and_report(app, words) == 0, words
 """
 
 
@@ -169,7 +169,7 @@ def test_the_command_line_says_it_in_three_lines(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert fail_well(app, ["demo"]) == 2
+    assert run_and_report(app, ["demo"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: the demo needs jinja2", "where: sipp demo", "do:    run pip install 'sipp[report]'"
     ]  # fmt: skip

@@ -34,7 +34,6 @@ LIGHT = (
     "sipp.experiments.arms",
     "sipp.experiments.recipes",
     "sipp.experiments.studies",
-    "sipp.experiments.parallel.messages",
     "sipp.experiments.runs.reading",
     "sipp.report",
 )

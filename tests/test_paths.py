@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from shorter import search_once, shorten
 
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +79,7 @@ def shell(script: str) -> str:
         words = shlex.split(line)[1:]
         with redirect_stdout(out), redirect_stderr(out), pytest.MonkeyPatch.context() as patch:
             shorten(words[0], patch)
-            status = fail_well(app, words)
+            status = run_and_report(app, words)
         assert status == 0, f"{line}\n{out.getvalue()}"
     return out.getvalue()
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import sipp
 from sipp import progress
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.progress import fit_cost, progress_bar, progress_line
 
@@ -270,5 +270,5 @@ def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
     words = ["prune", "--model", "digits-cnn", "--data", "digits", "--points", "20", "--keep", "0.5", "--method", "wt"]
-    code = fail_well(app, [*words, "--dry-run", "--json"])
+    code = run_and_report(app, [*words, "--dry-run", "--json"])
     assert code == 0 and json.loads(out.getvalue())["keep"] == 0.5 and "scoring" in stream.getvalue()

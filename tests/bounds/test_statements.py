@@ -348,7 +348,7 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 
 def test_words_of_both_constants_in_print_and_record() -> None:
-    from sipp.cli.pruned_table import statements
+    from sipp.cli.prune_work import statements
     from sipp.records.serialising import pruned_values
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")

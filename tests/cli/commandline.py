@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
 from sipp.cli import main
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import COMMANDS, app, function_of
 
 BUILT = get_command(app)  # once, and so is each command: thousands are called
@@ -31,7 +31,7 @@ def run(*words: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            code = fail_well(BUILT, [*map(str, words)])
+            code = run_and_report(BUILT, [*map(str, words)])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())

@@ -133,7 +133,7 @@ def test_the_fields_of_an_error_become_three_lines(
         with errors.naming_option("--data x", "give another"):
             raise error
 
-    assert errors.fail_well(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
+    assert errors.run_and_report(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:
@@ -157,7 +157,7 @@ def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None
         for i in range(errors.MOST_WARNINGS + 3):
             warnings.warn(f"number {i % (errors.MOST_WARNINGS + 2)}", stacklevel=1)
 
-    assert errors.fail_well(app, ["prune"]) == 0
+    assert errors.run_and_report(app, ["prune"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == errors.MOST_WARNINGS + 1 and lines[0] == "warning: number 0" and "and 2 more" in lines[-1]
 
@@ -169,13 +169,15 @@ def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
 
 
 def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"seed": 0, "method": "wt", "level": 1, "keep": 0.5, "after": {"top1": 0.9}, "loss": math.nan}
+
     def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.Finished:
         on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
-        return train_run.Finished(tmp_path, [{"keep": 0.5, "loss": math.nan}], 2)
+        return train_run.Finished(tmp_path, [record], 2)
 
     monkeypatch.setattr(train_run, "run", fake)
     done = run("run", "digits-at-init", "--json")
-    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{"keep": 0.5, "loss": None}]}
+    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{**record, "loss": None}]}
     assert json.loads(done.stdout) == expected and "1 of 2 networks done" in done.stderr
 
 

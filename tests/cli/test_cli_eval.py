@@ -14,7 +14,7 @@ from cli_zoo import mlp, wrapped
 from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.cli.model_option import load_model
@@ -65,7 +65,7 @@ def test_a_person_sees_how_far_it_is(is_terminal: bool, folder: Path, monkeypatc
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
-    code = fail_well(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
+    code = run_and_report(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
     assert code == 0 and json.loads(out.getvalue())["n_points"] == 300
     assert ("measuring" in stream.getvalue()) == is_terminal
 

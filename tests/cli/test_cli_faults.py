@@ -105,7 +105,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 1e12 elements in weights", weights("w.safetensors", write(header(HUGE, b"\0" * 64))), "w.safetensors", 2),
     ("6 1e12 elements in points", points("p.npy", write(NPY_HUGE)), "p.npy", 2),
     ("6 other names", weights("w.safetensors", state(lambda s: s.update(other=s.pop("0.weight")))), "0.weight", 2),
-    ("6 other shapes", weights("w.safetensors", state(lambda s: s.update({"0.bias": torch.ones(2)}))), "0.bias (2", 2),
+    ("6 other shapes", weights("w.safetensors", state(lambda s: s.update({"0.bias": torch.ones(2)}))), "for 0.bias", 2),
     ("6 no weights at all", weights("w.pt", lambda p: torch.save([1, 2], p)), "no state_dict", 2),
     ("6 absent weights", lambda folder: ["--weights", folder / "absent.pt"], "absent.pt", 2),
     ("6 points of another shape", points("p.npz", vectors(lambda a: a[:, :3])), "cannot take this data", 2),

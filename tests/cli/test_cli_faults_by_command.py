@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, tuple[str, ...], Change, str, int]] = [
     ("6 1e12 elements in a file", READS_FILE, written(F, HUGE), F, 2),
     ("6 other names", READS_WEIGHTS, LOST, "0.weight", 2),
     ("6 other names in the dense network", READS_PAIR, LOST, "0.weight", 2),
-    ("6 other shapes", READS_PAIR, state(P, **{"0_bias": torch.ones(2)}), "0.bias (2", 2),
+    ("6 other shapes", READS_PAIR, state(P, **{"0_bias": torch.ones(2)}), "mismatch for 0.bias", 2),
     ("13 NaN in the data", ("compare", *PRUNES), arrays(D, inputs=put(np.nan)), "NaN", 2),
     ("14 NaN weight", READS_WEIGHTS, state(W, **{"2_weight": torch.full((3, 16), torch.nan)}), "2.weight", 2),
     ("18 no points", READS_DATA, arrays(D, inputs=lambda a: a[:0], labels=lambda a: a[:0]), "no inputs", 2),

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,10 @@ from cli_zoo import small_conv
 from commandline import run, three_lines
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
 
 import sipp
-from sipp.cli.data_option import INPUTS, open_source
+from sipp.cli.data_option import INPUTS, Reader
 from sipp.cli.stored_networks import stored_network
 from sipp.experiments.data import normalise
 from sipp.experiments.nets import NETS, build, n_classes_in
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taken(spec: Path, text: str | None) -> torch.Tensor:
-    source = open_source(str(spec), "calibration", "--data", normalise=text)
+    source = Reader(nn.Identity(), "", text).open(str(spec), "calibration", "--data")
     return source.take(torch.arange(source.n_points))[INPUTS]
 
 
@@ -119,8 +119,8 @@ def test_the_record_says_it(folder: Path, tmp_path: Path) -> None:
         ("1/2/3", "data.npy", "not a normalisation"),
         ("0.5,0.5/0.5,0.5", "data.npy", "2 means for the 3 channels"),
         ("0.5,0.5/0.5,0.5", "pictures", "2 means for the 3 channels"),
-        ("none", "floats.npy", "holds float32 9 x 3 x 8 x 8, no images"),
-        ("none", "named.npz", "left in named.npz holds float32"),
+        ("none", "floats.npy", "torch.float32 (9, 3, 8, 8): these are no images"),
+        ("none", "named.npz", "torch.float32 (9, 6)"),
         ("none", "digits", "no images as bytes"),
         ("none", "random:4x3x8x8", "holds no images"),
     ],
@@ -156,7 +156,7 @@ TWO = ["--model", "resnet20", "--size", 16]
 
 
 def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
-    source = open_source(str(pets / "two"), "calibration", "--data", size=16)
+    source = Reader(nn.Identity(), "", size=16).open(str(pets / "two"), "calibration", "--data")
     found = source.take(torch.arange(source.n_points))
     assert source.classes == ("cats", "dogs") and found["labels"].tolist() == [0] * 8 + [1] * 8
     both = ["--dense", pets / "w.pt", "--pruned", pets / "w.pt"]
@@ -170,13 +170,13 @@ def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
 
 
 def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:
-    def pixels(**options: Any) -> torch.Tensor:
-        source = open_source(str(pets / "two"), "calibration", "--data", normalise="none", **options)
+    def pixels(model: str = "", size: int | None = None) -> torch.Tensor:
+        source = Reader(nn.Identity(), model, "none", size=size).open(str(pets / "two"), "calibration", "--data")
         return source.take(torch.arange(1))[INPUTS]
 
     picture = torch.from_numpy(np.array(Image.open(pets / "two" / "cats" / "0.png"))).permute(2, 0, 1)
     assert torch.equal((255 * pixels(size=16)[0]).round().byte(), picture)
-    shapes = [tuple(pixels(**options).shape[2:]) for options in ({}, {"size": 24}, {"model": "resnet20"})]
+    shapes = [tuple(found.shape[2:]) for found in (pixels(), pixels(size=24), pixels("resnet20"))]
     assert shapes == [(224, 224), (24, 24), (32, 32)]  # a built-in network says what it takes
     wrong = run("score", *TWO, "--data", "random:4x3x8x8")
     assert wrong.returncode == 2 and three_lines(wrong.stderr)[1] == "--size 16"

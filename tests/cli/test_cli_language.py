@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli.commands.eval_command import EvalRequest
-from sipp.cli.data_option import Reader, draw_calibration, draw_holdout
+from sipp.cli.data_option import Reader
 from sipp.cli.errors import CommandError
 from sipp.cli.eval_work import answer
 from sipp.cli.model_option import load_model
@@ -34,14 +34,14 @@ def ignored(example: object) -> int:
 
 def test_text_is_read_as_sequences_by_the_folders_tokenizer(folder: Path) -> None:
     reader = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", length=8)
-    drawn = draw_calibration(reader, str(folder / "many.jsonl"), "all", ignored)
+    drawn = reader.calibration(str(folder / "many.jsonl"), "all", ignored)
     assert drawn.n_points == 40 * (20 // 8) and "sequences of 8 tokens of many.jsonl (40 documents)" in drawn.words
     first = " ".join(f"w{i}" for i in drawn.batches[0]["input_ids"][0].tolist())
     assert some_text(20, 1).startswith(first)
-    held = draw_holdout(reader, str(folder / "many.jsonl"), None)
+    held = reader.holdout(str(folder / "many.jsonl"), None)
     assert held.n_points == 40 and "one of each of 40 documents" in held.words
     usual = Reader(reader.network, reader.model)
-    assert draw_calibration(usual, str(folder / "one.txt"), None, ignored).n_points == 200 // LENGTH
+    assert usual.calibration(str(folder / "one.txt"), None, ignored).n_points == 200 // LENGTH
 
 
 def test_what_a_length_cannot_mean_is_refused(folder: Path) -> None:
@@ -57,7 +57,8 @@ def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_we
         model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3, length=16,
         out=folder / "eval.json",
     )  # fmt: skip
-    lines, record = answer(request)
+    found = answer(request)
+    lines, record = found.shown, found.values
     dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
     tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)
     found = sipp.perplexity(pruned, tokens, dense=dense, progress=False)

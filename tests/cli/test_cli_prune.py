@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp.cli import data_option as points
 from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_table import layer_table
+from sipp.cli.prune_work import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.records.binomial import upper_limit
@@ -191,14 +191,14 @@ def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> No
 
 def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[bytes]] = {}
-    honest = points.collect
+    honest = points.Reader.collect
 
-    def spy(source: points.Source, items: torch.Tensor, **options: object) -> points.Points:
-        found = honest(source, items, **options)  # type: ignore[arg-type]
+    def spy(reader: points.Reader, source: points.Source, items: torch.Tensor, option: str) -> points.Points:
+        found = honest(reader, source, items, option)
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr("sipp.cli.prune_work.collect", spy)
+    monkeypatch.setattr(points.Reader, "collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
@@ -340,12 +340,10 @@ def test_how_many_points_would_certify_the_next_level_is_said(
 
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
-    source = points.open_source("digits", "holdout", "--holdout")
-    assert points.usual_holdout(source) is None and source.n_points > 300
     reader = points.Reader(build("digits-cnn"), "digits-cnn")
-    assert points.n_calibration(reader, source, None, lambda example: 7) == 7
-    folder = dataclasses.replace(source, kind="folder")
-    assert points.usual_holdout(folder) == points.N_HOLDOUT
+    source = reader.open("digits", "holdout", "--holdout")
+    assert reader.n_calibration(source, None, lambda example: 7) == 7
+    assert reader.holdout("digits", None).n_points == source.n_points > 300
 
 
 def test_a_method_of_others_without_statements(data: Path) -> None:

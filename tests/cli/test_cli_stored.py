@@ -11,12 +11,12 @@ from commandline import Done, files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.bench_network import certified_words
 from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BenchRecord, checked
 from sipp.report import read_results, render
+from sipp.report.summary import claim_of
 from sipp.runtime import steps
 from sipp.storage.files import read_sealed, seal
 from sipp.verbs.certify import certify_accuracy
@@ -85,7 +85,7 @@ def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
     net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
     for goal in ("--epsilon", "--max-accuracy-drop"):
         words = ["prune", *net, goal, 0.5, "--holdout", folder / "holdout.npy", "--out", tmp_path / "n.safetensors"]
-        refused(run(*words, "--values", "bf16"), "--values bf16", "before rounding")
+        refused(run(*words, "--values", "bf16"), "sipp prune", "before rounding")
     save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--values", "fp16"]
     done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
@@ -192,7 +192,7 @@ def test_export_gives_the_network_back(to: str, folder: Path, tmp_path: Path) ->
     refused(run(*words, *own, *points), "--out", "exists")
     assert files_in(tmp_path) == before
     refused(run(*words[:-1], tmp_path / "new", *points), "FILE", "not a built-in network")
-    refused(run(*words[:-1], folder / "net.sipp.safetensors", *own, *points), "--out", "what FILE reads")
+    refused(run(*words[:-1], folder / "net.sipp.safetensors", *own, *points), "--out", "exists")
     refused(run(*words[:-1], tmp_path / "absent" / "x", *own, *points), "--out", "is not a folder")
     assert files_in(tmp_path) == before
 
@@ -258,7 +258,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.n_bytes > contents.dense_bytes  # a tiny network: its certificate alone is larger
     grew = f"{contents.n_bytes / contents.dense_bytes:.2f} x larger: in a network this small, names and records take"
     assert found.line.startswith(grew) and grew in str(contents) and "smaller" not in found.line
-    assert "certified: outputs within " in found.line
+    assert "certified: For 95 % of new inputs the output stays within " in found.line or "useless" in found.line
     assert found.line.endswith(f"; 20 inputs per call, 1 thread: {found.runs[-1].words}")
     assert "PyTorch running the same pruned network" in done.stdout
     assert "ms torch" in done.stdout and "ms dense" not in done.stdout  # dense: before pruning, and nothing else
@@ -267,7 +267,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--repeats", 5, "--out", record), "--out", "exists")
-    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
+    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "nothing else is replaced")
     found_json = json.loads(run(*words, "--batch", 1, "--repeats", 5, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
 
@@ -280,13 +280,12 @@ def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path
     words = []
     for measure in ("output", "kl", "next-token"):
         certificate = sipp.certify(net, pruned, windows, measure=measure, progress=False)
-        words.append(certified_words(sipp.save(pruned, tmp_path / measure, certificate=certificate)))
-    assert words[0] is not None and words[0].startswith("outputs within ") and "of inputs" in words[0]
-    assert words[1] is not None and "nats of the dense network's (KL" in words[1] and "of sequences" in words[1]
-    assert words[2] is not None and words[2].startswith("the pruned network predicts a different next token at no more")
-    accuracy = certify_accuracy(net, pruned, windows, progress=False)
-    said = certified_words(sipp.save(pruned, tmp_path / "accuracy", certificate=accuracy))
-    assert said is not None and said.startswith("accuracy of the next token falls by at most ")
+        words.append(claim_of(certificate))
+    assert "output" in words[0] and "sequences" not in words[0]
+    assert "nats of the dense network's (KL" in words[1] and "of new sequences" in words[1]
+    assert "the pruned network predicts a different next token at no more" in words[2]
+    said = claim_of(certify_accuracy(net, pruned, windows, progress=False))
+    assert said.startswith("On new inputs, the accuracy of the next token falls by at most ")
 
 
 def test_where_torch_runs_all_of_it_nothing_is_faster(

@@ -11,7 +11,8 @@ from commandline import run, three_lines
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
-from sipp.cli.options import Json, option, with_record_options
+from sipp.cli.options import as_command, option
+from sipp.cli.output import Answer
 from sipp.records.options import PruneOptions, Shown
 
 SHOWN = {
@@ -20,20 +21,20 @@ SHOWN = {
 }
 
 
-def asked(request: PruneRequest, as_json: Json = False) -> None:
+def asked(request: PruneRequest) -> Answer:
     raise RuntimeError(request)
 
 
 def typed_out(typed: dict[str, Any]) -> dict[str, Any]:
     """These options, and all others as --help says."""
-    parameters = with_record_options(asked).__signature__.parameters  # type: ignore[attr-defined]
+    parameters = as_command(asked).__signature__.parameters  # type: ignore[attr-defined]
     return {name: one.default for name, one in parameters.items()} | {"model": "net"} | typed
 
 
 def given(**typed: Any) -> PruneRequest:
     """The record that a command gets for these options."""
     with pytest.raises(RuntimeError) as stop:
-        with_record_options(asked)(**typed_out(typed))
+        as_command(asked)(**typed_out(typed))
     found: PruneRequest = stop.value.args[0]
     return found
 
@@ -62,7 +63,7 @@ def test_what_is_typed_reaches_the_record() -> None:
 )
 def test_what_the_record_refuses_is_told_at_its_option(typed: dict[str, Any], where: str) -> None:
     with pytest.raises(CommandError) as refused:
-        with_record_options(asked)(**typed_out(typed))
+        as_command(asked)(**typed_out(typed))
     assert refused.value.where == where and "=" not in refused.value.what.split(" is ")[0]
 
 
@@ -80,11 +81,11 @@ def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
 
     globals()["Inner"] = Inner
 
-    @with_record_options
-    def command(inner: Inner, word: Annotated[str, option("c", "Output")] = "x") -> None:
+    @as_command
+    def command(inner: Inner, word: Annotated[str, option("c", "Output")] = "x") -> Answer:
         raise RuntimeError(inner, word)
 
-    assert [*command.__signature__.parameters] == ["first", "word", "late"]  # type: ignore[attr-defined]
+    assert [*command.__signature__.parameters] == ["first", "word", "as_json", "late"]  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError) as stop:
-        command(first=5, late=6, word="y")
+        command(first=5, late=6, word="y", as_json=False)
     assert stop.value.args == (Inner(first=5, late=6), "y")

@@ -27,10 +27,10 @@ def loaded(code: str, *words: str) -> set[str]:
 
 CALLS = """
 import json, sys
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 for words in json.loads(sys.argv[1]):
-    assert fail_well(app, words) == 0
+    assert run_and_report(app, words) == 0
     print("\\nLOADED", *sys.modules)
 """
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sipp.errors import OptionError
-from sipp.experiments.own_code import named, own_images, own_network
+from sipp.experiments.own_code import import_named, own_images, own_network
 from sipp.experiments.recipes import Code, load_recipe
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.runs.reuse import stage_key
@@ -93,4 +93,4 @@ def test_wrong_networks(name: str, mine: Path) -> None:
 def test_wrong_data(name: str, mine: Path) -> None:
     with pytest.raises(OptionError):
         own_images(f"mine_for_runs:{name}")
-    assert own_images("mine_for_runs:load").n_classes == 3 and named("mine_for_runs:load")
+    assert own_images("mine_for_runs:load").n_classes == 3 and import_named("mine_for_runs:load")

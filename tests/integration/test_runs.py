@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from sipp.cli.commands import run_command, runs_command
+from sipp.cli.options import as_command
 from sipp.errors import OptionError
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.reading import list_runs
@@ -24,8 +25,8 @@ N_KILLS = 3
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 
 app = typer.Typer()
-app.command()(run_command.run)
-app.command()(runs_command.runs)
+app.command()(as_command(run_command.run))
+app.command()(as_command(runs_command.runs))
 
 SMALL = (
     "train.epochs=1",
@@ -70,8 +71,9 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
     arguments = ["run", "digits-iterative", *options(*endless), "--out", str(tmp_path), "--device", "cpu"]
     code = (
         "import sys, typer; from sipp.cli.commands import run_command, runs_command; "
-        "app = typer.Typer(); app.command()(run_command.run); "
-        "app.command()(runs_command.runs); app()"
+        "from sipp.cli.options import as_command; "
+        "app = typer.Typer(); app.command()(as_command(run_command.run)); "
+        "app.command()(as_command(runs_command.runs)); app()"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

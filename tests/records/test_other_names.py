@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 import sipp
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
 from sipp.records.checking import METHODS, OF_ONE_LAYER
@@ -79,9 +79,9 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OptionError, match="did you mean 'wanda'"):
         sipp.prune(net(), points(1), keep=0.5, method="wandda")
     words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "magnitude"]
-    assert fail_well(app, [*words, "--dry-run"]) == 2
+    assert run_and_report(app, [*words, "--dry-run"]) == 2
     assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
-    assert fail_well(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
+    assert run_and_report(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
     assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
 
 

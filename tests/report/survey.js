@@ -1,11 +1,7 @@
 // Body of an async function: whether everything can be read, and stands where it should.
-for (const plot of Object.values(PAGE.plots).filter((one) => one.kind === "heat")) { // every colour that there is, from 1/16 to 16 times
-  for (const view of plot.views) view.columns = plot.columns.map((keep) => plot.rows.map((_, r) => keep * 2 ** (r - 4)));
-}
-document.querySelectorAll("figure[data-plot$=allocation]").forEach((figure) => figure.redraw());
 const texts = (svg) => [...svg.querySelectorAll("text")].map((node) => ({ words: node.textContent, box: node.getBoundingClientRect() }));
 const shown = [...document.querySelectorAll("figure[data-plot]")].filter((figure) => figure.drawn && figure.offsetParent);
-const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, dashes: {}, hollow: {}, tinted: [], contrast: 99, cells: 0, headings: [], captions: [], sections: [] };
+const found = { cut: [], overlapping: [], first: null, names: {}, series: {}, dashes: {}, hollow: {}, tinted: [], headings: [], captions: [], sections: [] };
 for (const figure of shown) {
   const svg = figure.drawn.svg, frame = svg.getBoundingClientRect(), all = texts(svg), at = figure.dataset.plot;
   found.first ??= frame.bottom;
@@ -22,18 +18,6 @@ for (const figure of shown) {
     const high = Math.min(one.box.bottom, other.box.bottom) - Math.max(one.box.top, other.box.top);
     if (wide > 1 && high > 4) found.overlapping.push(`${at}: ${one.words} / ${other.words}`); // lines of text have room above and below
   }));
-}
-const channels = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
-const luminance = (colour) => {
-  const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-for (const cell of document.querySelectorAll("svg text.cell")) {
-  const below = getComputedStyle(cell.previousElementSibling), card = channels(getComputedStyle(cell.closest("section")).backgroundColor);
-  const blended = channels(below.fill).map((c, i) => below.fillOpacity * c + (1 - below.fillOpacity) * card[i]);
-  const [dark, bright] = [luminance(blended), luminance(channels(getComputedStyle(cell).fill))].sort((a, b) => a - b);
-  found.contrast = Math.min(found.contrast, (bright + 0.05) / (dark + 0.05));
-  found.cells++;
 }
 for (const section of document.querySelectorAll("section")) {
   found.headings.push(section.querySelectorAll("h1, h2, h3, h4").length);

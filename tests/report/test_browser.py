@@ -77,7 +77,6 @@ def test_every_plot_has_a_table_with_all_its_numbers(played: Visit) -> None:
         "certified": 5 * 20,
         "theory": 2 * 20,
         "layers": N_LAYERS,
-        "allocation": N_LAYERS,
         "times": 6,
     }
     assert {key: len(tables[key]) for key in expected} == expected

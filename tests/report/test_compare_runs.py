@@ -81,7 +81,8 @@ def test_two_values_of_one_title_have_their_own_names(tmp_path: Path) -> None:
 def test_the_figure_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "FORMATS", ("png",))
     monkeypatch.setattr(figures, "DPI", 30)
-    monkeypatch.setattr(figures, "_figures", lambda run: {})  # those of each run: test_figures.py
+    for name in ("metric_views", "epsilon_views", "_layer_figures"):  # of each run: test_figures.py
+        monkeypatch.setattr(figures, name, lambda run: {})
     first = made(tmp_path / "a")
     three = [replace(first, name=init, config={**first.config, "init": init}) for init in ("he", "pytorch", "x")]
     written = figures.write_figures(three, tmp_path / "f")

@@ -15,7 +15,8 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run as run_recipe
 from sipp.report.results import read_pruned_result, read_run_result, read_whole_results
-from sipp.storage.files import read_json, seal, write_json
+from sipp.storage.files import read_json, read_sealed, seal, write_json
+from sipp.storage.pruned_folder import OTHER_COPY
 
 SMALL = (
     "train.epochs=1",
@@ -214,26 +215,42 @@ SEALED = ("kept", "n_weights", "keep", "dead_rows", "dense_hash", "pruned_hash",
 
 
 def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
-    path = net / "report.json"
-    good = {key: value for key, value in json.loads(path.read_text()).items() if key != "check"}
+    path = net / "model.safetensors"
+    data, good = path.read_bytes(), read_sealed(net / "report.json")
+    end = 8 + int.from_bytes(data[:8], "little")
+
+    def store(record: dict[str, Any]) -> None:
+        header = {**json.loads(data[8:end]), "__metadata__": {"sipp record": json.dumps(seal(record))}}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    store(good)
+    assert read_pruned_result(net).marks == ()
+
     layer = [("layers", 0, key) for key in ("kept", "n_weights", "n_rows", "fan_in", "keep", "dead_rows", "name")]
     derived = ("schema", "kind", "verdict", "k_allowed", "delta_hat", "marked", "dense_hash", "pruned_hash")
     for place in [*((key,) for key in SEALED), *layer, *(("certificate", key) for key in derived)]:
-        path.write_text(json.dumps(seal(forged(good, place))))
-        with pytest.raises(DataError, match=r"report\.json|model\.safetensors"):
+        store(forged(good, place))
+        with pytest.raises(DataError, match=r"model\.safetensors"):
             read_pruned_result(net)
     fewer = copy.deepcopy(good)  # counts that fit each other, and not the weights
     fewer["layers"][0]["kept"] -= 9
     fewer["layers"][0]["keep"] = fewer["layers"][0]["kept"] / fewer["layers"][0]["n_weights"]
     fewer["kept"] -= 9
     fewer["keep"] = fewer["kept"] / fewer["n_weights"]
-    path.write_text(json.dumps(seal(fewer)))
+    store(fewer)
     with pytest.raises(DataError, match="does not fit its weights"):
         read_pruned_result(net)
     words = {**good, "certificate": {**good["certificate"], "sentence": "No error at all."}}
-    path.write_text(json.dumps(seal(words)))
+    store(words)
     shown = read_pruned_result(net).record.certificate
     assert shown is not None and "No error" not in shown.sentence  # the words on the page are those of the counts
+
+
+def test_a_copy_of_the_record_sealed_anew_changes_nothing_but_the_marks(net: Path) -> None:
+    good, path = read_pruned_result(net).record, net / "report.json"
+    path.write_text(json.dumps(seal(forged(read_sealed(path), ("kept",)))))
+    assert read_pruned_result(net).record == good and read_pruned_result(net).marks == (OTHER_COPY,)
 
 
 def test_the_network_of_a_record(net: Path) -> None:

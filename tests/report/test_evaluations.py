@@ -14,7 +14,7 @@ from report.test_result_folders import pruned_folder
 from sipp.records.certificate import AccuracyCertificate, to_json
 from sipp.records.display import percent_up, points_up
 from sipp.report import figure_names, read_results, render
-from sipp.report.compare_networks import accuracy_of, dense_accuracy, network_curves, networks_table
+from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.storage.files import seal
@@ -93,10 +93,9 @@ def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> N
     at = [table.head.index(name) - 1 for name in ("accuracy", "accuracy, dense")]
     cells = {name: tuple(row[i].text for i in at) for name, row in table.rows}
     assert cells == {"wt": ("80 %", "90 %"), "wt-r": ("85 %", "90 %"), "lamp": ("not measured", "not measured")}
-    curves = {
-        curve.method: [point.mean for point in curve.points] for curve in network_curves(models, accuracy_of(models))
-    }
-    assert curves == {"wt": [0.8], "wt repaired": [0.85]} and dense_accuracy(models) == 0.9
+    accuracy = comparisons_of(models)[0]
+    curves = {curve.method: [point.mean for point in curve.points] for curve in accuracy.curves}
+    assert curves == {"wt": [0.8], "wt repaired": [0.85]} and accuracy.view["reference"]["value"] == 0.9
 
 
 def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[Path]) -> None:

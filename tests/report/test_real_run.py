@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from report.test_page import data_of, faults
 
-from sipp.experiments.pipelines.shared import SCORE_BINS, _score_counts
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Finished, run
 from sipp.experiments.runs.store import without_clock
@@ -35,27 +33,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def levels(done: Finished) -> list[dict[str, Any]]:
     return [record for record in done.records if record["kind"] == "level"]
-
-
-def test_scores_are_counted_once_each(done: Finished) -> None:
-    for record in levels(done):
-        assert record["score_bins"] == SCORE_BINS
-        for layer in record["layers"]:
-            scores = layer["scores"]
-            assert scores["zero"] + sum(scores["counts"]) == layer["n_weights"]
-            assert all(kept <= count for kept, count in zip(scores["kept"], scores["counts"]))
-            if record["method"] == "wt":  # a magnitude is 0 only where a weight was pruned before
-                assert sum(scores["kept"]) == layer["kept"]
-
-
-def test_bins() -> None:
-    scores = torch.tensor([[0.0, 1e-30, 1.0, 1.0001], [1e-9, 2e-9, 5.0, 1e9]])
-    kept = torch.tensor([[False, False, True, True], [False, False, False, True]])
-    found = _score_counts(scores.double(), kept)
-    counts, taken = found["counts"], found["kept"]
-    assert found["zero"] == 1 and sum(counts) == 7 and sum(taken) == 3
-    assert counts[17] == 1 and taken[17] == 1  # 1 is the upper edge of its bin: (10^-0.5, 1]
-    assert counts[18] == 1 and counts[19] == 1 and counts[23] == 1 and counts[0] == 3  # outside: first and last
 
 
 def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Finished) -> None:
@@ -89,5 +66,5 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
 def test_the_page_of_a_real_run(done: Finished) -> None:
     page = render(read_results([done.folder.parent]), version="sipp test")
     assert faults(page) == [] and "not finished: " not in page
-    assert len(data_of(page)["plots"]) == 10
+    assert len(data_of(page)["plots"]) == 8
     assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))

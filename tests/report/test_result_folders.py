@@ -44,7 +44,7 @@ def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: A
 
 def test_a_run(folder: Path) -> None:
     run = read_run_result(folder)
-    assert run.finished and run.n_stages == len(run.records) == 5 and run.bins is not None and run.bins.n == 24
+    assert run.finished and run.n_stages == len(run.records) == 5
     assert run.records[0].method is None and run.records[0].keep == 1.0
     assert run.records[1].layers[0].n_weights == 432 and run.records[1].certificate is not None
 

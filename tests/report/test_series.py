@@ -84,13 +84,6 @@ def test_layers(tmp_path: Path) -> None:
     assert series.layer_rows(small_run(tmp_path), "wt", 2)[0].eps is None
 
 
-def test_histograms_of_all_layers(tmp_path: Path) -> None:
-    parts = series.histograms(small_run(tmp_path), "wt", 1)
-    whole = series.added(parts)
-    assert len(parts) == 2 and sum(whole.counts) + whole.zero == 400
-    assert sum(whole.kept) == pytest.approx(200, abs=20) and all(k <= c for k, c in zip(whole.kept, whole.counts))
-
-
 def test_times_add_up(tmp_path: Path) -> None:
     found = series.times(small_run(tmp_path))
     assert found["wt"] == pytest.approx({"score": 16.0, "prune": 4.0, "certify": 8.0, "train": 410.0, "other": 2.0})
@@ -141,8 +134,8 @@ def test_findings(tmp_path: Path) -> None:
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [series.Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert run_article.reach(series.Curve("wt", tuple(points))) == 0.5
-    assert run_article.reach(series.Curve("wt", tuple(points[1:]))) is None
+    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points))) == 0.5
+    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points[1:]))) is None
 
 
 def test_one_seed_is_said(tmp_path: Path) -> None:
@@ -178,4 +171,9 @@ def test_certified_shares_are_rounded_up(share: float, text: str) -> None:
 
 
 def test_proved_limits_are_rounded_up() -> None:
-    assert [numbers.up(value) for value in (0.967111, 0.5, 28607.2, 1e-7)] == ["0.9672", "0.5", "28,610", "1.00e-07"]
+    assert [numbers.rounded_up(value) for value in (0.967111, 0.5, 28607.2, 1e-7)] == [
+        "0.9672",
+        "0.5",
+        "28,610",
+        "1.00e-07",
+    ]

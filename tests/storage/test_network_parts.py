@@ -13,7 +13,7 @@ from hostile_files import network
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import DataError, OptionError
 from sipp.records.options import Precision
@@ -173,13 +173,16 @@ def test_the_program_without_sipp_reads_parts(tmp_path: Path) -> None:
 def test_commands_write_and_read_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.safetensors"
     words = ["--model", "digits-cnn", "--method", "wt", "--keep", "0.3", "--out", str(path), "--shard"]
-    assert fail_well(app, ["prune", *words, "20KB"]) == 0 and len(parts_in(tmp_path)) > 1
-    assert fail_well(app, ["inspect", str(path)]) == 0
-    assert fail_well(app, ["export", str(path), "--to", "safetensors", "-o", str(tmp_path / "plain.safetensors")]) == 0
+    assert run_and_report(app, ["prune", *words, "20KB"]) == 0 and len(parts_in(tmp_path)) > 1
+    assert run_and_report(app, ["inspect", str(path)]) == 0
+    assert (
+        run_and_report(app, ["export", str(path), "--to", "safetensors", "-o", str(tmp_path / "plain.safetensors")])
+        == 0
+    )
     dense = tmp_path / "plain.safetensors"
     data = ["--data", "digits", "--dense", str(dense), "--points", "20"]
-    assert fail_well(app, ["eval", "--model", "digits-cnn", "--pruned", str(path), *data]) == 0
+    assert run_and_report(app, ["eval", "--model", "digits-cnn", "--pruned", str(path), *data]) == 0
     assert " x smaller; the kept values" in capsys.readouterr().out
-    assert fail_well(app, ["prune", *words[:-2], str(tmp_path / "folder"), "--shard", "5GB"]) == 2
-    assert fail_well(app, ["prune", *words, "large", "--force"]) == 2
+    assert run_and_report(app, ["prune", *words[:-2], str(tmp_path / "folder"), "--shard", "5GB"]) == 2
+    assert run_and_report(app, ["prune", *words, "large", "--force"]) == 2
     assert "is not a size" in capsys.readouterr().err

@@ -14,7 +14,8 @@ import sipp
 from sipp.errors import DataError, OptionError
 from sipp.records.network_hash import model_hash
 from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
-from sipp.storage.pruned_folder import read_pruned
+from sipp.storage.pruned_folder import OTHER_COPY, read_pruned
+from sipp.storage.tensors import metadata_in, tensors_to_bytes
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +80,20 @@ def test_wrong_arguments(pruned: sipp.Pruned, tmp_path: Path) -> None:
 
 
 def test_a_network_changed_after_it_was_saved_is_refused(pruned: sipp.Pruned, tmp_path: Path) -> None:
+    path = sipp.save_folder(pruned, tmp_path / "net") / WEIGHTS_NAME
+    state, record = load_file(path), metadata_in(path.open("rb"))
+    path.write_bytes(tensors_to_bytes({name: 2 * value for name, value in state.items()}, record))
+    with pytest.raises(DataError, match="not those that its record speaks of"):
+        read_pruned(path.parent)
+    path.write_bytes(tensors_to_bytes(state))
+    with pytest.raises(DataError, match="holds no record"):
+        read_pruned(path.parent)
+
+
+def test_another_network_put_into_the_folder_is_shown_as_itself(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder, other = sipp.save_folder(pruned, tmp_path / "net"), copy.deepcopy(pruned)
     with torch.no_grad():
         next(other.model.parameters()).mul_(2)
     (sipp.save_folder(other, tmp_path / "other") / WEIGHTS_NAME).replace(folder / WEIGHTS_NAME)
-    with pytest.raises(DataError, match="not the network that report"):
-        read_pruned(folder)
+    record, marks = read_pruned(folder)
+    assert record.pruned_hash == model_hash(other.model) and marks == (OTHER_COPY,)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.errors import fail_well
+from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import DataError
 from sipp.records.options import Precision
@@ -85,7 +85,7 @@ def test_it_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     """As a script, with nothing of ours or of torch to import, after the command that writes it."""
     net, file, script = Odd(), tmp_path / "small.safetensors", tmp_path / "read_small.py"
     sipp.save(net, file)
-    assert fail_well(app, ["export", str(file), "--to", "reader", "--out", str(script)]) == 0
+    assert run_and_report(app, ["export", str(file), "--to", "reader", "--out", str(script)]) == 0
     assert "every bit is the same" in " ".join(capsys.readouterr().out.split())
     words = ["x", str(file), str(tmp_path / "out.npz")]
     alone = f"import sys, runpy; sys.modules.update(torch=None, sipp=None, safetensors=None); sys.argv = {words!r}; "
@@ -118,5 +118,5 @@ def test_damage_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(ValueError, match=r"not a file from sipp\.save"):
         standalone_reader.read(str(file))
     words = ["export", str(file), "--to", "reader", "--out", str(tmp_path / "reader.py")]
-    assert fail_well(app, words) == 2 and fail_well(app, [*words, "--model", "digits-cnn"]) == 2
+    assert run_and_report(app, words) == 2 and run_and_report(app, [*words, "--model", "digits-cnn"]) == 2
     assert "leave it out" in capsys.readouterr().err and not (tmp_path / "reader.py").exists()

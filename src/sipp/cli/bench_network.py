@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sipp
-from sipp.cli.data_option import images_lines
+from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
-from sipp.records.certificate import Certificate, claim_about_tokens
-from sipp.records.display import percent, percent_up, points_up, size_words, sure
+from sipp.records.display import size_words
 from sipp.records.network_hash import model_hash
-from sipp.records.saved_file import SavedFile
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
+from sipp.report.summary import claim_of
 from sipp.runtime.examples import call_of, off_by
 from sipp.runtime.sparse_network import Sparse
 
@@ -61,11 +60,11 @@ def bench_file(
             fast = made
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
-        return _record(stored, fast, runs, images_lines(points))
+        return _record(stored, fast, runs, normalisation_lines(points))
 
 
 def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
-    """A call dense and sparse; what gives other outputs is not timed."""
+    """Times one call, dense and sparse; refuses if the outputs differ."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
@@ -97,7 +96,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
-    """The times of each in seconds; they take turns, so that a noisy moment meets all."""
+    """Seconds of each call of each function; they take turns, so that noise hits all of them."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
@@ -126,7 +125,8 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
         )
         for step in fast.steps if step.keep is not None
     ]  # fmt: skip
-    certified = certified_words(contents)
+    about_stored = contents.certificate_about == "stored values"
+    certified = claim_of(contents.certificate) if contents.certificate is not None and about_stored else ""
     size, best = size_words(contents.n_bytes, contents.dense_bytes), runs[-1]
     n_threads = torch.get_num_threads()
     to_make = "; sipp export --to small makes the file" if contents.path.is_dir() else ""
@@ -152,25 +152,9 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
         runs=tuple(runs),
         steps=tuple(steps),
         step_points=fast.latest.chunk or best.n_points,
-        certified=certified,
+        certified=certified or None,
         line=line,
     )  # fmt: skip
-
-
-def certified_words(contents: SavedFile) -> str | None:
-    """What is certified of the stored values, in a few words; None where nothing is, or of other values."""
-    certificate = contents.certificate
-    if certificate is None or contents.certificate_about != "stored values":
-        return None
-    if not isinstance(certificate, Certificate):
-        what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
-        return f"{what} falls by at most {points_up(certificate.drop_upper)}, {sure(certificate.confidence)}"
-    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
-        return None
-    claim, points = f"outputs within {percent_up(certificate.epsilon)} of those before pruning", "inputs"
-    if certificate.measure != "output":
-        claim, points = claim_about_tokens(certificate), "sequences"
-    return f"{claim} for all but {percent(certificate.delta)} of {points}, {sure(certificate.confidence)}"
 
 
 def _processor() -> str:

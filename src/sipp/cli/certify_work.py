@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 from torch import nn
 
 import sipp
 from sipp.certificates.evidence import held_out
 from sipp.cli.commands.certify_command import CertifyRequest
-from sipp.cli.data_option import Points, Reader, draw_holdout, images_lines, points_read
-from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.data_option import Points, Reader, normalisation_lines
+from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
-from sipp.cli.model_option import both_networks, weights_read
-from sipp.cli.options import output_of
+from sipp.cli.model_option import both_networks
+from sipp.cli.options import parse_output
+from sipp.cli.output import Answer
 from sipp.errors import DataError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
@@ -33,22 +34,13 @@ MOST_TEXT = 1 << 20  # bytes of a certificate
 Known = list[object] | SeenPoints | None  # calibration points, or what a record tells of them
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of it: whether the claim holds, in words and as a record."""
-
-    ok: bool
-    text: str
-    record: object
-
-
 def answer(request: CertifyRequest) -> Answer:
     """The certificate, or what a check of one found; a new certificate is written where the request says."""
     _check(request)
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     asked = (request.normalise, 0, request.batch_size, request.length, request.size)
     reader = Reader(dense, request.model, *asked)
-    fresh, seen = draw_holdout(reader, request.holdout, request.points), None
+    fresh, seen = reader.holdout(request.holdout, request.points), None
     folder = _folder_of(request.pruned)
     recorded = None if folder is None else _seen(folder.record)
     known: Known = recorded
@@ -59,14 +51,14 @@ def answer(request: CertifyRequest) -> Answer:
         if recorded is not None:  # what the folder knows stays known, whatever is said beside
             known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
     if request.verify is not None:
-        found = _verified(request, (dense, pruned), fresh, known)
+        ok, text, values = _verified(request, (dense, pruned), fresh, known)
     else:
-        found = _certified(request, (dense, pruned), fresh, known, folder)
-    return Answer(found.ok, "\n".join([found.text, *images_lines(fresh, seen)]), found.record)
+        ok, text, values = _certified(request, (dense, pruned), fresh, known, folder)
+    return Answer([text, *normalisation_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
 
 
 def _folder_of(pruned: Path) -> PrunedModel | None:
-    """What lies in the folder of a pruned network; None where it is none, or not whole: then nothing is known of it."""
+    """The content of the folder of a pruned network; None if it is another folder, or damaged."""
     try:
         return read_pruned_result(pruned) if pruned.is_dir() and is_pruned_folder(pruned) else None
     except DataError:
@@ -74,13 +66,13 @@ def _folder_of(pruned: Path) -> PrunedModel | None:
 
 
 def _seen(record: PrunedRecord) -> SeenPoints | None:
-    """The points that chose the network, where its record knows them, in keys of these versions."""
+    """The points that were used for pruning, if the record knows them and was written by these versions."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
     return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
 
 
 def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
-    """A line where other certificates in the folder are claims on the same points; empty where there is none."""
+    """A line if other certificates in the folder used the same points; else empty."""
     known = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
     names = [
@@ -98,7 +90,7 @@ def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: A
 
 
 def _check(request: CertifyRequest) -> None:
-    """Refuses what cannot be meant, and places that cannot be written, before any work."""
+    """Refuses contradictory options, and places that cannot be written, before any work."""
     if request.accuracy and request.epsilon is not None:
         raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
     if request.accuracy and request.measure != "output":
@@ -109,29 +101,27 @@ def _check(request: CertifyRequest) -> None:
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
-    reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
-    reads += points_read("--holdout", request.holdout) + points_read("--calibration", request.calibration)
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another file"):
-            check_file(request.out, CERTIFICATE, force=request.force, inputs=reads)
+            check_file(request.out, CERTIFICATE, force=request.force)
     if request.ledger is not None and request.verify is None:
         with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out, inputs=reads)
+            check_ledger(request.ledger, out=request.out)
 
 
 def _verified(
     request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
-) -> Answer:
-    """What checking the certificate again on these networks and points found."""
+) -> tuple[bool, str, object]:
+    """Checks an earlier certificate on these networks and points: (holds, text, values)."""
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
         certificate = from_json(_text(request.verify))
-        output = output_of(request.output)
+        output = parse_output(request.output)
         found = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
     record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
-    return Answer(found.ok, str(found), record)
+    return found.ok, str(found), record
 
 
 def _certified(
@@ -140,10 +130,10 @@ def _certified(
     fresh: Points,
     calibration: Known,
     folder: PrunedModel | None,
-) -> Answer:
-    """The new certificate of a relative error (T14) or of the accuracy drop (T16), written if it certifies."""
+) -> tuple[bool, str, object]:
+    """A new certificate of the relative error (T14) or the accuracy drop (T16), written if it certifies."""
     cert: AnyCertificate
-    ok, text, output = True, "", output_of(request.output)
+    ok, text, output = True, "", parse_output(request.output)
     with naming_option(f"--holdout {request.holdout}", "see sipp certify --help"):
         if request.accuracy:
             cert = certify_accuracy(
@@ -163,7 +153,7 @@ def _certified(
         found = evaluate(*networks, fresh.batches, output)
         if found.dense_accuracy is not None and found.pruned_accuracy is not None:
             text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
-    return Answer(ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert)))
+    return ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert))
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The points that --data and --holdout name: built-in sets, files of tensors, folders of images, or honest noise."""
+"""The points that --data and --holdout name: data sets, files of arrays, folders of images or text, or noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sipp.certificates.evidence import point_keys
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import sentences
 from sipp.cli.language_text import N_SEQUENCES, is_language_model, is_text, sequences
-from sipp.cli.normalise_option import USUAL, Normalisation, checked_images, normalisation_of
+from sipp.cli.normalise_option import USUAL, Normalisation, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import (
@@ -32,7 +32,6 @@ from sipp.experiments.data import (
     load_cifar10,
     load_digits,
 )
-from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
 from sipp.experiments.data.imagefolder import SIDE, SUFFIXES
 from sipp.experiments.nets import NETS
 from sipp.inputs.batches import fresh
@@ -53,7 +52,7 @@ _RANDOM = re.compile(r"random:(\d+(?:x\d+)+)")
 
 @dataclass(frozen=True)
 class Source:
-    """Points that can be drawn: how many there are, what they are, and a function from item numbers to tensors."""
+    """A set of points to draw from: its size, what it holds, and a function from item numbers to tensors."""
 
     spec: str  # as it was typed
     kind: Kind
@@ -70,64 +69,173 @@ class Source:
 class Points:
     """Points drawn from a source, as batches for the package."""
 
+    source: Source
     batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
     n_points: int
-    spec: str
-    kind: Kind
     words: str
     hash: str  # of the set of points, as in certificates
-    normalised: Normalisation | None = None
-    unlabelled: str = ""  # why they have no labels
+    unlabelled: str  # why they have no labels
+
+    @property
+    def spec(self) -> str:
+        return self.source.spec
+
+    @property
+    def is_noise(self) -> bool:
+        return self.source.kind == "random"
 
 
-def open_source(
-    spec: str,
-    role: Role,
-    option: str,
-    *,
-    seed: int = 0,
-    model: str = "",
-    normalise: str | None = None,
-    length: int | None = None,
-    size: int | None = None,
-) -> Source:
-    """What `spec` names, for a role: of a set with a test part, calibration is drawn from training, holdout from test.
+@dataclass(frozen=True)
+class Reader:
+    """Reads points for a network with the options of a command."""
 
-    `model` names the network whose tokenizer reads text, `normalise` is what --normalise says of images, `length` what
-    --length says of the sequences of a language model. `size` is the side of a folder's images; without it, that of
-    the images a built-in network takes, or ImageNet's.
+    network: nn.Module
+    model: str  # as it was typed: its tokenizer reads text
+    normalise: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    length: int | None = None  # tokens of a sequence of a language model
+    size: int | None = None  # side of a folder's images; None: what a built-in network takes, or ImageNet's
 
-    A network from elsewhere may have been trained on all of the training part, so only test points are new to it.
-    """
-    chosen = normalisation_of(normalise)
-    if size is not None and (spec.partition(":")[0] in ("random", "digits", "cifar10") or not Path(spec).is_dir()):
-        raise CommandError(f"{spec} is not a folder of images", where=f"--size {size}", fix="leave it out")
-    with naming_option(f"{option} {spec}", f"give {KINDS}"):
-        name, _, root = spec.partition(":")
-        if Path(spec).exists() and is_text(Path(spec)) and is_language_model(model):
-            source = _sequences(spec, Path(spec), role, model, length, seed)
-        elif length is not None:
-            raise DataError(
-                "--length cuts text for a causal language model, and this is not one",
-                fix="leave it out, or give --model hf:DIR of one and text",
+    def open(self, spec: str, role: Role, option: str) -> Source:
+        """What `spec` names. Of a set with a test part, calibration is drawn from training, a holdout from test: a
+        network from elsewhere may have been trained on all of the training part.
+        """
+        chosen, path, (name, _, root) = normalisation_of(self.normalise), Path(spec), spec.partition(":")
+        if self.size is not None and (name in ("random", "digits", "cifar10") or not path.is_dir()):
+            raise CommandError(f"{spec} is not a folder of images", where=f"--size {self.size}", fix="leave it out")
+        with naming_option(f"{option} {spec}", f"give {KINDS}"):
+            if path.exists() and is_text(path) and is_language_model(self.model):
+                source = _sequences(spec, path, role, self.model, self.length, self.seed)
+            elif self.length is not None:
+                raise DataError(
+                    "--length cuts text for a causal language model, and this is not one",
+                    fix="leave it out, or give --model hf:DIR of one and text",
+                )
+            elif name == "random":
+                source = _random(spec, role, self.seed)
+            elif name == "digits" and not root:
+                return _image_set(spec, load_digits(), role, chosen)
+            elif name == "cifar10":
+                return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+            elif path.is_dir():
+                return _folder(spec, path, role, chosen or USUAL, self.size or _side_of(self.model))
+            elif not path.is_file():
+                raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
+            elif path.suffix == TEXT:
+                source = _text(spec, path, self.model)
+            else:
+                return _file(spec, path, chosen)
+        if chosen is not None:
+            raise CommandError(f"{spec} holds no images", where=f"--normalise {self.normalise}", fix="leave it out")
+        return source
+
+    def calibration(self, spec: str, asked: str | None, theory: Callable[[Any], int]) -> Points:
+        """The calibration points of `spec`: as many as --points says."""
+        source = self.open(spec, "calibration", "--data")
+        return self.draw(source, self.n_calibration(source, asked, theory), "--data")
+
+    def holdout(self, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
+        """The holdout points of `spec`: `n_points` of them, or all (at most `N_HOLDOUT` images of a folder)."""
+        source = self.open(spec, "holdout", option)
+        return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None), option)
+
+    def n_calibration(self, source: Source, asked: str | None, theory: Callable[[Any], int]) -> int | None:
+        """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
+        text, and what T4 asks for of a set.
+
+        None: all. `theory` gives that number for an example of the network's inputs.
+        """
+        if asked == "all" or (asked is None and source.kind in ("file", "random")):
+            return None
+        if asked is None and source.kind == "text":
+            return N_SEQUENCES
+        if asked is None or asked == "theory":
+            first = self.draw(source, 1, "--data")
+            batch = next(iter(data_of(first.batches).batches()))
+            return theory((batch.kwargs or batch.args, None))
+        if not asked.isascii() or not asked.isdigit() or int(asked) < 1:
+            raise CommandError(
+                f"{asked!r} is not a number of inputs",
+                where=f"--points {asked}",
+                fix="give a number from 1 on, all or theory",
             )
-        elif name == "random":
-            source = _random(spec, role, seed)
-        elif name == "digits" and not root:
-            return _image_set(spec, load_digits(), role, chosen)
-        elif name == "cifar10":
-            return _image_set(spec, _cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
-        elif Path(spec).is_dir():
-            return _folder(spec, Path(spec), role, chosen or USUAL, size or _side_of(model))
-        elif not Path(spec).is_file():
-            raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
-        elif Path(spec).suffix == TEXT:
-            source = _text(spec, Path(spec), model)
-        else:
-            return _file(spec, Path(spec), chosen)
-    if chosen is not None:
-        raise CommandError(f"{spec} holds no images", where=f"--normalise {normalise}", fix="leave it out")
-    return source
+        if int(asked) > source.n_points:
+            warnings.warn(f"--points {asked}: there are only {source.n_points:,}, and all are used", stacklevel=2)
+        return int(asked)
+
+    def draw(self, source: Source, n_points: int | None, option: str) -> Points:
+        """Draws `n_points` of the source without replacement, with the seed; None: all, in their order."""
+        items = torch.arange(source.n_points)
+        if n_points is not None and n_points < source.n_points:
+            items = _shuffled(source, self.seed)[:n_points]
+        return self.collect(source, items, option)
+
+    def split(self, source: Source, n_points: int | None, n_holdout: int | None) -> tuple[Points, Points]:
+        """Calibration and holdout points of one source: disjoint, half of it each unless told otherwise.
+
+        Fewer calibration points leave the holdout as it is.
+        """
+        n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
+        if not 1 <= n_theirs < source.n_points:
+            raise CommandError(
+                f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
+                where=f"--data {source.spec}",
+                fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
+            )
+        order = _shuffled(source, self.seed)
+        ours = self.collect(source, order[n_theirs:][:n_points], "--data")
+        return ours, self.collect(source, order[:n_theirs], "--data")
+
+    def collect(self, source: Source, items: Tensor, option: str) -> Points:
+        """The items of a source in batches that the network can take, floats in its own precision."""
+        tensors, parameters = source.take(items), list(self.network.parameters())
+        labels = tensors.pop(LABELS, None)
+        dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+        cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
+        tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        device = parameters[0].device if parameters else torch.device("cpu")
+        step = self.batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
+        batches: list[Any] = []
+        for start in range(0, len(items), step):
+            part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
+            inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
+            batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
+        n = len(items)
+        words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
+        words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
+        drawn = Points(source, batches, n, words, set_hash(point_keys(batches, "data")), source.unlabelled)
+        n_outputs = None if device.type == "meta" else self._n_outputs(drawn, device, option)
+        if not source.classes or n_outputs in (None, len(source.classes)):
+            return drawn
+        why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
+        warnings.warn(f"{option} {source.spec}: labels are ignored, because {why}", stacklevel=2)
+        return replace(drawn, batches=[inputs for inputs, _ in batches], unlabelled=why)
+
+    def _n_outputs(self, points: Points, device: torch.device, option: str) -> int | None:
+        """How many outputs a point has, None where they are no classes; refuses data that the network cannot run on."""
+        with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
+            first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
+            batch = fresh(next(iter(first.batches())))
+        named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
+        shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
+        try:
+            with scoring_mode(self.network, "running"):
+                output = self.network(*batch.args, **batch.kwargs)
+            logits = getattr(output, "logits", output)
+            return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
+        except Exception as error:  # their network, their data: anything may be raised
+            raise CommandError(
+                f"{self.model} cannot take this data ({type(error).__name__}: {error})",
+                where=f"{option} {points.spec}, one input is {shapes}",
+                fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
+                "tensors under other names are passed as keywords",
+            ) from error
+
+
+def _shuffled(source: Source, seed: int) -> Tensor:
+    """The numbers of all items, in an order that follows from the seed."""
+    return torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
 
 
 def _side_of(model: str) -> int | None:
@@ -147,192 +255,31 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
     return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
 
 
-def points_read(option: str, spec: str | None) -> list[tuple[str, Path]]:
-    """What an option with points reads, for `refuse_inputs`: a file, a folder, or those of CIFAR-10."""
-    name, _, root = (spec or "").partition(":")
-    if spec is None or name == "random" or (name == "digits" and not root):
-        return []
-    if name == "cifar10":
-        return [(option, (Path(root) if root else DEFAULT_ROOT) / folder) for folder in (BIN_FOLDER, PY_FOLDER)]
-    return [(option, Path(spec))]
-
-
-def draw(source: Source, n_points: int | None, *, seed: int, batch_size: int | None, model: nn.Module) -> Points:
-    """So many points of the source, drawn without replacement with the seed; None: all, in their order."""
-    if n_points is None or n_points >= source.n_points:
-        return collect(source, torch.arange(source.n_points), batch_size=batch_size, model=model)
-    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
-    return collect(source, order[:n_points], batch_size=batch_size, model=model)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A network and what a command says of reading points for it."""
-
-    network: nn.Module
-    model: str  # as it was typed: its tokenizer reads text
-    normalise: str | None = None
-    seed: int = 0
-    batch_size: int | None = None
-    length: int | None = None  # tokens of a sequence of a language model
-    size: int | None = None  # side of a folder's images
-
-    def open(self, spec: str, role: Role, option: str) -> Source:
-        said: dict[str, Any] = {"seed": self.seed, "model": self.model, "normalise": self.normalise}
-        return open_source(spec, role, option, length=self.length, size=self.size, **said)
-
-    def draw(self, source: Source, n_points: int | None, option: str) -> Points:
-        """So many points of the source, drawn with the seed (None: all, in their order), which the network can take."""
-        drawn = draw(source, n_points, seed=self.seed, batch_size=self.batch_size, model=self.network)
-        return self.fitting(source, drawn, option)
-
-    def fitting(self, source: Source, drawn: Points, option: str) -> Points:
-        """The points, if the network can take them; without labels where its outputs are not the folder's classes."""
-        n_outputs = check_fits(self.network, drawn, self.model, option)
-        if not source.classes or n_outputs in (None, len(source.classes)):
-            return drawn
-        why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
-        warnings.warn(f"{option} {source.spec}: labels are ignored, because {why}", stacklevel=2)
-        return replace(drawn, batches=[inputs for inputs, _ in drawn.batches], unlabelled=why)
-
-
-def draw_holdout(reader: Reader, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
-    """The points that `spec` names as a holdout; so many, or all but for folders, whose images are large."""
-    source = reader.open(spec, "holdout", option)
-    return reader.draw(source, n_points or usual_holdout(source), option)
-
-
-def usual_holdout(source: Source) -> int | None:
-    """How many holdout points are drawn where the user did not say; None: all."""
-    return N_HOLDOUT if source.kind == "folder" else None
-
-
-def draw_calibration(reader: Reader, spec: str, text: str | None, theory: Callable[[Any], int]) -> Points:
-    """The calibration points of `spec`: as many as --points says."""
-    source = reader.open(spec, "calibration", "--data")
-    return reader.draw(source, n_calibration(reader, source, text, theory), "--data")
-
-
-def n_calibration(reader: Reader, source: Source, text: str | None, theory: Callable[[Any], int]) -> int | None:
-    """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
-    text, and what T4 asks for of a set.
-
-    None: all. `theory` gives that number for an example of the network's inputs.
-    """
-    if text == "all" or (text is None and source.kind in ("file", "random")):
-        return None
-    if text is None and source.kind == "text":
-        return N_SEQUENCES
-    if text is None or text == "theory":
-        first = draw(source, 1, seed=reader.seed, batch_size=1, model=reader.network)
-        check_fits(reader.network, first, reader.model, "--data")
-        batch = next(iter(data_of(first.batches).batches()))
-        return theory((batch.kwargs or batch.args, None))
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise CommandError(
-            f"{text!r} is not a number of inputs",
-            where=f"--points {text}",
-            fix="give a number from 1 on, all or theory",
-        )
-    if int(text) > source.n_points:
-        warnings.warn(f"--points {text}: there are only {source.n_points:,}, and all are used", stacklevel=2)
-    return int(text)
-
-
-def split(source: Source, n_points: int | None, n_holdout: int | None, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Item numbers of calibration and holdout: disjoint, drawn with the seed; half of them each unless told otherwise.
-
-    Fewer calibration points leave the holdout as it is.
-    """
-    n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
-    if not 1 <= n_theirs < source.n_points:
-        raise CommandError(
-            f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
-            where=f"--data {source.spec}",
-            fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
-        )
-    order = torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
-    return order[n_theirs:][:n_points], order[:n_theirs]
-
-
-def collect(source: Source, items: Tensor, *, batch_size: int | None, model: nn.Module) -> Points:
-    """The items of a source in batches; floating-point inputs in the network's own precision."""
-    tensors = source.take(items)
-    labels = tensors.pop(LABELS, None)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
-    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    step = batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
-    batches: list[Any] = []
-    for start in range(0, len(items), step):
-        part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
-        inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
-        batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
-    n = len(items)
-    words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
-    words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-    keys = set_hash(point_keys(batches, "data"))
-    return Points(batches, n, source.spec, source.kind, words, keys, source.normalised, source.unlabelled)
-
-
-def check_fits(model: nn.Module, points: Points, model_spec: str, option: str) -> int | None:
-    """How many outputs a point has, None where they are no classes; refuses a network that cannot run on the first.
-
-    That is no fault of the package.
-    """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
-        first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
-        batch = fresh(next(iter(first.batches())))
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
-    try:
-        with scoring_mode(model, "running"):
-            output = model(*batch.args, **batch.kwargs)
-        logits = getattr(output, "logits", output)
-        return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
-    except Exception as error:  # their network, their data: anything may be raised
-        raise CommandError(
-            f"{model_spec} cannot take this data ({type(error).__name__}: {error})",
-            where=f"{option} {points.spec}, one input is {shapes}",
-            fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
-            "tensors under other names are passed as keywords",
-        ) from error
-
-
 def summary(points: Points | None) -> dict[str, Any] | None:
-    """What a record says of points."""
+    """The points as a record describes them."""
     if points is None:
         return None
+    source = points.source
     return {
-        "spec": points.spec,
-        "kind": points.kind,
+        "spec": source.spec,
+        "kind": source.kind,
         "what": points.words,
         "n_points": points.n_points,
         "hash": points.hash,
-        "normalisation": None if points.normalised is None else points.normalised.record,
+        "normalisation": None if source.normalised is None else source.normalised.record,
     }
 
 
-def images_lines(*drawn: Points | Source | None) -> list[str]:
-    """A line on how images became numbers, once, whatever number of sets they came from; none where there are none."""
-    found = (points.normalised for points in drawn if points is not None and points.normalised is not None)
-    return [f"images:  {one.words}" for one in dict.fromkeys(found)]
-
-
-def _cifar10(root: Path) -> ImageSet:
-    if not any((root / folder).is_dir() for folder in (BIN_FOLDER, PY_FOLDER)):
-        raise DataError(
-            f"no CIFAR-10 in {root}", fix=f"fetch it with: sipp data cifar10 {root}, or put {BIN_FOLDER}/ there"
-        )
-    return load_cifar10(root)
+def normalisation_lines(*drawn: Points | None) -> list[str]:
+    """How images were normalised, one line for each way; none where there are no images."""
+    found = (points.source.normalised for points in drawn if points is not None)
+    return [f"images:  {one.words}" for one in dict.fromkeys(found) if one is not None]
 
 
 def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
     """The training part for calibration, the test part as holdout."""
     is_bytes = data.images.dtype == torch.uint8
-    normalised = checked_images(chosen or USUAL, data.images, data.name) if is_bytes or chosen is not None else None
+    normalised = chosen or (USUAL if is_bytes else None)
     first, n, part = (0, data.n_train, "training") if role == "calibration" else (data.n_train, data.n_test, "test")
 
     def take(items: Tensor) -> dict[str, Tensor]:
@@ -389,7 +336,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
         found[LABELS] = found[LABELS].long()
     if chosen is not None:
         name = INPUTS if INPUTS in found else next(iter(found))
-        found[name] = checked_images(chosen, found[name], f"{name} in {path.name}").apply(found[name])
+        found[name] = chosen.apply(found[name])
 
     def take(items: Tensor) -> dict[str, Tensor]:
         return {name: tensor[items] for name, tensor in found.items()}
@@ -399,7 +346,7 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The arrays of a file; a pickle in it is refused, and so is more than memory should hold."""
+    """The arrays of a file; refuses pickles, and files that unpack to more than memory should hold."""
     if path.suffix == ".npy":
         return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
     if path.suffix == ".npz":
@@ -425,7 +372,7 @@ def _tensor(array: Any, path: Path, name: str) -> Tensor:
 
 
 def _random(spec: str, role: Role, seed: int) -> Source:
-    """Normal noise of a shape, for shapes and timings: it is no data, and no claim about data comes of it."""
+    """Normal noise, for shapes and timings only: it supports no claim about data."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
         raise OptionError(f"{spec!r} is not a shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
@@ -459,7 +406,7 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
     def take(items: Tensor) -> dict[str, Tensor]:
         batches = list(folder_batches(index, first + items, mode="val", batch_size=max(1, len(items)), side=side))
         images, labels = (torch.cat(parts) for parts in zip(*batches))
-        inputs = checked_images(chosen, images, str(path)).apply(images)
+        inputs = chosen.apply(images)
         return {INPUTS: inputs, LABELS: labels} if index.classes else {INPUTS: inputs}
 
     pixels = side or SIDE
@@ -470,7 +417,7 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
 
 
 def _index_any(path: Path) -> FolderIndex:
-    """All images below a folder, in sorted order; with classes where each lies in one of several folders."""
+    """All images below a folder in sorted order, with labels where each lies in one of several class folders."""
     found = sorted(
         os.path.relpath(os.path.join(root, name), path)
         for root, _, names in os.walk(path)

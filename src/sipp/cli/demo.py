@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,15 @@ from rich import box
 from rich.table import Table
 
 from sipp import __version__
-from sipp.errors import DeadRowsWarning, OptionError
+from sipp.errors import DeadRowsWarning
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, render
-from sipp.report.figures import PRINT_STYLE, draw_metric
+from sipp.report.figures import PRINT_STYLE, draw_lines
+from sipp.report.plots import metric_view
 from sipp.report.results import Run
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
@@ -60,7 +58,7 @@ def run_demo(
     settings: tuple[str, ...] = SETTINGS,
     force: bool = False,
 ) -> DemoResult:
-    """The accuracies; trains, prunes and retrains on the digits, and writes a figure and a page into the folder.
+    """Trains, prunes and retrains on the digits, writes a figure and a page, and returns the accuracies.
 
     The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
     are replaced with `force` only, and files of others never.
@@ -68,35 +66,19 @@ def run_demo(
     with needed_for("the demo"):
         import jinja2  # noqa: F401  all that the demo will need, before a minute of training
         import matplotlib  # noqa: F401
-    recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
-    with _made(folder, force):
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as runs:
-            try:
-                records = _records(recipe, Path(runs), progress)
-            except Interrupted as stop:
-                raise SystemExit(stop.exit_status) from None
-            (found,) = [one for one in read_results([Path(runs)]) if isinstance(one, Run)]
-        write_file(folder / PAGE, render([found], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
-        _draw(found, folder / FIGURE)
-    return _result(recipe, records, folder / PAGE)
-
-
-@contextmanager
-def _made(folder: Path, force: bool) -> Iterator[None]:
-    """A context in which the folder exists; what was made of it goes again if the work stops before it holds a file."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise OptionError(f"{folder} is not a folder", fix="give a folder")
     for name, kind in ((PAGE, PAGE_KIND), (FIGURE, FIGURE_KIND)):
         check_file(folder / name, kind, force=force, makes_folder=True)
-    new = [one for one in (folder, *folder.parents) if not one.exists()]  # innermost first
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        with suppress(OSError):  # rmdir refuses a folder that holds anything
-            for one in new:
-                one.rmdir()
-        raise
+    recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
+    with tempfile.TemporaryDirectory() as runs:
+        try:
+            records = _records(recipe, Path(runs), progress)
+        except Interrupted as stop:
+            raise SystemExit(stop.exit_status) from None
+        (found,) = [one for one in read_results([Path(runs)]) if isinstance(one, Run)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / PAGE, render([found], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
+    _draw(found, folder / FIGURE)
+    return _result(recipe, records, folder / PAGE)
 
 
 def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
@@ -131,20 +113,13 @@ def demo_table(result: DemoResult) -> Table:
     title = f"digits: test accuracy, %, pruned→retrained (dense {100 * result.dense:.1f})"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("method", no_wrap=True)
-    for keep in _keeps(result):
+    keeps = sorted({keep for _, keep in result.after}, reverse=True)
+    for keep in keeps:
         table.add_column(f"{100 * keep:.3g}%", justify="right", no_wrap=True)
-    for method in _methods(result):
-        cells = (f"{100 * result.before[method, k]:.1f}→{100 * result.after[method, k]:.1f}" for k in _keeps(result))
+    for method in dict.fromkeys(method for method, _ in result.after):
+        cells = (f"{100 * result.before[method, k]:.1f}→{100 * result.after[method, k]:.1f}" for k in keeps)
         table.add_row(method, *cells)
     return table
-
-
-def _methods(result: DemoResult) -> list[str]:
-    return list(dict.fromkeys(method for method, _ in result.after))
-
-
-def _keeps(result: DemoResult) -> list[float]:
-    return sorted({keep for _, keep in result.after}, reverse=True)
 
 
 def _draw(run: Run, path: Path) -> None:
@@ -155,6 +130,6 @@ def _draw(run: Run, path: Path) -> None:
     with rc_context(PRINT_STYLE):
         figure = Figure(figsize=(9, 3.8))
         for axes, (title, key) in zip(figure.subplots(1, 2, sharey=True), PANELS.items()):
-            draw_metric(axes, run, key=key)
+            draw_lines(axes, metric_view(run, key))
             axes.set_title(title)
         figure.savefig(path, dpi=100, metadata={"Software": FIGURE_MARK})

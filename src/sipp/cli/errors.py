@@ -1,4 +1,4 @@
-"""How commands fail: what, where, what to do; an exit code; a traceback only on request."""
+"""How commands fail: three lines (what, where, what to do) and an exit code; a traceback only with --debug."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXIT_CODES = (
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
 MOST_WARNINGS = 8
-REPAIR = (
+HOW_TO_REPAIR = (
     "put back an intact copy of that file, or move its folder away and create it again"  # of one result among others
 )
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
@@ -46,7 +46,7 @@ SAME_NAME = {"output", "epsilon", "max_accuracy_drop", *(field.name for field in
 
 
 class CommandError(SippError):
-    """What ends a command, told in three lines; `where` is the option or the command itself."""
+    """An error that ends a command, reported in three lines; `where` is the option or the command itself."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = WRONG_INPUT) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -59,7 +59,7 @@ class Terminated(SystemExit):
 
 @contextmanager
 def naming_option(where: str, fix: str) -> Iterator[None]:
-    """A context in which the package's errors learn which option they are about; `fix` where they do not say."""
+    """A context in which errors of the package are reported at this option; `fix` is used where they have none."""
     try:
         yield
     except CommandError:
@@ -68,8 +68,8 @@ def naming_option(where: str, fix: str) -> Iterator[None]:
         raise as_command_error(error, where, fix) from error
 
 
-def fail_well(app: Callable[..., Any], words: list[str]) -> int:
-    """The exit code; runs the command line on these words and says on stderr what went wrong."""
+def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
+    """Runs the command line on these words, reports errors on stderr, and returns the exit code."""
     plain = words[: words.index("--")] if "--" in words else words
     debug = DEBUG in plain
     kept = [word for word in plain if word != DEBUG] + words[len(plain) :]
@@ -90,7 +90,7 @@ def three_lines(what: str, where: str, fix: str) -> str:
 
 
 def _tell(error: BaseException, command: str, debug: bool) -> int:
-    """The exit code for an error, after telling of it."""
+    """Reports an error on stderr and returns the exit code."""
     if isinstance(error, Terminated):
         typer.echo("stopped by SIGTERM", err=True)
         return TERMINATED
@@ -127,7 +127,7 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
 
 
 def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
-    """The error as a command tells of it: at the option `where`, its own place in front of what was wrong."""
+    """The error as a command reports it, at the option `where`."""
     fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
     return CommandError(fault, where=where, fix=advice or fix)
 
@@ -154,7 +154,7 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """A context in which a warning is one line on stderr, once, and a hundred dead layers are not a hundred lines."""
+    """A context in which each different warning is one line on stderr, and at most `MOST_WARNINGS` are shown."""
     told: set[str] = set()
 
     def show(message: Warning | str, *args: object) -> None:

@@ -1,4 +1,4 @@
-"""The work of `sipp eval`: how good both networks are on some points, and how far apart."""
+"""The work of `sipp eval`: accuracy, loss and output error of a pruned network beside the dense one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from sipp.certificates.evidence import measure_outputs, point_keys
 from sipp.certificates.measures import PointComparisons, compared
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
-from sipp.cli.data_option import Reader, draw_holdout, images_lines, points_read, summary
+from sipp.cli.data_option import Reader, normalisation_lines, summary
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
-from sipp.cli.model_option import both_networks, weights_read
-from sipp.cli.options import output_of
+from sipp.cli.model_option import both_networks
+from sipp.cli.options import parse_output
+from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
 from sipp.records.json_values import json_value
@@ -32,7 +33,7 @@ from sipp.storage.outputs import EVALUATION, check_file, write_file
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What points say of a dense and a pruned network. None: the output has no classes, or the points no labels."""
+    """How a dense and a pruned network do on some points. None: the output has no classes, or the points no labels."""
 
     n_points: int
     dense_accuracy: float | None
@@ -77,7 +78,7 @@ class Evaluation:
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
-    """How good both networks are on these points, and how far the pruned one is from the dense one."""
+    """Measures both networks on these points, and how far their outputs are apart."""
     why: set[str] = set()
     measured_nk = measure_outputs(
         dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
@@ -110,16 +111,15 @@ def _finite(values: Tensor) -> float | None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
+def answer(request: EvalRequest) -> Answer:
     """What was measured, in lines and as a record, written where the request says.
 
     A place that cannot be written, and a record of noise, are refused before the work.
     """
     is_noise = request.data.startswith("random:")
     if request.out is not None:
-        reads = weights_read("--dense", request.dense) + weights_read("--pruned", request.pruned)
         with naming_option(f"--out {request.out}", "give another place"):
-            check_file(request.out, EVALUATION, force=request.force, inputs=reads + points_read("--data", request.data))
+            check_file(request.out, EVALUATION, force=request.force)
         if is_noise:
             raise CommandError(
                 "results on noise do not show how good a network is",
@@ -136,8 +136,8 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     if is_noise:  # no holdout, but it shows shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
-        drawn = draw_holdout(reader, request.data, request.points, "--data")
-    output = output_of(request.output)
+        drawn = reader.holdout(request.data, request.points, "--data")
+    output = parse_output(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         found = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
@@ -147,24 +147,24 @@ def answer(request: EvalRequest) -> tuple[list[str], dict[str, Any]]:
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {drawn.words}",
-        *images_lines(drawn),
+        *normalisation_lines(drawn),
         str(found),
     ]
     if is_noise:
         lines.append("noise:           this shows what the networks do on random inputs, not on yours")
-    return lines + _written(request, record), record
+    return Answer(lines + _written(request, record), record)
 
 
 def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
-    """What a record says beside what was measured."""
+    """What the record says about networks and data."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
-    asked = {"dense": request.dense, "pruned": request.pruned, "output": output_of(request.output)}
+    asked = {"dense": request.dense, "pruned": request.pruned, "output": parse_output(request.output)}
     record: dict[str, Any] = json_value(about | {"data": data} | asked)
     return record
 
 
 def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
-    """Writes the record where the request says, and gives the line that says so."""
+    """Writes the record if the request says where, and returns the line that says so."""
     if request.out is None:
         return []
     with naming_option(f"--out {request.out}", "give another place"):
@@ -173,12 +173,12 @@ def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     return [f"written:         {request.out}"]
 
 
-def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple[list[str], dict[str, Any]]:
+def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
     """Perplexity of both networks on a text, and how far they are apart, in lines and as a record."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
         read_nT = all_nT[: request.points]
-        found = sipp.perplexity(pruned, read_nT, dense=dense, output=output_of(request.output))
+        found = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
     words = f"{first} windows of {found.window:,} tokens of {Path(request.data).name}, read as one text"
@@ -200,4 +200,4 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> tuple
         str(found),
         "                 measured on this text only; sipp certify bounds the error on new text",
     ]
-    return lines + _written(request, record), record
+    return Answer(lines + _written(request, record), record)

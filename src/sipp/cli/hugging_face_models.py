@@ -49,22 +49,14 @@ def hf_model(spec: str) -> nn.Module:
     """The network of the folder, of the class that its configuration names, from safetensors only: no code is run."""
     transformers = _transformers("--model hf:DIR", spec)
     folder = folder_of(spec)
-    try:
-        with TemporaryDirectory() as made:
-            file = gguf_in(folder)
-            if file is None:
-                stage_network(folder, Path(made))
-                network, told = _loaded(transformers, made)
-            else:
-                stage_gguf(folder, file, Path(made))
-                network, told = _from_gguf(transformers, made, file), {"missing_keys": [], "unexpected_keys": []}
-    except SippError:
-        raise
-    except Exception as error:  # a folder may be broken in any way
-        reason = f"{type(error).__name__}: {error!s:.200}"
-        if "ignore_mismatched_sizes" in reason:  # advice that is not for here
-            reason = "the shapes in its config.json and in its weights differ"
-        raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
+    with _loading(folder) as place:
+        file = gguf_in(folder)
+        if file is None:
+            stage_network(folder, Path(place))
+            network, told = _loaded(transformers, place)
+        else:
+            stage_gguf(folder, file, Path(place))
+            network, told = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
     network.config._name_or_path = str(folder)
     missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # which transformers fills with random numbers
@@ -77,41 +69,36 @@ def hf_model(spec: str) -> nn.Module:
 def hf_model_without_weights(spec: str) -> nn.Module:
     """The network of the folder on the meta device: its class and sizes, and which files of weights may be read."""
     transformers = _transformers("--model hf:DIR", spec)
+    with needed_for("reading a network without its weights"):
+        from accelerate import init_empty_weights
     folder = folder_of(spec)
     if gguf_in(folder) is not None:
         raise ModelError(
             f"{folder} holds a GGUF file, and only .safetensors are read block by block",
             fix="convert it: load it with transformers, and save_pretrained",
         )
-    try:
-        with TemporaryDirectory() as made:
-            stage_network(folder, Path(made))  # which refuses what is not plain weights of this folder
-            config, kind = _kind(transformers, made)
-            with _without_weights():
-                is_any = kind is transformers.AutoModel
-                found = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
-    except SippError:
-        raise
-    except Exception as error:  # a folder may be broken in any way
-        raise ModelError(f"{folder} could not be loaded ({type(error).__name__}: {error!s:.200})", fix=WHOLE) from error
+    with _loading(folder) as place:
+        stage_network(folder, Path(place))  # which refuses what is not plain weights of this folder
+        config, kind = _kind(transformers, place)
+        with init_empty_weights():
+            is_any = kind is transformers.AutoModel
+            found = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
     return cast("nn.Module", found.eval())
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
-    """A context in which parameters of new modules go to the meta device; buffers keep their values."""
-    plain = nn.Module.register_parameter
-
-    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        plain(module, name, param)
-        if param is not None and not param.is_meta:
-            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+def _loading(folder: Path) -> Iterator[str]:
+    """An empty folder for checked copies of this one; whatever transformers raises is a ModelError about it."""
     try:
-        yield
-    finally:
-        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+        with TemporaryDirectory() as place:
+            yield place
+    except SippError:
+        raise
+    except Exception as error:  # a folder may be broken in any way
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        if "ignore_mismatched_sizes" in reason:  # advice that is not for here
+            reason = "the shapes in its config.json and in its weights differ"
+        raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
 
 
 def _transformers(purpose: str, spec: str) -> Any:

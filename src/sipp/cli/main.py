@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 import sipp
-from sipp.cli.errors import EXIT_CODES, fail_well
-from sipp.cli.options import OUTPUT_PANEL
+from sipp.cli.errors import EXIT_CODES, run_and_report
+from sipp.cli.options import OUTPUT_PANEL, as_command
 
 # Command NAME is the function NAME of `commands/NAME_command.py` (a dash is _ there), imported when it is called; its
 # help begins so.
@@ -45,8 +45,7 @@ COMMANDS = {
 def function_of(name: str) -> Callable[..., None]:
     """The function of a command, with its options."""
     own = name.replace("-", "_")
-    function: Callable[..., None] = getattr(import_module(f"sipp.cli.commands.{own}_command"), own)
-    return function
+    return as_command(getattr(import_module(f"sipp.cli.commands.{own}_command"), own))
 
 
 def command_of(name: str) -> Any:
@@ -106,4 +105,4 @@ for _name, _help in COMMANDS.items():
 
 def main() -> None:
     """Runs the command line, and says in three lines what was wrong with its input."""
-    sys.exit(fail_well(app, sys.argv[1:]))
+    sys.exit(run_and_report(app, sys.argv[1:]))

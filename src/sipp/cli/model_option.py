@@ -16,7 +16,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import ModelError, OptionError
 from sipp.experiments.nets import NETS, build, n_classes_in
-from sipp.experiments.own_code import named, tried
+from sipp.experiments.own_code import call_user_code, import_named
 from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
 from sipp.records.display import listed
@@ -107,17 +107,10 @@ def weights_file(path: Path) -> Path:
     return found
 
 
-def weights_read(option: str, path: Path | None) -> list[tuple[str, Path]]:
-    """What an option with weights reads, for `refuse_inputs`."""
-    if path is None:
-        return []
-    return [(option, path / WEIGHTS_NAME if path.is_dir() and not (path / INDEX).exists() else path)]
-
-
 def _build_own(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives, or that stands there already made."""
-    made = tried(spec, "network", lambda: named(spec))
-    model = made if isinstance(made, nn.Module) else tried(spec, "network", made)
+    made = call_user_code(spec, "network", lambda: import_named(spec))
+    model = made if isinstance(made, nn.Module) else call_user_code(spec, "network", made)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
@@ -148,9 +141,35 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         raise ModelError(
             f"{path} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
         )
-    _check_names(model, state, path)
-    _check_kinds(model, state, path)
-    model.load_state_dict(state, strict=False)  # what may be missing was checked: tied names, counters
+    own = model.state_dict()
+    for name in own.keys() & state.keys():
+        if isinstance(own[name], Tensor) and _kind(state[name]) != _kind(own[name]):  # torch would cast it in silence
+            raise ModelError(
+                f"{path} does not fit {type(model).__name__}, {name} is {state[name].dtype} in the file and "
+                f"{own[name].dtype} in the network",
+                fix="convert it to plain numbers of the network's type",
+            )
+    try:
+        missing, unknown = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # which names every other shape
+        raise ModelError(f"{path} does not fit {type(model).__name__}, {' '.join(str(error).split())}") from error
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(parameter) for name, parameter in parameters.items() if name in state}
+    made = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
+    missing = [n for n in missing if not n.endswith(COUNTER) and id(parameters.get(n)) not in loaded]  # unless tied
+    unknown = [name for name in unknown if name not in made]
+    differences = [
+        f"{words}: {listed(names)}"
+        for words, names in (("not in the file", missing), ("not in the network", unknown))
+        if names
+    ]
+    if differences:
+        raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
+
+
+def _kind(tensor: Tensor) -> str:
+    """Tensors of one kind may be cast to each other."""
+    return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "whole"
 
 
 def _reason(error: Exception) -> str:
@@ -184,55 +203,3 @@ def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str,
     folded = {name: masked_values(state[f"{name}_orig"], state[f"{name}_mask"]) for name in masked}
     taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
     return {name: value for name, value in state.items() if name not in taken} | folded
-
-
-def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Refuses names or shapes that differ between the file and the network, before anything is copied."""
-    own = model.state_dict()
-    by_tensor: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        by_tensor.setdefault(id(parameter), set()).add(name)
-    tied = {name: names for names in by_tensor.values() for name in names if len(names) > 1}
-    missing = [n for n in own if n not in state and not any(other in state for other in tied.get(n, ()))]
-    missing = [n for n in missing if not n.endswith(COUNTER)]
-    made = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
-    unknown = [name for name in state if name not in own and name not in made]
-    wrong = [
-        f"{name} ({_shape(value)} in the file, {_shape(own[name])} in the network)"
-        for name, value in state.items()
-        if name in own and isinstance(own[name], Tensor) and value.shape != own[name].shape
-    ]
-    differences = [
-        f"{words}: {listed(names)}"
-        for words, names in (("not in the file", missing), ("not in the network", unknown), ("other shape", wrong))
-        if names
-    ]
-    if differences:
-        raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
-
-
-def _check_kinds(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Refuses a tensor that copying would change in silence (complex, quantised), or that cannot be copied."""
-    own = model.state_dict()
-    for name, value in state.items():
-        if name not in own:  # what the network makes itself
-            continue
-        mine = own[name]
-        is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
-        if isinstance(mine, Tensor) and (not is_dense or (value.dtype != mine.dtype and not _casts(value, mine))):
-            kind = str(value.dtype)[6:] if is_dense else f"{value.layout} {value.dtype}, without plain values"
-            raise ModelError(
-                f"{path} does not fit {type(model).__name__}, {name} is {kind} in the file and "
-                f"{str(mine.dtype)[6:]} in the network",
-                fix="convert it to plain numbers of the network's type",
-            )
-
-
-def _casts(value: Tensor, mine: Tensor) -> bool:
-    """Whether one may be read as the other: between real precisions, or between whole numbers."""
-    whole = not any(t.is_floating_point() or t.is_complex() for t in (value, mine))
-    return whole or (value.is_floating_point() and mine.is_floating_point())
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "one number"

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sipp.cli.errors import CommandError
+from sipp.cli.errors import CommandError, naming_option
 from sipp.experiments.data import normalise
 from sipp.experiments.data.transforms import MEAN, STD
 
@@ -34,9 +33,8 @@ class Normalisation:
 
     def apply(self, images: Tensor) -> Tensor:
         """The images as the network takes them."""
-        n = images.shape[1]
-        mean, std = (values * n if len(values) == 1 else values for values in (self.mean, self.std))
-        return normalise(images, mean=mean, std=std)
+        with naming_option("--normalise", "leave it out, or give one mean for each channel, or one for all"):
+            return normalise(images, mean=self.mean, std=self.std)
 
 
 USUAL = Normalisation(MEAN, STD)  # what published networks were trained with, those of CIFAR-10 too
@@ -61,21 +59,3 @@ def normalisation_of(text: str | None) -> Normalisation | None:
             f"{text!r:.60} is not as many finite means as positive deviations", where=f"--normalise {text:.60}", fix=FIX
         )
     return Normalisation(mean, std)
-
-
-def checked_images(chosen: Normalisation, inputs: Tensor, what: str) -> Normalisation:
-    """The normalisation, if these are images it fits: bytes N x C x H x W with a mean for each channel."""
-    if inputs.dtype != torch.uint8 or inputs.dim() != 4:
-        raise CommandError(
-            f"{what} holds {str(inputs.dtype)[6:]} {' x '.join(map(str, inputs.shape))}, no images as bytes (uint8, "
-            "N x C x H x W)",
-            where="--normalise",
-            fix="leave it out: these numbers are taken as they are",
-        )
-    if len(chosen.mean) not in (1, inputs.shape[1]):
-        raise CommandError(
-            f"{len(chosen.mean)} means for the {inputs.shape[1]} channels of {what}",
-            where="--normalise",
-            fix="give one for each channel, or one for all",
-        )
-    return chosen

@@ -1,4 +1,4 @@
-"""Options that several commands share, and commands whose options are the fields of a record.
+"""Options that several commands share, and how a function becomes a command.
 
 A parameter whose type is a record (`PruneOptions`, or one of a command's own) stands for its fields: each of them is
 an option. So what can be asked for is written once, and the record is what the work is given.
@@ -7,7 +7,9 @@ an option. So what can be asked for is written once, and the record is what the 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from sipp.cli.errors import as_command_error
+from sipp.cli.output import Answer, tell
 from sipp.errors import SippError
 from sipp.records.options import PruneOptions, Reduce, Shown
 from sipp.scoring.methods import NAMES
@@ -53,25 +56,34 @@ def option(
     return typer.Option(*given, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
 
 
-def with_record_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of its records, in the order of the groups of --help."""
-    hints = get_type_hints(command, include_extras=True)
+def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
+    """The command that does this work and tells its answer: --json, an option for each field of its records, and all of
+    them in the order of the groups of --help. With --json, whatever the work itself prints goes to stderr.
+    """
+    hints = get_type_hints(work, include_extras=True)
     del hints["return"]
-    given = inspect.signature(command).parameters.values()
+    given = inspect.signature(work).parameters.values()
     found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
-    found.sort(key=lambda one: -1 if one.annotation is typer.Context else PANELS.index(_panel(one)))
+    found += _parameters("as_json", Json, False)
+    found.sort(key=_place)
 
-    @wraps(command)
-    def filled(**typed: Any) -> None:  # by the names of the signature below
-        command(**{name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()})
+    @wraps(work)
+    def command(*, as_json: bool, **typed: Any) -> None:  # by the names of the signature below
+        asked = {name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()}
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            answer = work(**asked)
+        if answer is not None:
+            tell(answer, as_json=as_json)
 
-    filled.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    filled.__annotations__ = {one.name: one.annotation for one in found}
-    return filled
+    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in found}
+    return command
 
 
-def _panel(parameter: inspect.Parameter) -> str:
-    return str(get_args(parameter.annotation)[1].rich_help_panel)
+def _place(parameter: inspect.Parameter) -> int:
+    """Where a parameter stands in --help: arguments and options of no group first."""
+    panel = getattr((*get_args(parameter.annotation), None, None)[1], "rich_help_panel", None)
+    return -1 if panel is None else PANELS.index(panel)
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
@@ -230,16 +242,15 @@ def typed_options(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def load_code(paths: list[Path] | None) -> list[tuple[str, Path]]:
-    """Registers the methods of the user's own files; they are what --code reads."""
+def load_code(paths: list[Path] | None) -> None:
+    """Registers the methods of the user's own files."""
     if paths:
         from sipp.experiments.own_scores import load_scores
 
         for path in paths:
             load_scores(path)
-    return [("--code", path) for path in paths or ()]
 
 
-def output_of(text: str | None) -> int | str | None:
+def parse_output(text: str | None) -> int | str | None:
     """The index or the name that --output gives."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text

@@ -1,16 +1,16 @@
-"""What the commands print: one JSON document or text on stdout, everything else on stderr; shared options."""
+"""What a command answers, and how it is told: tables and lines, or one JSON document with --json."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sipp.records.display import plain_table
@@ -19,30 +19,32 @@ from sipp.records.json_values import json_value
 UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
 
 
-@contextmanager
-def only_json(wanted: bool) -> Iterator[None]:
-    """A context in which, with --json, whatever anything prints goes to stderr: stdout is for the document alone."""
-    if not wanted:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: tables and lines for people, values for --json, and how it ends."""
+
+    shown: Sequence[RenderableType]  # tables and text
+    values: Any
+    failure: Exception | None = None  # raised once all is told; None: the exit code is 0
 
 
-def print_json(values: Any) -> None:
-    """Prints the document. Call it outside of `only_json`."""
-    typer.echo(json.dumps(json_value(values), indent=2, allow_nan=False))
-
-
-def show_list(what: str, meaning: str, kind: str, found: dict[str, str], as_json: bool) -> None:
-    """Prints names and what each is, as a table or as the document `kind`."""
+def tell(answer: Answer, *, as_json: bool) -> None:
+    """Prints the answer, and ends as it says."""
     if as_json:
-        print_json({"kind": kind, kind: [{"name": name, "description": words} for name, words in found.items()]})
-        return
+        typer.echo(json.dumps(json_value(answer.values), indent=2, allow_nan=False))
+    else:
+        show(*answer.shown)
+    if answer.failure is not None:
+        raise answer.failure
+
+
+def listing(what: str, meaning: str, kind: str, found: dict[str, str]) -> Answer:
+    """Names and what each is, as a table and as the document `kind`."""
     table = plain_table(what, meaning, texts=(meaning,))
     for name, words in found.items():
         table.add_row(name, words)
-    show(table)
+    rows = [{"name": name, "description": words} for name, words in found.items()]
+    return Answer([table], {"kind": kind, kind: rows})
 
 
 def is_terminal() -> bool:
@@ -56,7 +58,7 @@ def too_wide(table: Table) -> bool:
     return is_terminal() and natural > Console().width
 
 
-def show(*parts: Table | str) -> None:
+def show(*parts: RenderableType) -> None:
     """Prints tables and lines on stdout. In a file or a pipe nothing is cut, and lines end where they end."""
     for part in parts:
         if isinstance(part, str):

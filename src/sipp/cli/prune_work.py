@@ -7,46 +7,44 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rich.console import RenderableType
+from rich.table import Table
 from torch import nn
 
 import sipp
 from sipp.certificates.evidence import survey
 from sipp.cli.commands.prune_command import PruneRequest
-from sipp.cli.data_option import (
-    Points,
-    Reader,
-    collect,
-    data_or_noise,
-    draw_holdout,
-    images_lines,
-    n_calibration,
-    points_read,
-    split,
-    summary,
-)
+from sipp.cli.data_option import Points, Reader, data_or_noise, normalisation_lines, summary
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
-from sipp.cli.model_option import load_model, weights_file, weights_read
-from sipp.cli.options import load_code, output_of, typed_name
-from sipp.cli.output import show, too_wide
-from sipp.cli.pruned_table import layer_table, statements
+from sipp.cli.model_option import load_model, weights_file
+from sipp.cli.options import load_code, parse_output, typed_name
+from sipp.cli.output import Answer, too_wide
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.checking import check_drop, check_share, check_size
-from sipp.records.display import bytes_in_words, size_words
+from sipp.records.display import bytes_in_words, labelled, size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
+from sipp.records.pruned_words import (
+    column_words,
+    has_useful_layer_bounds,
+    headline,
+    layers_table,
+    next_step,
+    summary_lines,
+)
 from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
-from sipp.storage.network_tensors import as_stored
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger
+from sipp.storage.network_tensors import with_stored_values
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, RECORD_NAME, check_file, check_folder, check_ledger, refuse_input
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
@@ -56,8 +54,18 @@ LOOKED = "; but the holdout was used, so take other inputs for your next claim"
 N_NOISE = 16  # points of noise for a dry run of a built-in network without data
 
 
+def answer(request: PruneRequest) -> Answer:
+    """Prunes, writes the network where the request says, and tells what came of it."""
+    check(request)
+    outcome = work(request)
+    record = json_record(request, outcome)
+    written = write(request, outcome, record)
+    failure = None if outcome.certified else not_certified(request, outcome)
+    return Answer(shown(request, outcome, written), record | written.record, failure)
+
+
 def check(request: PruneRequest) -> None:
-    """Refuses what cannot be meant, before any work."""
+    """Refuses contradictory options before any work."""
     goals = {
         "--keep": request.options.keep,
         "--budget": request.options.budget,
@@ -78,57 +86,68 @@ def check(request: PruneRequest) -> None:
             where="sipp prune",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
-    reads = load_code(request.code) + weights_read("--weights", request.weights)
-    reads += [] if request.recipe is None else [("--recipe", request.recipe)]
-    reads += points_read("--data", request.data)
-    reads += points_read("--holdout", request.holdout)
+    load_code(request.code)
+    _check_places(request)
+    _refuse_ignored(request, given[0])
+    _check_numbers(request)
+
+
+def _check_places(request: PruneRequest) -> None:
+    """Refuses places that cannot be written, or that hold what is read."""
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another place"):
+            if request.weights is not None:
+                refuse_input(request.out, "--weights", request.weights)
             if request.is_one_file:
-                check_file(request.out, NETWORK, force=request.force, inputs=reads)
+                check_file(request.out, NETWORK, force=request.force)
             else:
-                check_folder(request.out, force=request.force, inputs=reads)
-    if request.dry_run and request.ledger is not None:
-        raise CommandError(
-            "a dry run writes nothing, so its use of the holdout would go unrecorded",
-            where=f"--ledger {request.ledger}",
-            fix="leave out --dry-run, or the ledger",
-        )
-    for_certificates = {
-        "--output": request.output is not None,
-        "--ledger": request.ledger is not None,
-        "--holdout-delta": request.holdout_delta is not None,
-        "--holdout-points": request.holdout_points is not None,
-    }
+                check_folder(request.out, force=request.force)
+    if request.ledger is not None:
+        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(request.ledger, out=request.out)
+
+
+def _refuse_ignored(request: PruneRequest, goal: str) -> None:
+    """Refuses an option that would have no effect beside the others."""
+    certifies = request.has_tolerance or request.holdout is not None
+    only_certificates = "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
+    one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
+    rows = [  # an option, what was typed, whether it has an effect, and why not
+        ("--output", request.output, certifies, *only_certificates),
+        ("--ledger", request.ledger, certifies, *only_certificates),
+        ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
+        ("--holdout-points", request.holdout_points, certifies, *only_certificates),
+        (
+            "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
+            "is for --epsilon; an accuracy drop leaves no inputs out",
+            "leave it out, or give --epsilon instead of --max-accuracy-drop",
+        ),
+        (
+            "--ledger", request.ledger, not request.dry_run,
+            "cannot be kept in a dry run: it writes nothing, so the use of the holdout would go unrecorded",
+            "leave out --dry-run, or the ledger",
+        ),
+        (
+            f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
+            "is for one small file; a folder holds plain weights", one_file,
+        ),
+        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
+    ]  # fmt: skip
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}
-        unused = {
-            f"--{typed_name(name, defaults[name]).replace('_', '-')}": True
-            for name in unused_in_prune_to(request.options)
-        }
-        _refuse_ignored(unused, f"cannot be chosen with {given[0]}", "leave it out, or use --keep")
-    elif request.holdout is None:
-        _refuse_ignored(
-            for_certificates, "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
-        )
-    if request.values != "fp32" and not request.is_one_file:
-        _refuse_ignored(
-            {f"--values {request.values}": True},
-            "is for one small file; a folder holds plain weights",
-            f"give --out NAME{FILE_SUFFIX}, or leave it out",
-        )
-    if request.shard is not None:
-        if not request.is_one_file:
-            words = f"applies only to a small file, name{FILE_SUFFIX}", f"give --out NAME{FILE_SUFFIX}, or leave it out"
-            _refuse_ignored({"--shard": True}, *words)
-        with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
-            _shard(request)
-    if request.rounds and request.has_tolerance:
-        raise CommandError(
-            f"{given[0]} certifies the values before rounding, not those in the file",
-            where=f"--values {request.values}",
-            fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
-        )
+        for name in unused_in_prune_to(request.options):
+            option = f"--{typed_name(name, defaults[name]).replace('_', '-')}"
+            rows.append((option, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
+        rounded = request.values if request.rounds else None
+        why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"
+        fix = "give --values lossless; or --keep with --holdout, which certifies what is stored"
+        rows.append((f"--values {request.values}", rounded, False, why, fix))
+    for option, typed, has_effect, why, fix in rows:
+        if typed is not None and not has_effect:
+            raise CommandError(f"{option} {why}", where="sipp prune", fix=fix)
+
+
+def _check_numbers(request: PruneRequest) -> None:
     if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
         raise CommandError(
             f"{request.epsilon} is not an error",
@@ -138,16 +157,10 @@ def check(request: PruneRequest) -> None:
     with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
         check_share("holdout-delta", request.allowed_share)
     if request.max_accuracy_drop is not None:
-        _refuse_ignored(
-            {"--holdout-delta": request.holdout_delta is not None},
-            "is for --epsilon; an accuracy drop leaves no inputs out",
-            "leave it out, or give --epsilon instead of --max-accuracy-drop",
-        )
         with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
             check_drop("max_accuracy_drop", request.max_accuracy_drop)
-    if request.ledger is not None:
-        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out, inputs=reads)
+    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
+        _shard(request)
 
 
 def _shard(request: PruneRequest) -> int | None:
@@ -156,19 +169,12 @@ def _shard(request: PruneRequest) -> int | None:
     return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
 
 
-def _refuse_ignored(given: dict[str, bool], why: str, fix: str) -> None:
-    """Refuses an option that would be ignored."""
-    ignored = [name for name, is_given in given.items() if is_given]
-    if ignored:
-        raise CommandError(f"{', '.join(ignored)} {why}", where="sipp prune", fix=fix)
-
-
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
     options = request.options
     lengths = {"length": request.length, "size": request.size}
     reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
-    holdout = None if request.holdout is None else draw_holdout(reader, request.holdout, request.holdout_points)
+    holdout = None if request.holdout is None else reader.holdout(request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
@@ -186,13 +192,11 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         # of a blend's points a share is kept aside, and so many are to be left
         return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
 
-    n = n_calibration(reader, source, request.points, theory)
+    n = reader.n_calibration(source, request.points, theory)
     if request.has_tolerance and holdout is None and not source.has_holdout:
-        parts = split(source, n, request.holdout_points, seed=options.seed)
-        ours, theirs = (collect(source, part, batch_size=request.batch_size, model=model) for part in parts)
-        return reader.fitting(source, ours, "--data"), reader.fitting(source, theirs, "--data")
+        return reader.split(source, n, request.holdout_points)
     if request.has_tolerance and holdout is None:
-        holdout = draw_holdout(reader, spec, request.holdout_points, "--data")
+        holdout = reader.holdout(spec, request.holdout_points, "--data")
     return reader.draw(source, n, "--data"), holdout
 
 
@@ -212,7 +216,7 @@ def _data_spec(request: PruneRequest) -> str:
 
 
 def check_enough(request: PruneRequest, holdout: Points) -> None:
-    """Tells before the work that the holdout is too small for any claim (T14)."""
+    """Refuses a holdout that is too small for any claim (T14), before the work."""
     if request.max_accuracy_drop is not None:
         return
     needed = holdout_needed(request.allowed_share, 1.0 - request.options.confidence)
@@ -229,7 +233,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
 
 @dataclass(frozen=True)
 class PruneOutcome:
-    """What came of it; `pruned` is None where no level was certified."""
+    """The result of pruning; `pruned` is None where no level was certified."""
 
     dense: nn.Module
     pruned: Pruned | None
@@ -266,7 +270,7 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
 
 
 def work(request: PruneRequest) -> PruneOutcome:
-    """The pruned network with everything it was made from."""
+    """Loads the network and its data, and prunes it."""
     begun = time.perf_counter()
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     calibration, holdout = points_for(request, model)
@@ -281,7 +285,7 @@ def work(request: PruneRequest) -> PruneOutcome:
             walk = prune_to_with(
                 model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
-                output=output_of(request.output), ledger=request.ledger,
+                output=parse_output(request.output), ledger=request.ledger,
             )  # fmt: skip
             pruned, certificate = walk.pruned, walk.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
@@ -299,12 +303,12 @@ def _prune(
     if holdout is not None and calibration is not None:  # before the work, which a shared point would make useless
         survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
-    stored = as_stored(pruned.model, request.values) if request.rounds else pruned.model
+    stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
         return pruned, stored, None
     certificate = sipp.certify(
         model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
-        output=output_of(request.output), calibration=None if calibration is None else calibration.batches,
+        output=parse_output(request.output), calibration=None if calibration is None else calibration.batches,
         ledger=request.ledger,
     )  # fmt: skip
     return pruned, stored, certificate
@@ -395,7 +399,7 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
 
 
 def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
-    """How many points would certify the first level that failed, where what was seen there is no obstacle (T15)."""
+    """About how many holdout points would certify the first level that failed (T15); empty if no number would."""
     if outcome.walk is None or outcome.holdout is None:
         return ""
     failed = next((level for level in outcome.walk.path if not level.passed), None)
@@ -421,47 +425,69 @@ def _rounded_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def tell(request: PruneRequest, outcome: PruneOutcome, written: Written) -> None:
-    """Prints what was done."""
+def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
+    """The answer as a person reads it."""
     if request.weights is not None:
         origin = f"weights {request.weights}"
     else:
         is_folder = request.model.startswith(PREFIX)
         origin = "weights of that folder" if is_folder else f"freshly initialised (seed {request.options.seed})"
     calibration = "not used" if outcome.calibration is None else outcome.calibration.words
-    show(f"network: {request.model}, {origin}", f"data:    {calibration}")
+    lines: list[RenderableType] = [f"network: {request.model}, {origin}", f"data:    {calibration}"]
     if outcome.holdout is not None:
-        show(f"holdout: {outcome.holdout.words}")
-    show(*images_lines(outcome.calibration, outcome.holdout))
+        lines.append(f"holdout: {outcome.holdout.words}")
+    lines += normalisation_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
         certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself
         if outcome.certificate is not None and outcome.walk is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
-        said = statements(outcome.pruned, certified)
-        show(layer_table(outcome.pruned, compact=True) if too_wide(table) else table, *said)
-    if outcome.calibration is not None and outcome.calibration.kind == "random":
-        show("noise:           the scores and bounds above are about random inputs, not about yours")
+        lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
+        lines += statements(outcome.pruned, certified)
+    if outcome.calibration is not None and outcome.calibration.is_noise:
+        lines.append("noise:           the scores and bounds above are about random inputs, not about yours")
     if outcome.walk is not None:
-        show(str(outcome.walk))
-        if words := more_points_words(request, outcome):
-            show(words)
+        lines.append(str(outcome.walk))
+        lines += filter(None, [more_points_words(request, outcome)])
         if not request.options.repair:
-            show("further:         --repair fits the kept weights to the dense outputs, so that you can keep fewer")
-    for path, n_bytes in written.files.items():
-        show(f"written:         {path} ({bytes_in_words(n_bytes)})")
+            lines.append("further:         --repair fits the kept weights to the dense outputs: fewer are enough then")
+    lines += [f"written:         {path} ({bytes_in_words(n_bytes)})" for path, n_bytes in written.files.items()]
     if written.contents is not None:
-        size = size_words(written.contents.n_bytes, written.contents.dense_bytes)
-        show(f"                 {size}; see sipp inspect, sipp bench")
-        if written.contents.moved:
-            show(
-                f"values:          {written.contents.moved}; the statements above are about the values before rounding"
-            )
+        size, moved = size_words(written.contents.n_bytes, written.contents.dense_bytes), written.contents.moved
+        lines.append(f"                 {size}; see sipp inspect, sipp bench")
+        if moved:
+            lines.append(f"values:          {moved}; the statements above are about the values before rounding")
     elif written.files:
-        show(
+        lines.append(
             "                 zeros are stored too, so this is not smaller; "
             f"sipp export {request.out} --model {request.model} --to small makes a small file"
         )
     if request.dry_run:
-        show("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
-    show(f"time:            {outcome.seconds['load']:.1f} s loading, {outcome.seconds['prune']:.1f} s pruning")
+        lines.append("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
+    seconds = outcome.seconds
+    return [*lines, f"time:            {seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning"]
+
+
+def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
+    """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
+    if compact:
+        return layers_table(pruned, strategies=[], bounds=False)
+    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_useful_layer_bounds(pruned))
+
+
+def _strategies(pruned: Pruned) -> list[str]:
+    """The strategies that took a row."""
+    return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
+
+
+def statements(pruned: Pruned, certified: str = "") -> list[str]:
+    """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
+    return [
+        *column_words(_strategies(pruned), has_useful_layer_bounds(pruned)),
+        headline(pruned),
+        *summary_lines(pruned, certified),
+        labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
+        labelled(
+            "in full", f"--json prints every bound and statement; with a folder as --out, they are in {RECORD_NAME}"
+        ),
+    ]

@@ -1,4 +1,4 @@
-"""Arms of an experiment: a method, alone or with its own way to take the patches together (T3). Needs no torch.
+"""Arms of an experiment: a method, alone or with its own reduction over patches (T3). Needs no torch.
 
 An arm is written as it stands in recipes, records and on the page: "wt", "sipp-det", "sipp-det mean". Both forms of a
 method can so stand in one run, and share its dense network.
@@ -26,12 +26,12 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What it is called everywhere but in names of folders."""
+        """Its name, except in names of folders."""
         return self.method if self.reduce is None else f"{self.method}{BETWEEN}{self.reduce}"
 
 
 def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
-    """The arm of this label; OptionError where there is no such method, or it takes no patches together.
+    """The arm of this label; OptionError if there is no such method, or it has no reduction over patches.
 
     `own` are names of the user's own methods, whose code need not be here.
     """

@@ -1,4 +1,4 @@
-"""A user's own network and data in a run: the code that a person named on the command line, and what it gives.
+"""A user's own network and data in a run, from code that is named on the command line.
 
 Names of code come from the command line only (`load_recipe` refuses them in a recipe's file), so that no file that was
 received from elsewhere decides what is run.
@@ -25,8 +25,8 @@ CALLABLE = "give package.module:callable, which is called without arguments"
 SETS = "(training images, training labels, test images, test labels)"
 
 
-def named(spec: str) -> Any:
-    """What `package.module:name` names. The folder a person is in comes first, as for `python -m`."""
+def import_named(spec: str) -> Any:
+    """Imports `package.module:name`, looking in the current folder first, as `python -m` does."""
     module_name, _, attribute = spec.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -37,7 +37,7 @@ def named(spec: str) -> Any:
 
 
 def own_network(spec: str) -> nn.Module:
-    """A network that the user's callable makes, in train mode; torch's global generator decides its weights."""
+    """Calls the user's function and returns its network in train mode; its weights follow torch's global generator."""
     model = _called(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
@@ -45,7 +45,7 @@ def own_network(spec: str) -> nn.Module:
 
 
 def own_images(spec: str) -> ImageSet:
-    """The data that the user's callable gives: four tensors, images N x C x H x W in float32 and labels from 0 on."""
+    """Calls the user's function and returns its data: images N x C x H x W in float32 and labels from 0 on."""
     tensors = _called(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
@@ -59,21 +59,21 @@ def own_images(spec: str) -> ImageSet:
 
 
 def source_digest(spec: str) -> str:
-    """A digest of the file in which the named code stands: a run that is resumed with other code is refused."""
-    path = tried(spec, "source", lambda: inspect.getsourcefile(named(spec)) or "")
-    return f"{spec} source {sha256_of(tried(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
+    """A digest of the file that holds the named code, so that a run is not resumed with other code."""
+    path = call_user_code(spec, "source", lambda: inspect.getsourcefile(import_named(spec)) or "")
+    return f"{spec} source {sha256_of(call_user_code(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
 def _called(spec: str, what: str) -> Any:
-    """What the callable of this name gives; a network in its place is one object, which runs would share."""
-    maker = tried(spec, what, lambda: named(spec))
+    """Calls the named function or class; refuses a network object, which all runs would share."""
+    maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):
         raise OptionError(f"{spec!r} is a {type(maker).__name__}, no function or class", fix=CALLABLE)
-    return tried(spec, what, maker)
+    return call_user_code(spec, what, maker)
 
 
-def tried(spec: str, what: str, work: Callable[[], Any]) -> Any:
-    """What `work` gives; OptionError where the user's code raises, or runs as a script that ends."""
+def call_user_code(spec: str, what: str, work: Callable[[], Any]) -> Any:
+    """What `work` returns; OptionError if the user's code raises, or exits as a script does."""
     try:
         return work()
     except (Exception, SystemExit) as error:

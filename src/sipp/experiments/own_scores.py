@@ -1,4 +1,4 @@
-"""Scores of a user's own in commands and runs: the file that registers them, and a digest of what each is made of.
+"""A user's own scores in commands and runs: the file that registers them, and a digest of each.
 
 Files of code come from the command line only, as in `own_code`. Needs no torch.
 """
@@ -19,7 +19,7 @@ DIGEST_LENGTH = 12
 
 
 def load_scores(path: Path) -> None:
-    """Runs a Python file, which registers at least one method; what stands beside it can be imported in it."""
+    """Runs a Python file that registers at least one method; it can import its neighbours."""
     if path.suffix != ".py" or not path.is_file():
         raise OptionError("there is no Python file of this name", where=f"--code {path}", fix="give a .py file")
     before = own_methods()
@@ -43,7 +43,7 @@ def load_scores(path: Path) -> None:
 
 
 def score_digest(method: MethodInfo) -> str:
-    """A digest of the file that a score's function stands in, and of how its weights are cut.
+    """A digest of the file that defines a score, and of how its weights are cut.
 
     Anything else in the file changes it too: a stale score is never taken for the one that a run was made with.
     """

@@ -2,6 +2,6 @@
 
 from sipp.report.figures import figure_names, write_figures
 from sipp.report.rendering import render
-from sipp.report.results import files_read, read_results, read_whole_results
+from sipp.report.results import read_results, read_whole_results
 
-__all__ = ["figure_names", "files_read", "read_results", "read_whole_results", "render", "write_figures"]
+__all__ = ["figure_names", "read_results", "read_whole_results", "render", "write_figures"]

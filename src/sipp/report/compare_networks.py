@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
@@ -41,39 +42,17 @@ def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
 # --- what is known of each ------------------------------------------------------------------------------------------
 
 
-def _accuracies(model: PrunedModel) -> dict[str, EvalRecord]:
-    """{hash of the points: the evaluation that measured an accuracy on them}."""
-    return {one.data.hash: one for one in model.evaluations.values() if one.accuracies is not None}
-
-
 def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
     """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
-    known = [one for model in models for one in _accuracies(model).values()]
+    known = [one for model in models for one in model.evaluations.values() if one.accuracies is not None]
     counts = Counter(one.data.hash for one in known)
     return max(known, key=lambda one: (counts[one.data.hash], one.n_points), default=None)
 
 
 def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
-    """The accuracy of the dense and of the pruned network on these points, None where it was not measured there."""
-    found = None if points is None else _accuracies(model).get(points.data.hash)
-    return None if found is None else found.accuracies
-
-
-def accuracy_of(models: Sequence[PrunedModel]) -> Value:
-    """How the accuracy of each of these networks is found: on the points that most of them were measured on."""
-    points = common_points(models)
-
-    def value(model: PrunedModel) -> float | None:
-        found = accuracies_on(model, points)
-        return None if found is None else found[1]
-
-    return value
-
-
-def dense_accuracy(models: Sequence[PrunedModel]) -> float | None:
-    """The accuracy of the dense network on the same points, None where it was not measured."""
-    points = common_points(models)
-    return next((known[0] for model in models if (known := accuracies_on(model, points)) is not None), None)
+    """The accuracy of the dense and of the pruned network on these points, None if it was not measured there."""
+    evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
+    return next((one.accuracies for one in evaluations if one.accuracies is not None), None)
 
 
 def certified(model: PrunedModel) -> float | None:
@@ -105,27 +84,28 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
 
 @dataclass(frozen=True)
 class ComparedNetworks:
-    """What networks of one parent are compared by: curves over keep, and the dense network's value if it has one."""
+    """What networks of one parent are compared by: curves over keep, and the view that is drawn of them."""
 
     key: str
     title: str
-    label: str
     curves: tuple[Curve, ...]
-    dense: float | None = None
-
-    @property
-    def are_errors(self) -> bool:
-        return self.key != "accuracy"
+    view: dict[str, Any]
 
 
 def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
-    accuracies, moved = network_curves(group, accuracy_of(group)), network_curves(group, lambda model: model.moved)
-    found = (
-        ComparedNetworks("accuracy", "Accuracy", "accuracy, measured", accuracies, dense_accuracy(group)),
-        ComparedNetworks("moved", "Output moved", "output moved on calibration inputs", moved),
-        ComparedNetworks("certified", "Certified", "certified error of the output", network_curves(group, certified)),
-    )
+    points = common_points(group)
+    measured = {id(model): accuracies_on(model, points) for model in group}
+    dense = next((one[0] for one in measured.values() if one is not None), None)
+    accuracy = network_curves(group, lambda model: (measured[id(model)] or (None, None))[1])
+    errors = {
+        "moved": ("Output moved", "output moved on calibration inputs", network_curves(group, lambda one: one.moved)),
+        "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
+    }
+    view = curve_view(accuracy, "accuracy, measured", "share", dense=dense)
+    found = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
+    for key, (title, label, curves) in errors.items():
+        found.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
     return [one for one in found if one.curves]
 
 
@@ -139,11 +119,12 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
     rows = []
     for index, group in enumerate(groups):
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
-        plots = []
-        for one in comparisons_of(group):
-            view = curve_view(one.curves, one.label, "share", are_errors=one.are_errors, dense=one.dense)
-            plots.append(lines(f"networks{index}-{one.key}", f"{one.title}{of}", view, of="network"))
-        rows.append(plots)
+        rows.append(
+            [
+                lines(f"networks{index}-{one.key}", f"{one.title}{of}", one.view, of="network")
+                for one in comparisons_of(group)
+            ]
+        )
     has_accuracy = common_points(models) is not None
     note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
     shown = [row for row in rows if row]

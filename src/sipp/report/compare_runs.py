@@ -13,7 +13,7 @@ from sipp.report.contents import About, Article, Finding, Section, Table, TableC
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.results import Run
-from sipp.report.run_article import best_choice, method_table, network_and_data, reach, tone_of
+from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
@@ -60,7 +60,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     rows = []
     for panel in panels:
         dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
-        reached = [(kept, curve.method) for curve in changes if (kept := reach(curve)) is not None]
+        reached = [(kept, curve.method) for curve in changes if (kept := sparsest_within_tolerance(curve)) is not None]
         kept, method = min(reached, default=(None, "none"))
         last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
         sparsest = min((keep for keep, _, _ in last), default=None)

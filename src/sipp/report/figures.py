@@ -1,10 +1,10 @@
-"""Runs in, figures of print quality out: the numbers and the looks of the page, as PDF and PNG."""
+"""Figures for print, as PDF and PNG: the same views as on the page, in the same colours."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 from sipp.extras import needed_for
 from sipp.records.display import short_names
 from sipp.report import palette, series
-from sipp.report.compare_networks import ComparedNetworks, by_parent, comparisons_of
+from sipp.report.compare_networks import by_parent, comparisons_of
 from sipp.report.compare_runs import Panel, panels_of
 from sipp.report.numbers import number
 from sipp.report.palette import MARKERS, Style
+from sipp.report.plots import curve_view, epsilon_views, layer_view, metric_view, metric_views
 from sipp.report.results import PrunedModel, Result, Run
 from sipp.report.series import METRICS, Curve, Point
 from sipp.storage.files import make_folder, write_atomic
@@ -60,14 +61,15 @@ PRINT_STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
 }
 
-Draw = Callable[[Any, Run], bool]  # of a figure and a run: whether there was anything to draw
+Draw = Callable[[Any], None]  # on a figure of matplotlib
+View = dict[str, Any]  # as `report/plots.py` makes it
 
 
 def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """The files written: for every run, each figure it has numbers for, in each format.
+    """Writes every figure that there are numbers for, in each format, and gives the files.
 
-    Several runs also have one figure together, with a panel for each network. Pruned models have figures only together:
-    those of one dense network as curves over keep.
+    A run has one of each metric, of its epsilons and of its layers. Several runs also have one together, with a panel
+    for each network. Pruned models have figures only together: those of one dense network as curves over keep.
     """
     with needed_for("drawing figures"):
         import matplotlib
@@ -76,39 +78,77 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
     make_folder(folder)
     written = []
     with matplotlib.rc_context(PRINT_STYLE):
-        for run, stem in _stems(results):
-            for name, (width, draw) in _figures(run).items():
-                figure = Figure(figsize=(width, HEIGHT))
-                if draw(figure, run):
-                    figure.draw_without_rendering()
-                    figure.set_layout_engine("none")  # laid out once for both formats
-                    written += _save(figure, folder, f"{stem}-{name}")
-        for name, draw_network in _network_figures(results).items():
+        for name, draw in _figures(results).items():
             figure = Figure(figsize=(COLUMN, HEIGHT))
-            draw_network(figure.subplots())
-            written += _save(figure, folder, name)
-        if along := pipeline_curves(results):
-            figure = Figure(figsize=(COLUMN, HEIGHT))
-            _draw_pipelines(figure.subplots(), along, results)
-            written += _save(figure, folder, PIPELINES)
-        if panels := _panels(results):
-            n_rows = math.ceil(len(panels) / 2)
-            figure = Figure(figsize=(WIDE, n_rows * PANEL_HEIGHT))
-            places = figure.subplots(n_rows, 2, squeeze=False).flat
-            for axes, panel in zip(places, [*panels, *[None] * (len(panels) % 2)]):
-                if panel is None or not draw_metric(axes, panel.run, key=series.default_metric(panel.run)):
-                    axes.set_axis_off()
-                else:
-                    axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
-            written += _save(figure, folder, PANELS)
+            draw(figure)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once for both formats
+            for kind in FORMATS:
+                # No date: the same numbers give the same file.
+                made_by = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
+                drawn = BytesIO()
+                figure.savefig(drawn, format=kind, dpi=DPI, metadata=made_by)
+                written.append(folder / _file_name(name, kind))
+                write_atomic(written[-1], drawn.getvalue())
     return written
 
 
-def _panels(results: Sequence[Result]) -> list[Panel]:
-    """The panels of all runs together; none where there is only one run."""
-    runs = [result for result in results if isinstance(result, Run)]
-    found = panels_of(runs) if len(runs) > 1 else []
-    return [panel for panel in found if series.methods_of(panel.run)]
+def figure_names(results: Sequence[Result]) -> list[str]:
+    """The names of the files that `write_figures` writes for these results."""
+    return [_file_name(name, kind) for name in _figures(results) for kind in FORMATS]
+
+
+def _file_name(name: str, kind: str) -> str:
+    """A run's name comes from its folder: no part of it may lead elsewhere."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
+
+
+def _figures(results: Sequence[Result]) -> dict[str, Draw]:
+    """{name: what draws it} of all figures."""
+    runs = [result for result in results if isinstance(result, Run) and result.records]
+    found: dict[str, Draw] = {}
+    for index, run in enumerate(runs):
+        n_before = sum(one.name == run.name for one in runs[:index])  # folders may have the same name
+        stem = run.name if not n_before else f"{run.name}-{n_before + 1}"
+        views = {key.replace("_", "-"): view for key, view in metric_views(run).items()}
+        views |= {f"{name}-epsilon": view for name, view in epsilon_views(run).items()}
+        found |= {f"{stem}-{name}": _alone(view, series.methods_of(run)) for name, view in views.items()}
+        found |= {f"{stem}-layers-{name}": draw for name, draw in _layer_figures(run).items()}
+    groups = by_parent([result for result in results if isinstance(result, PrunedModel)])
+    for index, group in enumerate(group for group in groups if len(group) > 1):
+        stem = "networks" if index == 0 else f"networks-{index + 1}"
+        found |= {f"{stem}-{one.key}": _alone(one.view, ()) for one in comparisons_of(group)}
+    if along := pipeline_curves(results):
+        view = curve_view(along, METRICS["top1"].label, "share", dense=series.dense_mean(runs[0], "top1"))
+        found[PIPELINES] = _alone(view, (), f"{runs[0].config['net']}, {series.methods_of(runs[0])[0]}")
+    panels = [panel for panel in panels_of(runs) if series.methods_of(panel.run)] if len(runs) > 1 else []
+    if panels:
+        found[PANELS] = partial(_draw_panels, panels=panels)
+    return found
+
+
+def _alone(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
+    """Draws curves on the only axes of a figure."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        draw_lines(axes, view, methods)
+        axes.set_title(_literal(title), fontsize=7)
+
+    return draw
+
+
+def _draw_panels(figure: Any, *, panels: Sequence[Panel]) -> None:
+    """The first metric of each network, two in a row."""
+    n_rows = math.ceil(len(panels) / 2)
+    figure.set_size_inches(WIDE, n_rows * PANEL_HEIGHT)
+    places = list(figure.subplots(n_rows, 2, squeeze=False).flat)
+    for axes, panel in zip(places, panels):
+        view = metric_view(panel.run, series.default_metric(panel.run))
+        draw_lines(axes, view, series.methods_of(panel.run))
+        axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
 
 
 def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
@@ -130,153 +170,64 @@ def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
     return tuple(Curve(name, tuple(falling[name])) for name in sorted(falling))
 
 
-def _draw_pipelines(axes: Any, curves: tuple[Curve, ...], results: Sequence[Result]) -> None:
-    run = next(result for result in results if isinstance(result, Run))
-    _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
-    _dense_line(axes, series.dense_mean(run, "top1"))
-    axes.set_ylabel(f"{METRICS['top1'].label} (%)")
-    axes.set_title(_literal(f"{run.config['net']}, {series.methods_of(run)[0]}"), fontsize=7)
-
-
-def figure_names(results: Sequence[Result]) -> list[str]:
-    """The names of all files that `write_figures` may write for these results."""
-    names = [f"{stem}-{name}" for run, stem in _stems(results) for name in _figures(run)]
-    names += [*_network_figures(results), *([PANELS] if _panels(results) else [])]
-    names += [PIPELINES] if pipeline_curves(results) else []
-    return [_file_name(name, kind) for name in names for kind in FORMATS]
-
-
-def _network_figures(results: Sequence[Result]) -> dict[str, Callable[[Any], None]]:
-    """{name: what draws it} of pruned networks that share their dense one."""
-    models = [result for result in results if isinstance(result, PrunedModel)]
-    groups = [group for group in by_parent(models) if len(group) > 1]
-    found: dict[str, Callable[[Any], None]] = {}
-    for index, group in enumerate(groups):
-        stem = "networks" if index == 0 else f"networks-{index + 1}"
-        found |= {f"{stem}-{one.key}": partial(_draw_comparison, comparison=one) for one in comparisons_of(group)}
-    return found
-
-
-def _draw_comparison(axes: Any, *, comparison: ComparedNetworks) -> None:
-    """Accuracies beside the dense one's, or errors from zero, on a logarithmic axis where they are steep."""
-    curves = comparison.curves
-    _curves(axes, tuple(curve.method for curve in curves), curves, 100.0)
-    if not comparison.are_errors:
-        _dense_line(axes, comparison.dense)
-    elif _is_steep(point.mean for curve in curves for point in curve.points):
-        axes.set_yscale("log")
-        _plain_ticks(axes.yaxis)
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set_ylabel(fill(f"{comparison.label} (%)", LABEL_LENGTH))
-
-
-def _is_steep(values: Iterable[float]) -> bool:
-    """Whether errors are drawn on a logarithmic axis, which has no zero."""
-    known = list(values)
-    return min(known) > 0 and max(known) / min(known) > EPSILON_RATIO
-
-
-def _dense_line(axes: Any, dense: float | None) -> None:
-    if dense is not None:
-        drawn_as = {"color": "#555555", "linewidth": 0.8, "linestyle": (0, (4, 3))}
-        axes.axhline(100 * dense, zorder=1, label="dense", **drawn_as)
-        _legend(axes)
-
-
-def _stems(results: Sequence[Result]) -> list[tuple[Run, str]]:
-    """Each run that has a network with the start of its figures' names; folders of runs may have the same name."""
-    runs = [result for result in results if isinstance(result, Run) and result.records]
-    before = [sum(one.name == run.name for one in runs[:index]) for index, run in enumerate(runs)]
-    return [(run, run.name if not n else f"{run.name}-{n + 1}") for run, n in zip(runs, before)]
-
-
-def _file_name(name: str, kind: str) -> str:
-    """A run's name comes from its folder: no part of it may lead elsewhere."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
-
-
 def _literal(name: str) -> str:
     """The name as it is: a dollar sign would start a formula."""
     return name.replace("$", r"\$")
 
 
-def _save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """The files written, one in each format."""
-    paths = []
-    for kind in FORMATS:
-        # No date: the same numbers give the same file.
-        metadata = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
-        drawn = BytesIO()
-        figure.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
-        paths.append(folder / _file_name(name, kind))
-        write_atomic(paths[-1], drawn.getvalue())
-    return paths
+# --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def _figures(run: Run) -> dict[str, tuple[float, Draw]]:
-    """{name: (its width, what draws it)} of all figures of a run."""
-    metrics = {key.replace("_", "-"): partial(draw_metric, key=key) for key in series.metrics_of(run)}
-    on_axes = {
-        **metrics,
-        "certified-epsilon": partial(_draw_epsilons, certified=True),
-        "theory-epsilon": partial(_draw_epsilons, certified=False),
-    }
-    return {
-        **{name: (COLUMN, _alone(draw)) for name, draw in on_axes.items()},
-        "layers-keep": (WIDE, partial(draw_layers, field="keep", label="kept share of the layer (%)", scale=100.0)),
-        "layers-epsilon": (WIDE, partial(draw_layers, field="eps", label="epsilon of the layer", scale=1.0)),
-        "scores": (COLUMN, _alone(_draw_scores)),
-        "time": (COLUMN, _alone(_draw_times)),
-    }
+def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
+    """Curves over keep with bands from the least to the largest seed, and a line for the dense network.
 
-
-def _alone(draw: Draw) -> Draw:
-    """Draws on the only axes of a figure."""
-    return lambda figure, run: draw(figure.subplots(), run)
-
-
-def draw_metric(axes: Any, run: Run, *, key: str) -> bool:
-    """A metric of the run over keep, one line a method; whether there was anything to draw."""
-    metric, curves = METRICS[key], series.metric_curves(run, key)
-    if not _curves(axes, series.methods_of(run), curves, 100.0):
-        return False
-    _dense_line(axes, series.dense_mean(run, key))
-    if metric.unit != "points":
-        axes.set_ylabel(f"{metric.label} (%)")
-        return True
-    axes.set_ylabel(f"{metric.label}\n(percentage points)")
-    least = 100 * min(point.low for curve in curves for point in curve.points)
-    most = 100 * max(point.high for curve in curves for point in curve.points)
-    if least < -STEEP:
-        axes.set_yscale("symlog", linthresh=NEAR_ZERO, linscale=0.6)
-        axes.set_ylim(1.25 * least, max(NEAR_ZERO, 1.25 * most))
-        _plain_ticks(axes.yaxis, least=NEAR_ZERO)
-    return True
-
-
-def _curves(axes: Any, methods: tuple[str, ...], curves: tuple[Curve, ...], scale: float) -> bool:
-    """Whether there was anything to draw: lines over keep with bands from the least to the largest seed."""
+    `methods` are all that have a look beside these curves; empty: only these.
+    """
+    curves, unit = view["series"], view["y"]["unit"]
+    scale = 1.0 if unit == "number" else 100.0
     for curve in curves:
-        style = palette.style_of(curve.method, methods)
-        keeps = [100 * point.keep for point in curve.points]
-        low, high = ([scale * getattr(point, side) for point in curve.points] for side in ("low", "high"))
-        axes.fill_between(keeps, low, high, color=style.light, alpha=0.14, linewidth=0)
-        axes.plot(keeps, [scale * point.mean for point in curve.points], label=_literal(curve.method), **_line(style))
-    if not curves:
-        return False
-    keeps = [point.keep for curve in curves for point in curve.points]
+        style = palette.style_of(curve["name"], methods or tuple(one["name"] for one in curves))
+        at, mean, low, high = ([one[i] * (scale if i else 100.0) for one in curve["points"]] for i in range(4))
+        axes.fill_between(at, low, high, color=style.light, alpha=0.14, linewidth=0)
+        axes.plot(at, mean, label=_literal(curve["name"]), **_line(style))
+    keeps = [point[0] for curve in curves for point in curve["points"]]
     if max(keeps) / min(keeps) > LOG_RATIO:
         axes.set_xscale("log")
         _plain_ticks(axes.xaxis)
     axes.invert_xaxis()
     axes.set_xlabel("keep (% of prunable weights)")
+    if "reference" in view:
+        drawn_as = {"color": "#555555", "linewidth": 0.8, "linestyle": (0, (4, 3))}
+        axes.axhline(scale * view["reference"]["value"], zorder=1, label=view["reference"]["label"], **drawn_as)
     _legend(axes)
-    return True
+    in_unit = {"share": " (%)", "points": " (percentage points)"}.get(unit, "")
+    axes.set_ylabel(fill(view["y"]["label"] + in_unit, LABEL_LENGTH))
+    _scale_values(axes, view, [scale * value for curve in curves for point in curve["points"] for value in point[1:4]])
+
+
+def _scale_values(axes: Any, view: View, values: Sequence[float]) -> None:
+    """Makes the axis of errors logarithmic where they are steep, and that of changes away from zero."""
+    least, most = min(values), max(values)
+    if view["y"]["log"] and _is_steep(values):
+        axes.set_yscale("log")
+        if view["y"]["unit"] == "share":
+            _plain_ticks(axes.yaxis)
+    elif view["y"]["log"]:
+        axes.set_ylim(bottom=min(0, least))
+    elif view["y"]["unit"] == "points" and least < -STEEP:
+        axes.set_yscale("symlog", linthresh=NEAR_ZERO, linscale=0.6)
+        axes.set_ylim(1.25 * least, max(NEAR_ZERO, 1.25 * most))
+        _plain_ticks(axes.yaxis, least=NEAR_ZERO)
+
+
+def _is_steep(values: Sequence[float]) -> bool:
+    """Whether errors are drawn on a logarithmic axis, which has no zero."""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) / min(positive) > EPSILON_RATIO
 
 
 def _legend(axes: Any) -> None:
-    """The names of the lines: among them while they are few, else below the axes, where they hide none."""
+    """The legend: inside the axes if it is short, else below them."""
     n_names = len(axes.get_legend_handles_labels()[1])
     below = {"ncols": 3, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "columnspacing": 1.2}
     axes.legend(frameon=False, **(below if n_names > MOST_NAMES else {}))
@@ -301,83 +252,38 @@ def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _draw_epsilons(axes: Any, run: Run, *, certified: bool) -> bool:
-    curves = series.certified_curves(run) if certified else series.theory_curves(run)
-    if not _curves(axes, series.methods_of(run), curves, 1.0):
-        return False
-    if _is_steep(point.mean for curve in curves for point in curve.points):
-        axes.set_yscale("log")
-    axes.set_ylabel("certified epsilon (holdout)" if certified else "epsilon of the theory")
-    return True
-
-
-def _draw_scores(axes: Any, run: Run) -> bool:
-    """The scores of the first method at the first level, of all layers together."""
-    if run.bins is None or not series.methods_of(run):
-        return False
-    method, level = series.methods_of(run)[0], next(iter(series.levels_of(run)))
-    parts = series.histograms(run, method, level)
-    if not parts:
-        return False
-    one, bins = series.added(parts), run.bins
-    left = [10 ** (bins.low + bins.width * i) for i in range(bins.n)]
-    widths = [edge * (10**bins.width - 1) for edge in left]
-    pruned = [count - kept for count, kept in zip(one.counts, one.kept)]
-    drawn_as = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
-    axes.bar(left, one.kept, widths, label="kept", color=palette.PARTS["kept"][0], **drawn_as)
-    axes.bar(left, pruned, widths, bottom=one.kept, label="pruned", color=palette.PARTS["pruned"][0], **drawn_as)
-    filled = [i for i, count in enumerate(one.counts) if count] or [0]
-    axes.set_xscale("log")
-    axes.set_xlim(left[filled[0]], left[filled[-1]] + widths[filled[-1]])
-    axes.set_xlabel(f"score before pruning ({_literal(method)}, level {level})")
-    axes.set_ylabel("weights")
-    axes.legend(frameon=False)
-    return True
-
-
-def _draw_times(axes: Any, run: Run) -> bool:
-    found = series.times(run)
-    names = list(found)
-    under = [0.0] * len(names)
-    for part in series.PARTS:
-        values = [found[name][part] for name in names]
-        if any(values):
-            labels, colour = [_literal(name) for name in names], palette.PARTS[part][0]
-            axes.barh(labels, values, left=under, label=part, color=colour, height=0.6)
-            under = [a + b for a, b in zip(under, values)]
-    if not any(under):
-        return False
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds, summed over levels and seeds")
-    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.2))
-    return True
-
-
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
-def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> bool:
-    """Whether there was anything to draw: `field` of each layer at the last level, of every method that has it."""
-    names, levels = list(series.layers_of(run)), series.levels_of(run)
-    columns = _layer_columns(run, field, scale)
-    if not columns:
-        return False
+def _layer_figures(run: Run) -> dict[str, Draw]:
+    """{name: what draws it}: kept share and epsilon of each layer at the last level, of every method that has it."""
+    levels, methods = series.levels_of(run), series.methods_of(run)
+    if not levels or not series.layers_of(run):
+        return {}
+    last, keep = list(levels.items())[-1]
+    rows = {method: series.layer_rows(run, method, last) for method in methods}
+    views = {"keep": layer_view("keep", rows), "epsilon": layer_view("eps", rows)}
+    draw = partial(draw_bars, names=list(series.layers_of(run)), methods=methods, at=f"at keep {number(keep, 'share')}")
+    return {name: partial(draw, view=view) for name, view in views.items() if view["series"]}
+
+
+def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str, ...], at: str) -> None:
+    """A column of bars for each method, the names of the layers beside them."""
+    scale, columns = 100.0 if view["y"]["unit"] == "share" else 1.0, view["series"]
     n_blocks = -(-len(columns) // MOST_COLUMNS)
     n_across = -(-len(columns) // n_blocks)
     row = DENSE_ROW if len(names) > MANY else ROW
     figure.set_size_inches(WIDE, max(LEAST_HEIGHT, n_blocks * (row * len(names) + MARGINS)))
     grid = figure.subplots(n_blocks, n_across, squeeze=False, sharex=True, sharey=True)
-    values = [value for _, column in columns for value in column if value is not None]
-    positive = [value for value in values if value > 0]
-    is_steep = field == "eps" and bool(positive) and max(positive) / min(positive) > EPSILON_RATIO
+    values = [scale * value for one in columns for value in one["values"] if value is not None]
+    is_steep = view["y"]["log"] and _is_steep(values)
     for place, axes in enumerate(grid.flat):
         if place >= len(columns):
             axes.set_axis_off()
             continue
-        method, column = columns[place]
-        _draw_column(axes, column, palette.style_of(method, series.methods_of(run)), is_steep)
-        axes.set_title(_literal(method), fontsize=7, loc="left")
+        column = [None if value is None else scale * value for value in columns[place]["values"]]
+        _draw_column(axes, column, palette.style_of(columns[place]["name"], methods), is_steep)
+        axes.set_title(_literal(columns[place]["name"]), fontsize=7, loc="left")
         axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # the last of its column
     first = grid.flat[0]
     if is_steep:
@@ -389,25 +295,14 @@ def draw_layers(figure: Any, run: Run, field: str, label: str, scale: float) -> 
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(names)), texts, fontsize=5.5 if len(names) > MANY else 6.5)
         axes.tick_params(axis="y", labelleft=True)
-    figure.supxlabel(f"{label}, at keep {number(list(levels.values())[-1], 'share')}", fontsize=8)
-    return True
+    in_unit = " (%)" if view["y"]["unit"] == "share" else ""
+    figure.supxlabel(f"{view['y']['label']}{in_unit}, {at}", fontsize=8)
 
 
 def _layer_names(names: Sequence[str]) -> list[str]:
     """The names beside bars: without the end that nearly all of them have, shortened, and still different."""
     bare = [re.sub(r"(\D.*)\.weight$", r"\1", name) for name in names]
     return short_names(bare if len(set(bare)) == len(set(names)) else names, NAME_LENGTH)
-
-
-def _layer_columns(run: Run, field: str, scale: float) -> list[tuple[str, list[float | None]]]:
-    """(method, value of each layer at the last level) of the methods that know one."""
-    last = list(series.levels_of(run))[-1] if series.levels_of(run) else 0
-    found = []
-    for method in series.methods_of(run):
-        known = [getattr(row, field) for row in series.layer_rows(run, method, last)]
-        if any(value is not None for value in known):
-            found.append((method, [None if value is None else scale * value for value in known]))
-    return found
 
 
 def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_steep: bool) -> None:
@@ -426,5 +321,5 @@ def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_ste
 
 
 def _rounded(value: float) -> str:
-    """Two digits of what is small; never a power of ten for a hundred."""
+    """Two digits, and never an exponent for large numbers."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"

@@ -16,14 +16,14 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 def is_useless(limit: float) -> bool:
-    """Whether a certified error of the output is its own length, or more: then it says nothing."""
+    """Whether a certified error is as large as the output itself, and so says nothing."""
     return limit >= USELESS
 
 
 def certified_limit(epsilon: float, measure: str | None) -> str:
     """The epsilon of a certificate in the unit of what it measures, rounded up."""
     if measure == "kl":
-        return f"{up(epsilon)} nats"
+        return f"{rounded_up(epsilon)} nats"
     return f"{percent_up(epsilon)}{' of positions' if measure == 'next-token' else ''}"
 
 
@@ -42,7 +42,7 @@ def number(value: float | None, unit: Unit = "number") -> str:
     return _without_exponent(value)
 
 
-def up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """A proved limit in four digits, rounded up; in three where `number` writes an exponent."""
     digits = 4 if 1e-3 <= abs(value) < 1e6 else 3
     return number(float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))))

@@ -62,13 +62,11 @@ FREE_STYLES = tuple(
     for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
 )
 
-# Parts of a stack (time, histograms), from quiet to loud.
+# Parts of a stack (time), from quiet to loud.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
 THIS = "this network"  # the one series of a page about one network
 PARTS: dict[str, tuple[str, str]] = {
     THIS: LOUD,
-    "kept": LOUD,
-    "pruned": QUIET,
     "just pruned": QUIET,
     "repaired": LOUD,
     "train": QUIET,
@@ -77,9 +75,6 @@ PARTS: dict[str, tuple[str, str]] = {
     "certify": ("#00875f", "#2bd19b"),
     "other": ("#7e2281", "#cb7cca"),
 }
-
-# A diverging scale for the heat map: less than average, average, more than average.
-LESS, MORE = ("#b35806", "#ff9d4d"), LOUD
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print
 ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own

@@ -11,14 +11,13 @@ from typing import Any
 
 from sipp.records.certificate import USELESS
 from sipp.records.display import points_up
-from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, ScoreCounts, given_values
+from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
-from sipp.report.numbers import Unit, certified_limit, number, up
+from sipp.report.numbers import Unit, certified_limit, number, rounded_up
 from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
-MAX_HISTOGRAMS = 15_000  # beyond: only the histogram of all layers together, or the page grows too large
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
 LAYER_DIGITS = 5
 
@@ -103,31 +102,44 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     found = {
         **_side_by_side(run, ident),
         "accuracy": accuracy_plot(run, f"{ident}-accuracy"),
-        "certified": _epsilon_plot(
-            series.certified_curves(run), f"{ident}-certified", "certified epsilon (holdout)", "share"
-        ),
-        "theory": _epsilon_plot(series.theory_curves(run), f"{ident}-theory", "epsilon of the theory", "number"),
+        **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
         "statements": _statements_plot(run, f"{ident}-statements"),
         "layers": _layers_plot(run, f"{ident}-layers"),
-        "allocation": _allocation_plot(run, f"{ident}-allocation"),
-        "scores": _scores_plot(run, f"{ident}-scores"),
         "times": _times_plot(run, f"{ident}-times"),
     }
     return {key: plot for key, plot in found.items() if plot}
 
 
+def metric_view(run: Run, key: str) -> dict[str, Any]:
+    """A metric against keep, one curve per method."""
+    metric, dense = METRICS[key], series.dense_mean(run, key)
+    return curve_view(series.metric_curves(run, key), metric.label, metric.unit, dense=dense)
+
+
+def metric_views(run: Run) -> dict[str, dict[str, Any]]:
+    """Every metric of the run that there are curves of, by its key."""
+    views = {key: metric_view(run, key) for key in series.metrics_of(run)}
+    return {key: view for key, view in views.items() if view["series"]}
+
+
+def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
+    """The epsilons of the holdout and of the theory against keep, where there are some."""
+    certified, theory = series.certified_curves(run), series.theory_curves(run)
+    views = {
+        "certified": curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
+        "theory": curve_view(theory, "epsilon of the theory", "number", are_errors=True),
+    }
+    return {key: view for key, view in views.items() if view["series"]}
+
+
 def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") -> Plot:
     """Every metric of the run, the change of accuracy shown first; empty where no pruned network is finished."""
-    found = {key: curves for key in series.metrics_of(run) if (curves := series.metric_curves(run, key))}
-    if not found:
+    views = metric_views(run)
+    if not views:
         return {}
-    labels = [METRICS[key].label for key in found]
-    start = labels.index(METRICS["delta_top1"].label) if "delta_top1" in found else 0
-    views = [
-        curve_view(curves, METRICS[key].label, METRICS[key].unit, dense=series.dense_mean(run, key))
-        for key, curves in found.items()
-    ]
-    return lines(ident, title, views, choices=[{"label": "Show", "options": labels, "start": start}])
+    start = list(views).index("delta_top1") if "delta_top1" in views else 0
+    choice = {"label": "Show", "options": [METRICS[key].label for key in views], "start": start}
+    return lines(ident, title, list(views.values()), choices=[choice])
 
 
 def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
@@ -143,10 +155,6 @@ def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
         view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
         plots[name] = lines(f"{ident}-{name}", title, view)
     return plots
-
-
-def _epsilon_plot(curves: tuple[Curve, ...], ident: str, label: str, unit: Unit) -> Plot:
-    return lines(ident, label, curve_view(curves, label, unit, are_errors=True)) if curves else {}
 
 
 def _method_choice(run: Run) -> dict[str, Any]:
@@ -205,7 +213,7 @@ def statement_cards(
     if not bound.holds:
         word = "Contradicted by the data" if contradicted else "Not met"
         text = f"{word}, so this epsilon is a number, not a guarantee: {bound.reason}."
-    rows = [["epsilon", up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
+    rows = [["epsilon", rounded_up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", number(bound.delta)])
     if guarantee is not None:
@@ -252,61 +260,6 @@ def _layers_plot(run: Run, ident: str) -> Plot:
     labels = [label for label, _ in LAYER_VALUES.values()]
     choices = [{"label": "Show", "options": labels}, _level_choice(run, starts_last=True)]
     return bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
-
-
-def _allocation_plot(run: Run, ident: str) -> Plot:
-    """Kept share of each layer by level, against that of the network: where a method spends its budget."""
-    names, levels = series.layers_of(run), series.levels_of(run)
-    if not names:
-        return {}
-    views = []
-    for method in series.methods_of(run):
-        rows = [series.layer_rows(run, method, level) for level in levels]
-        views.append({"columns": [[_rounded(row.keep, LAYER_DIGITS) for row in column] for column in rows]})
-    return {
-        "id": ident,
-        "kind": "heat",
-        "title": "Where the budget goes",
-        "rows": [f"{name} ({size:,})" for name, size in names.items()],
-        "columns": [_rounded(keep, LAYER_DIGITS) for keep in levels.values()],
-        "unit": "share",
-        "choices": [_method_choice(run)],
-        "views": views,
-    }
-
-
-def _scores_plot(run: Run, ident: str) -> Plot:
-    """Histograms of scores with the part that was kept, of all layers and of each."""
-    names, levels, methods = list(series.layers_of(run)), series.levels_of(run), series.methods_of(run)
-    if run.bins is None:
-        return {}
-    each = len(names) * len(levels) * len(methods) <= MAX_HISTOGRAMS
-    views = []
-    for method in methods:
-        by_level = []
-        for level in levels:
-            layers = series.histograms(run, method, level)
-            shown = [series.added(layers), *(layers if each else ())] if layers else []
-            by_level.append([_without_empty_ends(one) for one in shown])
-        views.append(by_level)
-    layer_choice = {"label": "Layer", "options": ["all layers", *(names if each else ())]}
-    return {
-        "id": ident,
-        "kind": "histogram",
-        "title": "Scores and what was kept",
-        "bins": [_rounded(run.bins.low + run.bins.width * i, LAYER_DIGITS) for i in range(run.bins.n + 1)],
-        "choices": [_method_choice(run), _level_choice(run), layer_choice],
-        "views": views,
-    }
-
-
-def _without_empty_ends(one: ScoreCounts) -> list[Any]:
-    """[first bin that is not empty, counts from it to the last such bin, those kept, zeros]."""
-    filled = [index for index, count in enumerate(one.counts) if count]
-    if not filled:
-        return [0, [], [], one.zero]
-    bins = slice(filled[0], filled[-1] + 1)
-    return [filled[0], list(one.counts[bins]), list(one.kept[bins]), one.zero]
 
 
 def _times_plot(run: Run, ident: str) -> Plot:

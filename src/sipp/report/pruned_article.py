@@ -118,7 +118,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 
 
 def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
-    """How good the network is beside the dense one, on which points; a card for each set of points."""
+    """Accuracy and output error beside the dense network; a card for each set of points."""
     heading = f"The output moved by {number(first.error_mean, 'share')} of its norm on average"
     if first.error_mean is None:
         heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
@@ -155,7 +155,7 @@ def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
 
 
 def _method_section(choice: ChoiceRecord, ident: str) -> Section:
-    """What was taken and how far it moves the output, and how that was found out; no plot where only one was tried."""
+    """Which score was chosen, how far it moves the output, and how it was found; no plot if only one was tried."""
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
     where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
@@ -175,7 +175,7 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
 
 
 def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
-    """How far the output was off before the kept weights were refitted, and how far it is now; of each layer too."""
+    """The error of the output before and after the repair, also layer by layer."""
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
         heading = "The repair was undone: the kept weights are as pruning left them"

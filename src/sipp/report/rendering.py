@@ -34,7 +34,7 @@ def render(
     about: About | None = None,
     title: str = "",
 ) -> str:
-    """The page of these results, in their order; it says which others lay beside them and could not be read.
+    """The page of these results in their order, and of which others could not be read.
 
     Where there are several runs, or the page is `about` something, it begins with a panel for each network, and each
     result by itself is opened below. `title` is that of a page of several results.
@@ -128,7 +128,6 @@ def _colours(methods: dict[str, Style]) -> str:
     """CSS classes of methods and parts, on light and on dark."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
-    pairs |= {"less": palette.LESS, "more": palette.MORE}
     light = "".join(f".{name}{{color:{one[0]}}}" for name, one in pairs.items())
     dark = "".join(f".{name}{{color:{one[1]}}}" for name, one in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"

@@ -17,7 +17,7 @@ from sipp.errors import DataError
 from sipp.experiments.arms import BETWEEN
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import reading
-from sipp.experiments.runs.store import FINAL, MANIFEST, RECORDS
+from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
     BENCH_FORMAT,
     EVAL_KIND,
@@ -27,12 +27,11 @@ from sipp.records.schemas import (
     NetworkRecord,
     OriginRecord,
     PrunedRecord,
-    ScoreBins,
     checked,
 )
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_sealed
-from sipp.storage.outputs import BENCH_NAME, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
 DEPTH = 2  # of folders of results: results/STUDY/RUN
@@ -48,7 +47,6 @@ class Run:
     origins: tuple[OriginRecord, ...]
     records: tuple[NetworkRecord, ...]
     n_stages: int
-    bins: ScoreBins | None
     marks: tuple[str, ...]  # what could not be checked, or is not as `sipp run` left it
 
     @property
@@ -75,7 +73,7 @@ class PrunedModel:
 
     @property
     def arm(self) -> str:
-        """Its method, and whether the kept weights were repaired: what it is called beside others."""
+        """Its method, and whether it was repaired: its label beside others."""
         return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
 
     @property
@@ -101,7 +99,7 @@ Result = Run | PrunedModel
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """What lies in these folders, each of which is a run, a pruned model, or a folder of such; all of it is whole."""
+    """Reads these folders: runs, pruned models, or folders of them. Raises an error if one is broken."""
     found, broken = read_whole_results(paths)
     if broken:
         raise DataError(broken[0].reason)
@@ -109,7 +107,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
-    """What lies in these folders, and what among it is broken; a folder that was itself named must be whole."""
+    """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
     found: dict[Path, Result] = {}
     broken: dict[Path, Broken] = {}
     for path in paths:
@@ -133,18 +131,8 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
     return list(found.values()), list(broken.values())
 
 
-def files_read(paths: Sequence[Path]) -> list[Path]:
-    """Every file that is read for these folders: records, and the networks they are checked against."""
-    found = []
-    for path in paths:
-        for folder in _result_folders(path):
-            names = (MANIFEST, RECORDS, RECORD_NAME, WEIGHTS_NAME, BENCH_NAME)
-            found += [folder / name for name in names] + sorted(folder.glob(f"*/{FINAL}.*"))
-    return found
-
-
 def _is_result(folder: Path) -> bool:
-    """Whether a result lies here, whole or not; of a folder into which nobody may look, reading says so in its turn."""
+    """Whether a result lies here, intact or not; a folder that cannot be read counts, and fails when it is read."""
     try:
         return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
     except OSError:
@@ -172,12 +160,8 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 def read_run_result(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
     found = reading.read_run_files(folder)
-    bins = next((record.score_bins for _, record in found.records if record.score_bins is not None), None)
-    for where, record in found.records:
-        if record.score_bins not in (None, bins):
-            raise DataError("'score_bins' are not those of the other networks of this run", where=where)
     records = tuple(record for _, record in found.records)
-    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, bins, found.marks)
+    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, found.marks)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:

@@ -89,16 +89,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
     """The sections that there are plots for, in their order; which method to use is always said."""
     plots = run_plots(run, ident)
     is_met = any(record.bound is not None and record.bound.holds for record in run.records)
-    scores = Finding(
-        "Which scores were kept",
-        "The scores by which a method ranks weights (for sipp methods the sensitivity), counted just before a level "
-        "was pruned, for the first seed. Scores of different methods have different scales. Methods that sample may "
-        "keep small scores, and so may rows that are kept whole.",
-    )
-    allocation = Finding(
-        "Where each method spends its budget",
-        "Kept share of each layer (number of weights in brackets) compared with the whole network; mean over seeds.",
-    )
     # A new section is a row here, with its plots in `run_plots`
     wanted = [
         (
@@ -107,8 +97,6 @@ def _sections(run: Run, ident: str) -> list[Section]:
             [["certified", "theory"] if is_met else ["certified"], ["statements"]],
         ),
         ("Layers", layers_finding(run), [["layers"]]),
-        ("Budget", allocation, [["allocation"]]),
-        ("Scores", scores, [["scores"]]),
         ("Time", time_finding(run), [["times"]]),
     ]
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
@@ -146,8 +134,8 @@ def tone_of(change: float) -> str:
     return next((tone for limit, tone in TONES if change >= -limit), WORST)
 
 
-def reach(curve: Curve) -> float | None:
-    """The least keep of a curve of accuracy changes up to which no level has lost more than `TOLERANCE`."""
+def sparsest_within_tolerance(curve: Curve) -> float | None:
+    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy; None: there is none."""
     kept = None
     for point in curve.points:
         if point.mean < -TOLERANCE:
@@ -157,9 +145,9 @@ def reach(curve: Curve) -> float | None:
 
 
 def best_choice(run: Run) -> Finding | None:
-    """Which method to use at which keep: the least keep within the tolerance, of several the most accurate there."""
+    """Which method to use at which keep: the smallest within the tolerance, then the most accurate."""
     found = series.metric_curves(run, "delta_top1")
-    reached = {curve.method: kept for curve in found if (kept := reach(curve)) is not None}
+    reached = {curve.method: kept for curve in found if (kept := sparsest_within_tolerance(curve)) is not None}
     limit = f"{100 * TOLERANCE:g} percentage points"
     if not found:
         return None

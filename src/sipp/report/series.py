@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from sipp.records.schemas import LayerRecord, NetworkRecord, ScoreCounts
+from sipp.records.schemas import LayerRecord, NetworkRecord
 from sipp.report.numbers import Unit
 from sipp.report.results import Run
 
@@ -150,7 +150,7 @@ def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
 
 
 def _point(keep: float, values: list[float | None]) -> Point | None:
-    """The point of these values; None as soon as one is unknown, so that no mean is better than its worst part."""
+    """The point of these values; None if one is unknown: a mean must not leave out a bad value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -202,23 +202,6 @@ def rows_of_layers(networks: Sequence[Sequence[LayerRecord]]) -> list[LayerRow]:
             )
         )
     return rows
-
-
-def histograms(run: Run, method: str, level: int) -> list[ScoreCounts]:
-    """The scores of each layer by bin, of the first seed; empty where the run did not record them."""
-    records = records_at(run, method, level)
-    found = [layer.scores for layer in records[0].layers] if records else []
-    known = [scores for scores in found if scores is not None]
-    return known if len(known) == len(found) else []
-
-
-def added(layers: Sequence[ScoreCounts]) -> ScoreCounts:
-    """The scores of all layers together."""
-    return ScoreCounts(
-        zero=sum(layer.zero for layer in layers),
-        counts=tuple(sum(column) for column in zip(*(layer.counts for layer in layers))),
-        kept=tuple(sum(column) for column in zip(*(layer.kept for layer in layers))),
-    )
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

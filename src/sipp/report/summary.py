@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, claim_about_tokens, from_values
+from sipp.records.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up, points_up
 from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
 from sipp.report.contents import Finding, NextStep, SummaryTile
@@ -18,7 +19,7 @@ ARROW = " \N{RIGHTWARDS ARROW} "
 
 
 def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """Of several evaluations the one of the most points, and one with an accuracy before those without."""
+    """The evaluation on the most points, preferring those with an accuracy."""
     known = list(model.evaluations.values())
     return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
 
@@ -51,7 +52,7 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
-    """Accuracy, size, speed, guarantee, and how far outputs move; what is not known says how it is found out."""
+    """Accuracy, size, speed, guarantee, and how far outputs move; for unknown values, how to measure them."""
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
@@ -109,25 +110,28 @@ def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
 
 def promise(certificate: CertificateRecord) -> str:
     """What a certificate promises, in one sentence; empty where it promises nothing."""
-    if certificate.is_refusal:
+    return "" if certificate.is_refusal else claim_of(from_values(given_values(certificate)))
+
+
+def claim_of(certificate: AnyCertificate) -> str:
+    """What a certificate promises, in one sentence; empty where it promises nothing."""
+    sure = f"({percent(certificate.confidence)} confidence)"
+    if isinstance(certificate, AccuracyCertificate):
+        what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
+        return f"On new inputs, the {what} falls by at most {points_up(certificate.drop_upper)} {sure}"
+    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return ""
-    found = from_values(given_values(certificate))
-    sure = f"({percent(found.confidence)} confidence)"
-    if isinstance(found, AccuracyCertificate):
-        what = "accuracy of the next token" if found.measure == "next-token" else "accuracy"
-        return f"On new inputs, the {what} falls by at most {points_up(found.drop_upper)} {sure}"
-    if certificate.verdict != "certified" or certificate.limit is None:
-        return ""
-    if found.measure != "output":
-        return f"For {percent(1 - found.delta)} of new sequences {claim_about_tokens(found)} {sure}"
-    limit = percent_up(certificate.limit)
-    if found.is_useless:
+    share = percent(1 - certificate.delta)
+    if certificate.measure != "output":
+        return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
+    limit = percent_up(certificate.epsilon)
+    if certificate.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's norm"
-    return f"For {percent(1 - found.delta)} of new inputs the output stays within {limit} of the original {sure}"
+    return f"For {share} of new inputs the output stays within {limit} of the original {sure}"
 
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
-    """What a reader would do next, the most useful first: measure what is not known, mend what is bad, use it."""
+    """What to do next, the most useful first: measure what is unknown, repair what is bad, use it."""
     record, measured = pruned.record, best_evaluation(pruned)
     known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
     of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
@@ -160,7 +164,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
 
 
 def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
-    """How the network is stored small and run fast: of a program its own names, of a folder lines that read it."""
+    """How to store the network small and run it fast, in Python or from the shell."""
     store, run = "Store it in a small file:", "Run it faster on a CPU"
     if model is None:
         fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")

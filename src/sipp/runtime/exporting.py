@@ -30,9 +30,9 @@ from sipp.runtime.examples import call_of, own_tensors, try_example
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage import standalone_reader
-from sipp.storage.files import publish, staged, write_atomic
+from sipp.storage.files import publish, temporary_path, write_atomic
 from sipp.storage.network_tensors import read_network
-from sipp.storage.sharded_weights import belonging
+from sipp.storage.sharded_weights import companion_files
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
@@ -186,7 +186,7 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
-    unfinished = staged(folder)
+    unfinished = temporary_path(folder)
     try:
         try:
             try:
@@ -217,7 +217,7 @@ def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
     origin = getattr(getattr(model, "config", None), "_name_or_path", "")
     folder = Path(origin) if isinstance(origin, str) and origin else None
     if tokenizer is None and folder is not None and folder.is_dir():
-        for path in belonging(folder):
+        for path in companion_files(folder):
             if path.name not in before:
                 shutil.copyfile(path, made / path.name)
     return tuple(sorted(path.name for path in made.iterdir() if path.name not in before))

@@ -48,7 +48,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def inside(folder: Path, name: str) -> Path:
+def child_path(folder: Path, name: str) -> Path:
     """The path of `name` directly in `folder`; a link there is refused, since it leads elsewhere."""
     path = folder / check_name(name)
     if path.is_symlink():
@@ -73,19 +73,19 @@ def file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def staged(path: Path) -> Path:
-    """A new name beside the path, where a file or folder is made before it gets its own; no two writers share one."""
+def temporary_path(path: Path) -> Path:
+    """A unique name beside the path, where a file or folder is made before it is renamed."""
     return path.parent / f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}"
 
 
-def staged_for(path: Path) -> str | None:
-    """The name that a temporary file or folder was to get; None where it is none of ours."""
+def target_of_temporary(path: Path) -> str | None:
+    """The final name of a temporary file or folder; None if it is not one of ours."""
     match = _TEMPORARY_NAME.fullmatch(path.name)
     return None if match is None else match.group(1)
 
 
-def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
-    """Writes a new file and waits until its content is on the disk; what it is called may still be lost.
+def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
+    """Writes a new file and waits until its content is on the disk.
 
     It gets the owner and the permissions of a file that it is `like`, else those that are usual for new files.
     """
@@ -104,13 +104,13 @@ def write_through(path: Path, data: bytes | memoryview, like: os.stat_result | N
 
 
 def publish(made: Path, path: Path) -> None:
-    """Gives a file or folder whose content is on the disk its name, in one step that also survives a power cut."""
+    """Renames a finished file or folder to its final name, in one step that survives a power cut."""
     os.replace(made, path)
     sync_folder(path.parent)
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Puts the data into the file; until then it holds its old content whole, whatever happens on the way.
+    """Replaces the content of a file in one step: it holds the old data or the new, whatever happens.
 
     A link stays, and what it leads to is written; a file that is there keeps its permissions. Any number of threads
     and processes may write to one path: it holds what one of them wrote. Order: temporary file, its fsync, replace,
@@ -119,9 +119,9 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     try:
         target = path if not path.is_symlink() else Path(os.path.realpath(path))
         there = _plain_file(target)
-        unfinished = staged(target)
+        unfinished = temporary_path(target)
         try:
-            write_through(unfinished, data, like=there)
+            write_synced(unfinished, data, like=there)
             os.replace(unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 
 
 def _plain_file(path: Path) -> os.stat_result | None:
-    """What is known of the file there, None where nothing is; devices, pipes and loops of links are refused."""
+    """The status of the file there, None if there is none; refuses devices, pipes and loops of links."""
     try:
         status = os.lstat(path)  # a link that is still one leads nowhere
     except FileNotFoundError:
@@ -156,9 +156,9 @@ def _plain_file(path: Path) -> os.stat_result | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes what writers of this file left who were killed: nobody has written to it for a day."""
+    """Removes temporary files of killed writers: those that nobody has written to for a day."""
     for beside in path.parent.iterdir():
-        if staged_for(beside) == path.name:
+        if target_of_temporary(beside) == path.name:
             status = beside.lstat()
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > DAY_S:
                 beside.unlink()
@@ -192,7 +192,7 @@ def make_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Removes temporary files of processes that were killed. Only the holder of the lock may call this."""
     for path in folder.rglob(f"{TEMPORARY}*"):
-        if staged_for(path) is not None and not path.is_dir():
+        if target_of_temporary(path) is not None and not path.is_dir():
             path.unlink(missing_ok=True)
 
 
@@ -217,7 +217,7 @@ def seal(values: Values) -> Values:
 
 
 def read_sealed(path: Path, data: bytes | None = None) -> Values:
-    """The values that `seal` was given, from a JSON file or its bytes; DataError where they were changed since."""
+    """The values given to `seal`, read from a JSON file or its bytes; DataError if they were changed since."""
     try:
         content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:

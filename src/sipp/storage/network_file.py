@@ -91,7 +91,7 @@ def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
 
 
 def _header(mark: str, digest: str, n_index: int, n_data: int) -> bytes:
-    """The only header that a file with these facts may have, its length in front."""
+    """The header that a file with this content must have, its length in front."""
     entries = [
         f'"{name}":{{"dtype":"U8","shape":[{end - start}],"data_offsets":[{start},{end}]}}'
         for name, start, end in (("index", 0, n_index), ("data", n_index, n_index + n_data))
@@ -105,7 +105,7 @@ def _header(mark: str, digest: str, n_index: int, n_data: int) -> bytes:
 
 
 class Positions(StrictRecord):
-    """How it is said which weights are meant, and how many they are."""
+    """How the positions of weights are coded, and how many there are."""
 
     kind: PositionKind
     kept: Count
@@ -219,7 +219,7 @@ def read_index(code: memoryview, n_data: int, where: Path) -> Index:
 
 
 def _faults(entry: Entry) -> Iterator[str]:
-    """What is impossible about an entry, sizes above all: nothing of its shape has been made yet."""
+    """Yields what is impossible about an entry, above all its sizes, before anything of that size is allocated."""
     if entry.dtype not in DTYPES:
         yield f"unknown dtype {entry.dtype!r:.40}"
         return

@@ -25,7 +25,7 @@ N_DIGITS = 16  # of a SHA-256 in a name
 
 
 def planned_parts(path: Path, pieces: Sequence[bytes], shard_bytes: int) -> list[tuple[Part, Sequence[bytes]]]:
-    """The tensors' bytes in parts of at most so many, a larger tensor alone, and what each part is called."""
+    """Groups the bytes of tensors into parts of at most `shard_bytes` (a larger tensor alone), and names them."""
     groups: list[list[bytes]] = [[]]
     for piece in pieces:
         if groups[-1] and sum(map(len, groups[-1])) + len(piece) > shard_bytes:
@@ -104,5 +104,5 @@ def _stem(path: Path) -> str:
 
 
 def _home(path: Path) -> Path:
-    """Where the file really lies: a link stays, and what it leads to is written."""
+    """The folder of the file that a link leads to."""
     return Path(os.path.realpath(path)).parent

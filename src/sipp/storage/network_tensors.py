@@ -95,7 +95,7 @@ def decode_network(
     return state, masks
 
 
-def as_stored(model: nn.Module, values: Precision) -> nn.Module:
+def with_stored_values(model: nn.Module, values: Precision) -> nn.Module:
     """A copy of the network with the values that a file of `save` would give back: what is to be certified."""
     stored = copy.deepcopy(model)
     groups = named_tensors(stored)
@@ -107,7 +107,7 @@ def as_stored(model: nn.Module, values: Precision) -> nn.Module:
 
 
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
-    """What becomes of a tensor's values: only parameters of two axes or more, and wider than asked for, are rounded.
+    """How a tensor is rounded: only parameters of two axes or more, and wider than asked for, are.
 
     Norms, biases and buffers weigh little and decide much: they are always exact.
     """
@@ -247,7 +247,7 @@ def contents_of(
 
 
 def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
-    """The state_dict in a file of `save`, and what else is inside, after every check."""
+    """The state_dict in a file of `save`, and what else the file holds, after every check."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)
     lengths = [entry.n_bytes for entry in index.tensors]

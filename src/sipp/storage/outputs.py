@@ -1,8 +1,9 @@
 """Where outputs may be written, how our own files are recognised, and single files written in one step.
 
-Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: it is never what the
-command reads, also with --force; what is there already is replaced with --force only (a program always may), and only
-by what the same command writes; a foreign file stays. Folders are written in `pruned_folder.py`.
+Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: what is there already
+is replaced with --force only (a program always may), and only if it is of the kind that the same command writes. So no
+output replaces a foreign file, nor an input, which is of another kind. Only a network can be pruned from where it would
+be written to, which `refuse_input` refuses. Folders are written in `pruned_folder.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 from sipp.records.certificate import OLDER, SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
-from sipp.storage.files import staged, staged_for, write_atomic
+from sipp.storage.files import target_of_temporary, temporary_path, write_atomic
 from sipp.storage.tensors import metadata_in
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
@@ -33,12 +34,10 @@ FIGURE_MARK = "sipp report"  # who made it, in a figure's own words
 HEAD = 1 << 14  # bytes in which a page or a picture says who made it
 MOST_RECORD = 1 << 28  # bytes of a record that is looked into
 
-Inputs = Sequence[tuple[str, Path]]  # the option or argument, and what it reads
-
 
 @dataclass(frozen=True)
-class Kind:
-    """What a command writes, and how it is known again: nothing else is ever replaced."""
+class OutputKind:
+    """A kind of file that a command writes, and how it is recognised: nothing else is ever replaced."""
 
     name: str
     is_ours: Callable[[Path], bool]
@@ -61,7 +60,7 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_pruned(folder: Path) -> bool:
-    """Whether a record and the network it speaks of lie there: weights put in their place by others are foreign."""
+    """Whether the folder holds a record and the network it describes; other weights put there are foreign."""
     from sipp.storage.pruned_folder import read_pruned
 
     try:
@@ -72,7 +71,7 @@ def _is_pruned(folder: Path) -> bool:
 
 
 def _says(path: Path, key: str) -> Any:
-    """What a JSON file says under this key; None where it is no such file."""
+    """The value of this key in a JSON file; None if it is no such file."""
     try:
         content = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
@@ -80,35 +79,33 @@ def _says(path: Path, key: str) -> Any:
     return content.get(key) if isinstance(content, dict) else None
 
 
-PAGE = Kind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
-FIGURE = Kind("figure of sipp", _is_figure)
-SCORES = Kind("file of scores of `sipp score`", _is_scores)
-BENCH = Kind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
-EVALUATION = Kind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
-NETWORK = Kind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = Kind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
-PRUNED_FOLDER = Kind("whole folder of `sipp prune`", _is_pruned)
+PAGE = OutputKind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
+FIGURE = OutputKind("figure of sipp", _is_figure)
+SCORES = OutputKind("file of scores of `sipp score`", _is_scores)
+BENCH = OutputKind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
+EVALUATION = OutputKind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
+NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
+CERTIFICATE = OutputKind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
+PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)
 
 
-def refuse_inputs(path: Path, inputs: Inputs) -> None:
-    """Refuses an output that is what the command reads (also by a link), or a folder in which that lies."""
-    real = Path(os.path.realpath(path))
-    for option, read in inputs:
-        theirs = Path(os.path.realpath(read))
-        is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
-        if is_same or real in theirs.parents:
-            what = "is" if is_same else "holds"
-            raise OptionError(
-                f"{path} {what} what {option} reads ({read}), which is never overwritten, even with --force",
-                fix="give another place",
-            )
+def refuse_input(path: Path, option: str, read: Path) -> None:
+    """Refuses an output that is what an option reads (also by a link), or a folder in which that lies."""
+    real, theirs = Path(os.path.realpath(path)), Path(os.path.realpath(read))
+    is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
+    if is_same or real in theirs.parents:
+        raise OptionError(
+            f"{path} {'is' if is_same else 'holds'} what {option} reads ({read}), which is never overwritten, even "
+            "with --force",
+            fix="give another place",
+        )
 
 
-def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
-    """Refuses what is there already: without --force anything, with it what is not of this kind."""
+def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
+    """Refuses to replace anything without --force, and with it anything of another kind."""
     if path.is_symlink():
         raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
-    if not path.exists() or (path.is_dir() and all(staged_for(inner) is not None for inner in path.iterdir())):
+    if not path.exists() or (path.is_dir() and all(target_of_temporary(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():
         raise OptionError(f"{path} is not a plain file, and cannot be replaced", fix="give another name")
@@ -127,13 +124,10 @@ def _check_new(path: Path, kind: Kind, *, force: bool) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuses a path that cannot be written, or to which no folders can be made: it is tried.
-
-    What is tried with is a file without a name where the disk has such, and gone at once where it has not.
-    """
+    """Refuses a path that cannot be written, by trying: a temporary file is made there, and is gone at once."""
     place = path.parent
     try:
-        staged(path).exists()  # a name that is too long is found here
+        temporary_path(path).exists()  # a name that is too long is found here
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
@@ -145,35 +139,32 @@ def check_place(path: Path) -> None:
         ) from error
 
 
-def check_folder(path: Path, *, force: bool, inputs: Inputs = ()) -> None:
-    """Refuses a folder that cannot become that of `sipp prune`, looked at before the work."""
+def check_folder(path: Path, *, force: bool) -> None:
+    """Refuses, before the work, a folder that `sipp prune` cannot write to."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
-    refuse_inputs(path, inputs)
     _check_new(path, PRUNED_FOLDER, force=force)
     if path.is_dir():
         check_place(path / WEIGHTS_NAME)
 
 
-def check_file(path: Path, kind: Kind, *, force: bool, inputs: Inputs = (), makes_folder: bool = False) -> None:
-    """Refuses a file that cannot be written, looked at before the work."""
+def check_file(path: Path, kind: OutputKind, *, force: bool, makes_folder: bool = False) -> None:
+    """Refuses, before the work, a file that cannot be written."""
     check_place(path)
     if path.is_dir():
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if not makes_folder and not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
-    refuse_inputs(path, inputs)
     _check_new(path, kind, force=force)
 
 
-def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
-    """Refuses a ledger in which no use could be recorded, looked at before the work. A new one is not made yet."""
+def check_ledger(path: Path, *, out: Path | None) -> None:
+    """Refuses, before the work, a ledger in which no use could be recorded. A new one is not created yet."""
     from sipp.certificates.ledger import ledger_lines
 
-    refuse_inputs(path, inputs)
     if out is not None:
-        refuse_inputs(out, [("--ledger", path)])
+        refuse_input(out, "--ledger", path)
     if os.path.isdir(path):
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
     if os.path.isfile(path):
@@ -186,7 +177,7 @@ def check_ledger(path: Path, *, out: Path | None, inputs: Inputs = ()) -> None:
     check_place(path)
 
 
-def write_file(path: Path, data: bytes, kind: Kind, *, force: bool) -> None:
+def write_file(path: Path, data: bytes, kind: OutputKind, *, force: bool) -> None:
     """Writes the data into the file, or leaves it as it was."""
     check_file(path, kind, force=force)
     write_atomic(path, data)

@@ -2,19 +2,17 @@
 
 `sipp prune --out DIR` and `sipp.save_folder` write it; `sipp report`, `bench`, `eval` and `certify` read it.
 
-Two files cannot be replaced in one step, one can. So the header of the network holds its record too: with that file
-the folder is the new one, and report.json is a copy. While it may be another's, a temporary file says so (it is there
-before the network is replaced, and goes once the copy is right): whoever finds one takes the record in the header. So a
-reader, or who comes after a writer that was killed, finds the old folder or the new one; and of two writers at once
-the one whose network stays has the last word on the record.
+Two files cannot be replaced in one step, one can. So the header of the weights holds the record, and report.json is a
+copy of it for people. A reader takes the record in the header, which always fits the weights, and says so where the
+copy is another one: a save was interrupted, or somebody replaced a file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +20,14 @@ from sipp.errors import DataError
 from sipp.records.hashing import entries_hash, with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
-from sipp.storage.files import (
-    CHANGED,
-    make_folder,
-    read_file,
-    read_sealed,
-    seal,
-    staged,
-    staged_for,
-    sync_folder,
-    write_atomic,
-    write_through,
-)
+from sipp.storage.files import CHANGED, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
-CUT_SHORT = (
-    f"{RECORD_NAME} is out of date because a save was interrupted; the record in {WEIGHTS_NAME} is shown instead."
+OTHER_COPY = (
+    f"{RECORD_NAME} is not about this network (a save was interrupted, or a file was replaced); the record stored in "
+    f"{WEIGHTS_NAME} is shown."
 )
 
 
@@ -51,7 +39,9 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
     is_new = not folder.exists()
     try:
         make_folder(folder)
-        _replace(folder, weights, report)
+        write_atomic(folder / WEIGHTS_NAME, weights)
+        while (now := _record_of(folder)) != _bytes_of(folder / RECORD_NAME) and now is not None:
+            write_atomic(folder / RECORD_NAME, now)  # another's, where another writer was faster
     except OSError as error:
         raise DataError(
             f"{folder} could not be written ({error.strerror or error})",
@@ -59,27 +49,9 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
         ) from error
     finally:
         if is_new:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 folder.rmdir()  # where nothing came to lie in it
     return {folder / WEIGHTS_NAME: len(weights), folder / RECORD_NAME: len(report)}
-
-
-def _replace(folder: Path, weights: bytes, report: bytes) -> None:
-    """Puts both files into the folder."""
-    under_way = staged(folder / RECORD_NAME)
-    try:
-        write_through(under_way, report)
-        sync_folder(folder)
-        write_atomic(folder / WEIGHTS_NAME, weights)
-        while (now := _record_of(folder)) is not None:  # another's, where another writer was faster
-            write_atomic(folder / RECORD_NAME, now)
-            if _record_of(folder) == now:
-                break
-    except BaseException:
-        if (now := _record_of(folder)) is None or now == _bytes_of(folder / RECORD_NAME):
-            under_way.unlink(missing_ok=True)  # nothing was replaced, or all
-        raise
-    under_way.unlink()
 
 
 def _record_of(folder: Path) -> bytes | None:
@@ -106,40 +78,29 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
 
     The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
     """
-    while True:
-        report = _bytes_of(folder / RECORD_NAME)
-        try:
-            return _read(folder, report)
-        except DataError:
-            if _bytes_of(folder / RECORD_NAME) == report:
-                raise  # else it was replaced while it was read
+    copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    data = _bytes_of(path)
+    if data is None:
+        return _record(copy, _bytes_of(copy)), (NO_NETWORK,)
+    beside = None if (report := _bytes_of(copy)) is None else read_sealed(copy, report)
+    own = _record_in(metadata_in(io.BytesIO(data)))
+    if own is None:
+        raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
+    record = _record(path, own)
+    tensors = raw_tensors(data, path)
+    stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
+        raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
+    for layer in record.layers:
+        weight = tensors.get(layer.name)  # of which one that is kept may be zero
+        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
+            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
+    return record, () if beside == read_sealed(path, own) else (OTHER_COPY,)
 
 
 def _bytes_of(path: Path) -> bytes | None:
     """The content of a file; None where there is none."""
     return read_file(path) if path.exists() else None
-
-
-def _read(folder: Path, report: bytes | None) -> tuple[PrunedRecord, tuple[str, ...]]:
-    path, weights = folder / RECORD_NAME, folder / WEIGHTS_NAME
-    data = _bytes_of(weights)
-    if data is None:
-        return _record(path, report), (NO_NETWORK,)
-    own = _record_in(metadata_in(io.BytesIO(data)))
-    marks: tuple[str, ...] = ()
-    if own is not None and any(staged_for(file) == RECORD_NAME for file in folder.iterdir()):
-        marks = () if own == report else (CUT_SHORT,)
-        path, report = weights, own
-    record = _record(path, report)
-    tensors = raw_tensors(data, weights)
-    stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
-    if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
-        raise DataError(f"is not the network that {path.name} speaks of; {CHANGED}", where=weights)
-    for layer in record.layers:
-        weight = tensors.get(layer.name)  # of which one that is kept may be zero
-        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
-            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
-    return record, marks
 
 
 def _record(path: Path, data: bytes | None) -> PrunedRecord:

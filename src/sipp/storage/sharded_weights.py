@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.storage.files import inside, read_file, write_atomic
+from sipp.storage.files import child_path, read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
 Tensor = Any  # of torch, which whoever only reads records does not wait for
@@ -71,8 +71,8 @@ def names_in(path: Path) -> list[str]:
         ) from error
 
 
-def belonging(folder: Path, *more: str) -> list[Path]:
-    """The files of a folder that belong to its model beside the weights: tokenizer, chat template, licence.
+def companion_files(folder: Path, *more: str) -> list[Path]:
+    """The other files of a model's folder: tokenizer, chat template, licence.
 
     No link that leads elsewhere is among them: a folder of others could name any file of this machine.
     """
@@ -82,10 +82,10 @@ def belonging(folder: Path, *more: str) -> list[Path]:
 
 def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:
     """Writes some tensors as one file of the folder, or nothing."""
-    write_atomic(inside(folder, file), tensors_to_bytes(tensors, {"format": "pt"}))
+    write_atomic(child_path(folder, file), tensors_to_bytes(tensors, {"format": "pt"}))
 
 
 def write_index(folder: Path, file_of: Mapping[str, str], n_bytes: int) -> None:
-    """Writes the index, with which the folder is whole."""
+    """Writes the index, which completes the folder."""
     values = {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(file_of.items()))}
-    write_atomic(inside(folder, INDEX), json.dumps(values, indent=1).encode())
+    write_atomic(child_path(folder, INDEX), json.dumps(values, indent=1).encode())

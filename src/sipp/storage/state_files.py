@@ -13,7 +13,7 @@ from typing import Any
 from sipp.errors import DataError
 from sipp.storage.files import (
     Values,
-    inside,
+    child_path,
     make_folder,
     read_file,
     read_json,
@@ -29,17 +29,17 @@ VALUES = ".json"
 
 
 def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Saves tensors and values under this name: both or (as far as any reader can tell) neither."""
+    """Saves tensors and values under this name; a reader finds both or neither."""
     data = tensors_to_bytes(tensors)
     make_folder(folder)
-    write_atomic(inside(folder, name + TENSORS), data)
-    write_json(inside(folder, name + VALUES), {"tensors_sha256": sha256_of(data), "values": values})
+    write_atomic(child_path(folder, name + TENSORS), data)
+    write_json(child_path(folder, name + VALUES), {"tensors_sha256": sha256_of(data), "values": values})
 
 
 def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name, checked against their checksums."""
     data, values = _checked_state(folder, name)
-    return tensors_from_bytes(data, inside(folder, name + TENSORS)), values
+    return tensors_from_bytes(data, child_path(folder, name + TENSORS)), values
 
 
 def load_sound_values(folder: Path, name: str) -> Values:
@@ -49,8 +49,8 @@ def load_sound_values(folder: Path, name: str) -> Values:
 
 def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
     """The bytes of the tensors, and the values, if neither was changed since they were saved."""
-    outer = read_json(inside(folder, name + VALUES))
-    path = inside(folder, name + TENSORS)
+    outer = read_json(child_path(folder, name + VALUES))
+    path = child_path(folder, name + TENSORS)
     data = read_file(path)
     digest = sha256_of(data)
     if digest != outer.get("tensors_sha256"):
@@ -59,22 +59,22 @@ def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
             where=path,
         )
     if not isinstance(outer.get("values"), dict):
-        raise DataError("holds no values", where=inside(folder, name + VALUES))
+        raise DataError("holds no values", where=child_path(folder, name + VALUES))
     return data, outer["values"]
 
 
 def load_values(folder: Path, name: str) -> Values:
     """The values saved under this name, without reading the tensors."""
-    values: Values = read_json(inside(folder, name + VALUES))["values"]
+    values: Values = read_json(child_path(folder, name + VALUES))["values"]
     return values
 
 
 def has_state(folder: Path, name: str) -> bool:
     """Whether something was saved under this name; whether it is sound shows when it is loaded."""
-    return inside(folder, name + VALUES).is_file()
+    return child_path(folder, name + VALUES).is_file()
 
 
 def remove_state(folder: Path, name: str) -> None:
     """Removes the state, its JSON first, so that no half of it is ever taken for one."""
-    inside(folder, name + VALUES).unlink(missing_ok=True)
-    inside(folder, name + TENSORS).unlink(missing_ok=True)
+    child_path(folder, name + VALUES).unlink(missing_ok=True)
+    child_path(folder, name + TENSORS).unlink(missing_ok=True)

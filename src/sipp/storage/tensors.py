@@ -61,7 +61,7 @@ class RawTensor:
 
 
 def metadata_in(file: BinaryIO) -> dict[str, Any]:
-    """The texts in the header of a safetensors file, its tensors unread; none where it is no such file."""
+    """The metadata of a safetensors file, without reading its tensors; empty if it is no such file."""
     n_bytes = int.from_bytes(file.read(8), "little")
     try:
         header = json.loads(file.read(n_bytes)) if n_bytes <= MOST_HEADER else {}
@@ -91,7 +91,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
 
 
 def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values by name, none of them a view: torch writes all that a view was cut from, such as a data set.
+    """The same values, none of them a view: torch.save writes the whole memory behind a view, such as a data set.
 
     Tied tensors stay one; what is no tensor stays as it is.
     """

@@ -43,7 +43,7 @@ from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, wri
 from sipp.storage.renamed_weights import renamed_weights
 from sipp.storage.sharded_weights import (
     ShardedWeights,
-    belonging,
+    companion_files,
     sharded_weights,
     write_index,
     write_shard,
@@ -432,7 +432,7 @@ class _Work:
 
     def end(self, source: Path) -> None:
         """Copies what belongs to the network beside its weights, and removes the states."""
-        for path in belonging(source, *CONFIGS):
+        for path in companion_files(source, *CONFIGS):
             if not (self.folder / path.name).exists():
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.place, ignore_errors=True)

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from sipp.errors import DataError
+from sipp.experiments.data import mnist
 from sipp.experiments.data.mnist import load_mnist
 
-SIZES = {"train": 12, "t10k": 5}
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "PARTS", {"train": 12, "t10k": 5})
 
 
 def write(root: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +37,7 @@ def write(root: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     images, labels = write(tmp_path)
-    data = load_mnist(tmp_path, sizes=SIZES)
+    data = load_mnist(tmp_path)
     assert (data.n_train, data.n_test, data.images.shape) == (12, 5, (17, 1, 28, 28))
     assert torch.equal((data.images[:, 0] * 255).round(), torch.from_numpy(images).float())
     assert data.labels.tolist() == labels.tolist()
@@ -50,13 +54,13 @@ def test_what_is_wrong_is_refused(tmp_path: Path, name: str) -> None:
     for bad in (plain[:-1], plain + b"\0", magic + plain[4:], b"", plain + bytes(1 << 22)):
         path.write_bytes(pack(bad))
         with pytest.raises(DataError, match="MNIST"):
-            load_mnist(tmp_path, sizes=SIZES)
+            load_mnist(tmp_path)
     path.write_bytes(good[: len(good) // 2])
     with pytest.raises(DataError):
-        load_mnist(tmp_path, sizes=SIZES)
+        load_mnist(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match="four files"):
-        load_mnist(tmp_path, sizes=SIZES)
+        load_mnist(tmp_path)
 
 
 def test_labels_out_of_range(tmp_path: Path) -> None:
@@ -64,4 +68,4 @@ def test_labels_out_of_range(tmp_path: Path) -> None:
     path = tmp_path / "mnist" / "train-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-1] + b"\x0a")
     with pytest.raises(DataError, match="a label is 10"):
-        load_mnist(tmp_path, sizes=SIZES)
+        load_mnist(tmp_path)

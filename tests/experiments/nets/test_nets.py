@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from sipp.errors import OptionError
-from sipp.experiments.data import digits_splits, epoch_order, load_digits
+from sipp.experiments.data import epoch_order, load_digits, split_images
 from sipp.experiments.nets import NETS, build, net_spec
 from sipp.experiments.nets.cifar_resnet import SubsampleAndPad
 
@@ -166,7 +166,7 @@ def test_unknown_name_gets_the_nearest_and_the_list() -> None:
 
 def test_digits_cnn_learns_digits() -> None:
     data = load_digits()
-    splits = digits_splits(data)
+    splits = split_images(data, n_calibration=200, n_holdout=400)
     net = seeded("digits-cnn")
     n_epochs, peak = 10, 0.05
     optimiser = torch.optim.SGD(net.parameters(), lr=peak, momentum=0.9, nesterov=True, weight_decay=1e-4)

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.experiments.data import digits_splits, load_digits
+from sipp.experiments.data import load_digits, split_images
 from sipp.experiments.nets import plain
-from sipp.experiments.parallel.processes import ALONE, Processes, agreed, join_processes
+from sipp.experiments.parallel.processes import ALONE, Processes, in_every_process, join_processes
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records
@@ -84,7 +84,7 @@ def failing(processes: Processes) -> int:
             raise DataError("it is NaN", where="batch 3")
         return processes.index
 
-    return agreed(processes, look)
+    return in_every_process(processes, look)
 
 
 def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     After two steps the smaller half of the weights goes; where the processes quarrel, each cuts another place.
     """
     data = load_digits()
-    feed = Feed(data, digits_splits(data), 10, torch.device("cpu"))
+    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), 10, torch.device("cpu"))
     recipe = load_recipe(
         "digits-at-init", settings=("train.epochs=1", "train.warmup_epochs=0.0", "train.decay.every=1")
     )

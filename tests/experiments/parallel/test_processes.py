@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sipp.experiments.parallel.processes import ALONE, agreed, from_leader, largest_of
+from sipp.experiments.parallel.processes import ALONE, from_leader, in_every_process, max_over_processes
 
 PROCESS_LOOP = Path(__file__).parent / "process_loop.py"
 
@@ -61,4 +61,6 @@ def test_a_dead_process_ends_the_others_and_publishes_nothing(found: dict[str, A
 
 
 def test_alone_nothing_is_asked() -> None:
-    assert agreed(ALONE, lambda: 3) == from_leader(ALONE, lambda: 3) == 3 and largest_of(ALONE, (1, 2)) == [1, 2]
+    assert in_every_process(ALONE, lambda: 3) == from_leader(ALONE, lambda: 3) == 3 and max_over_processes(
+        ALONE, (1, 2)
+    ) == [1, 2]

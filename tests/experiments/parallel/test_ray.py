@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -20,9 +21,9 @@ from typer.testing import CliRunner
 
 from sipp.cli import run_display
 from sipp.cli.commands import run_command
+from sipp.cli.options import as_command
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.parallel import on_ray
-from sipp.experiments.parallel.messages import Messages
 from sipp.experiments.parallel.on_ray import (
     RayOptions,
     RunOnRay,
@@ -41,7 +42,7 @@ from sipp.experiments.runs.store import code_version, open_run, without_clock
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
-from sipp.storage.files import staged
+from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
@@ -58,7 +59,7 @@ ITERATIVE = load_recipe("digits-iterative", settings=SMALL)
 AT_INIT = load_recipe("digits-at-init", settings=SMALL)
 
 app = typer.Typer()
-app.command()(run_command.run)
+app.command()(as_command(run_command.run))
 
 
 def contents(done: Finished) -> dict[str, object]:
@@ -140,7 +141,7 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
         nonlocal most_at_once
         most_at_once = max(most_at_once, len(workers()))
 
-    monkeypatch.setattr(on_ray, "_train_stage", None)  # in this process only: whatever is made, other processes make
+    monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
     done = run(ITERATIVE, out=tmp_path, device="cpu", engine="ray", ray=RayOptions(n_at_once=2), on_progress=look)
     assert contents(done) == contents(whole) and done.n_made == len(plan(ITERATIVE)) == 5
     assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
@@ -150,23 +151,27 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
 
-    def kill(progress: Progress) -> None:
-        if killed or progress.epoch is None:
-            return
-        (folder,) = (tmp_path / "two").iterdir()
-        found = workers()
-        for pid in found:
-            os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
-        if not (folder / progress.stage / "final.json").exists():  # it may be done since we heard of it
-            staged(folder / progress.stage / "final.json").write_text("half")  # as a death in a save leaves it
-            killed.extend(found)
-        for pid in found:
-            os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
+    def kill_once() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not killed and time.monotonic() < deadline:
+            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/start.json")]
+            found = workers() if under_way else []
+            for pid in found:
+                os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
+            if under_way and found and not (under_way[0] / "final.json").exists():
+                temporary_path(under_way[0] / "final.json").write_text("half")  # as a death in a save leaves it
+                killed.extend(found)
+            for pid in found:
+                os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
+            time.sleep(0.001)
 
     few = load_recipe("digits-at-init", settings=(*SMALL, "prune.methods=[sipp-hybrid]"))
     alone = run(few, out=tmp_path / "one", device="cpu")
     again = partial(run, few, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
-    done = again(on_progress=kill, checkpoint_seconds=0.0)
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    done = again(checkpoint_seconds=0.0)
+    killer.join()
     assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 3
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
@@ -240,14 +245,14 @@ def test_shares_of_the_machines() -> None:
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     origin = OriginRecord(data="", code="", device="cpu")
     job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, origin)
-    assert on_ray._shares(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
-    assert on_ray._shares(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
-    assert on_ray._shares(nodes, job, 3) == (3, {"num_cpus": 2})
-    assert on_ray._shares(nodes, job, 22) == (22, {"num_cpus": 0.5})
-    assert on_ray._shares(nodes, replace(job, device="cuda"), None) == (2, {"num_cpus": 1, "num_gpus": 1})
-    assert on_ray._shares(nodes, replace(job, device="cuda"), 1)[0] == 1
+    assert on_ray._resources(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
+    assert on_ray._resources(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
+    assert on_ray._resources(nodes, job, 3) == (3, {"num_cpus": 2})
+    assert on_ray._resources(nodes, job, 22) == (22, {"num_cpus": 0.5})
+    assert on_ray._resources(nodes, replace(job, device="cuda"), None) == (2, {"num_cpus": 1, "num_gpus": 1})
+    assert on_ray._resources(nodes, replace(job, device="cuda"), 1)[0] == 1
     with pytest.raises(OptionError, match="no GPU"):
-        on_ray._shares(nodes[1:], replace(job, device="cuda"), None)
+        on_ray._resources(nodes[1:], replace(job, device="cuda"), None)
 
 
 @pytest.fixture
@@ -259,34 +264,27 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
         yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 1, 60.0, origin)
 
 
-def made(job: RunOnRay, stage: Stage, *, asked: int | None = None) -> tuple[StageOutcome, list[int]]:
-    """How a task ended, and the epochs that it told of."""
-    epochs: list[int] = []
-    outcome = on_ray._train_stage(job, stage, lambda: asked, lambda name, row: epochs.append(row.epoch))
-    return outcome, epochs
-
-
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
-    elsewhere, _ = made(replace(job, folder=tmp_path / "elsewhere"), dense)
+    elsewhere = train_stage(replace(job, folder=tmp_path / "elsewhere"), dense)
     assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
-    other_run, _ = made(replace(job, recipe=AT_INIT), dense)
+    other_run = train_stage(replace(job, recipe=AT_INIT), dense)
     assert other_run.end == "error" and isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
-        found, _ = made(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
+        found = train_stage(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
         assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
 def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay) -> None:
     dense = plan(ITERATIVE)[0]
-    stopped, epochs = made(job, dense, asked=signal.SIGINT)
-    assert stopped.end == "stopped" and epochs == []
+    (job.folder / on_ray.STOP).touch()
+    assert train_stage(job, dense).end == "stopped"
+    (job.folder / on_ray.STOP).unlink()
     assert [path.name for path in job.folder.glob("*/start.json")] == ["start.json"]
     (job.folder / dense.name / "start.safetensors").write_bytes(b"damaged")
-    done, epochs = made(job, dense)
-    assert done.end == "done" and epochs == [1, 2]
-    assert len(done.warned) == 1 and "SHA-256" in done.warned[0]
+    done = train_stage(job, dense)
+    assert done.end == "done" and len(done.warned) == 1 and "SHA-256" in done.warned[0]
 
 
 class FakeRef(NamedTuple):
@@ -314,18 +312,11 @@ class FakeRay:
         return SimpleNamespace(options=lambda **options: self._handle(made, options))
 
     def _handle(self, made: Any, options: dict[str, Any]) -> Any:
-        if made is Messages:
-            assert options == {"num_cpus": 0}
-            messages = Messages()
-            calls = SimpleNamespace(
-                stop=SimpleNamespace(remote=lambda number: self.events.append(f"stop {int(number)}")),
-                take_epochs=SimpleNamespace(remote=messages.take_epochs),
-            )
-            return SimpleNamespace(remote=lambda: calls)
         assert made is train_stage and options == {"max_retries": 2, "num_cpus": 1}
         return SimpleNamespace(remote=self._begin)
 
-    def _begin(self, run: RunOnRay, stage: Stage, messages: Any) -> FakeRef:
+    def _begin(self, run: RunOnRay, stage: Stage) -> FakeRef:
+        self.stop = run.folder / on_ray.STOP
         self.events.append(stage.name)
         self.left_running += 1
         self.most_running = max(self.most_running, self.left_running)
@@ -333,6 +324,7 @@ class FakeRay:
 
     def wait(self, refs: list[FakeRef], *, num_returns: int, timeout: float) -> tuple[list[FakeRef], list[FakeRef]]:
         self.left_running -= 1
+        self.events += ["stop"] * self.stop.exists()
         return refs[:1], refs[1:]
 
     def get(self, ref: Any) -> Any:
@@ -346,9 +338,6 @@ class FakeRay:
     def cancel(self, ref: FakeRef, *, force: bool) -> None:
         self.events.append(f"cancel {ref.stage.name}")
 
-    def kill(self, messages: Any) -> None:
-        self.events.append("end")
-
 
 def swept(
     job: RunOnRay,
@@ -360,19 +349,17 @@ def swept(
     fake, made = FakeRay(script), []
     monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
     try:
-        for stage in run_on_ray(job, RayOptions(), stop_signal, lambda name, row: None):
+        for stage in run_on_ray(job, RayOptions(), stop_signal):
             made.append(stage.name)
     except (DataError, ModelError, OptionError, Interrupted) as error:
         fake.events.append(f"{type(error).__name__}: {error}")
-    assert fake.left_running == 0 and fake.most_running <= 2 and "end" in fake.events
+    assert fake.left_running == 0 and fake.most_running <= 2 and not fake.stop.exists()
     return made, fake.events
 
 
 def test_a_sweep_in_the_order_of_the_chains(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     made, events = swept(job, {}, monkeypatch)
-    assert made == [stage for stage in events if stage != "end"] and sorted(made) == sorted(
-        s.name for s in plan(ITERATIVE)
-    )
+    assert made == events and sorted(made) == sorted(s.name for s in plan(ITERATIVE))
 
 
 def test_as_many_stages_as_the_machine_has_room_for_are_under_way(
@@ -381,13 +368,13 @@ def test_as_many_stages_as_the_machine_has_room_for_are_under_way(
     for n_at_once, expected in ((None, 2), (1, 1), (2, 2)):
         fake = FakeRay({})
         monkeypatch.setattr(on_ray, "_cluster", lambda address, fake=fake: nullcontext(fake))
-        list(run_on_ray(job, RayOptions(n_at_once=n_at_once), lambda: None, lambda name, row: None))
+        list(run_on_ray(job, RayOptions(n_at_once=n_at_once), lambda: None))
         assert fake.most_running == expected
 
 
 def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     made, events = swept(job, {"seed0.wt.01": None}, monkeypatch)
-    assert events[-1].startswith("DataError: seed0.wt.01: the process died 3 times") and "stop 15" in events
+    assert events[-1].startswith("DataError: seed0.wt.01: the process died 3 times") and "stop" in events
     assert "seed0.wt.01" not in made and "seed0.wt.02" not in events
 
 
@@ -395,14 +382,14 @@ def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, events = swept(job, {"seed0.wt.01": StageOutcome("error", ModelError("training diverged"))}, monkeypatch)
-    assert "stop 15" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
+    assert "stop" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 
 
 def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     polls = iter([None, signal.SIGTERM])
     made, events = swept(job, {}, monkeypatch, lambda: next(polls))
-    assert events[-1].startswith("Interrupted") and f"stop {int(signal.SIGTERM)}" in events
+    assert events[-1].startswith("Interrupted") and "stop" in events
     begun = [one for one in events if one.startswith("seed0")]
     assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.wt.01"]
     # a signal counts more than the error of a process that it killed
@@ -413,13 +400,13 @@ def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest
 def test_a_sweep_that_is_closed_cancels_what_is_under_way(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay({})
     monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
-    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions(), lambda: None, lambda name, row: None)
+    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions(), lambda: None)
     assert next(sweep).name == "seed0.dense"
     sweep.close()
-    assert fake.events[-2:] == ["cancel seed0.sipp-hybrid.01", "end"]
+    assert fake.events[-1] == "cancel seed0.sipp-hybrid.01"
 
 
 def test_nothing_to_do_needs_no_ray(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "plan", lambda recipe: [])
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert list(run_on_ray(job, RayOptions(), lambda: None, lambda stage, row: None)) == []
+    assert list(run_on_ray(job, RayOptions(), lambda: None)) == []

@@ -154,7 +154,7 @@ def test_links_are_refused(tmp_path: Path) -> None:
 def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         (first / "stage").mkdir()
-        files.staged(first / "stage" / "x").write_text("half")
+        files.temporary_path(first / "stage" / "x").write_text("half")
         (first / "stage" / ".tmp-mine").write_text("a user's own")
     with open_run(tmp_path, CONFIG, ORIGIN) as second:
         assert [path.name for path in (second / "stage").iterdir()] == [".tmp-mine"]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
 from sipp.cli.errors import naming_option
-from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, Json, Normalise, Size, option
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, Normalise, Size, option
+from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, plain_table
 from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
@@ -37,7 +38,6 @@ def bench(
         ),
     ] = None,
     force: Force = False,
-    as_json: Json = False,
     batch: Annotated[
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
@@ -53,44 +53,30 @@ def bench(
             most=MOST_REPEATS,
         ),
     ] = REPEATS,
-) -> None:
+) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
-    from sipp.cli.data_option import points_read
     from sipp.records.json_values import json_value
     from sipp.storage.files import seal
     from sipp.storage.outputs import BENCH, check_file, write_file
 
-    with only_json(as_json):
-        if out is not None:
-            with naming_option(f"--out {out}", "give another place"):
-                check_file(out, BENCH, force=force, inputs=[("FILE", file), *points_read("--data", data)])
-        from sipp.cli.bench_network import bench_file
+    if out is not None:
+        with naming_option(f"--out {out}", "give another place"):
+            check_file(out, BENCH, force=force)
+    from sipp.cli.bench_network import bench_file
 
-        record = bench_file(
-            file,
-            model=model,
-            data=data,
-            normalise=normalise,
-            size=size,
-            n_points=batch,
-            n_threads=threads,
-            repeats=repeats,
-        )
-        values = json_value(record.model_dump(mode="json"))
-        if out is not None:
-            with naming_option(f"--out {out}", "give another place"):
-                write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
-        if not as_json:
-            _tell(record, out)
-    if as_json:
-        print_json(values)
+    record = bench_file(
+        file, model=model, data=data, normalise=normalise, size=size, n_points=batch, n_threads=threads, repeats=repeats
+    )
+    values = json_value(record.model_dump(mode="json"))
+    if out is not None:
+        with naming_option(f"--out {out}", "give another place"):
+            write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
+    return Answer(_shown(record, out), values)
 
 
-def _tell(record: BenchRecord, out: Path | None) -> None:
-    """Prints the tables, and the three numbers on the last line."""
-    show(f"{record.network} on {record.machine}, {record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}")
-    if record.images is not None:
-        show(record.images)
+def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
+    """The tables, and the three numbers on the last line."""
+    threads = f"{record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}"
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:
@@ -104,7 +90,6 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
             f"{step.sparse_ms:.3f}" if step.sparse_ms is not None else "",
             f"{step.ratio:.2g} x" if step.ratio is not None else "",
         )
-    show(f"steps with weights, {record.step_points} inputs, one thread:", steps)
     calls = plain_table(
         "inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed", texts=("speed",)
     )
@@ -112,20 +97,20 @@ def _tell(record: BenchRecord, out: Path | None) -> None:
         rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
-    show("calls:", calls)
-    show(
-        "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;"
-    )
-    show("  speed: the median over pairs of calls that take turns, and the range of the middle 80 %")
     found = record.bytes
-    show(
+    return [
+        f"{record.network} on {record.machine}, {threads}",
+        *([] if record.images is None else [record.images]),
+        f"steps with weights, {record.step_points} inputs, one thread:",
+        steps,
+        "calls:",
+        calls,
+        "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;",
+        "  speed: the median over pairs of calls that take turns, and the range of the middle 80 %",
         f"file:            {bytes_in_words(found.file)}, before pruning {bytes_in_words(found.dense)} (values and the "
-        f"entropy of their positions: {bytes_in_words(round(found.bound))})"
-    )
-    show(
+        f"entropy of their positions: {bytes_in_words(round(found.bound))})",
         f"in memory:       {bytes_in_words(found.memory)} of weights, before pruning "
-        f"{bytes_in_words(found.memory_dense)}"
-    )
-    if out is not None:
-        show(f"written:         {out}")
-    show(record.line)
+        f"{bytes_in_words(found.memory_dense)}",
+        *([] if out is None else [f"written:         {out}"]),
+        record.line,
+    ]

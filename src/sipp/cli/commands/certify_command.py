@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sipp.cli import options as shared
-from sipp.cli.errors import NOT_CERTIFIED
-from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, Json, option, with_record_options
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
+from sipp.cli.output import Answer
 from sipp.records.certificate import Measure
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 
@@ -55,18 +52,11 @@ class CertifyRequest:
     batch_size: shared.BatchSize = None
 
 
-@with_record_options
-def certify(request: CertifyRequest, as_json: Json = False) -> None:
+def certify(request: CertifyRequest) -> Answer:
     """Certify on held-out data what pruning costs, or check an earlier certificate.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
     from sipp.cli.certify_work import answer
 
-    with only_json(as_json):
-        found = answer(request)
-    if as_json:
-        print_json(found.record)
-    else:
-        show(found.text)
-    raise typer.Exit(0 if found.ok else NOT_CERTIFIED)
+    return answer(request)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, Json, option, output_of
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, parse_output
+from sipp.cli.output import Answer
 from sipp.records.comparison import Comparison
 from sipp.scoring.methods import NAMES, method_of
 
@@ -42,53 +42,47 @@ def compare(
         bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
     ] = False,
     refit: shared.Refit = False,
-    as_json: Json = False,
     device: shared.Device = "auto",
     batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
-) -> None:
+) -> Answer:
     """Compare methods on your network: how far each moves the output, and which one to use.
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.data_option import Reader, draw_calibration, draw_holdout, images_lines, points_read, summary
-    from sipp.cli.model_option import load_model, weights_read
+    from sipp.cli.data_option import Reader, normalisation_lines, summary
+    from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
     from sipp.storage.outputs import check_ledger
 
-    with only_json(as_json):
-        own = shared.load_code(code)
-        shares, names = _numbers(keeps), _names(methods)
-        for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
-            if holdout is None and value is not None:
-                raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
-        if ledger is not None:
-            reads = points_read("--data", data) + points_read("--holdout", holdout)
-            with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-                check_ledger(ledger, out=None, inputs=own + weights_read("--weights", weights) + reads)
-        network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size, length, size)
-        with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
-            chosen = draw_calibration(
-                reader, data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
-            )
-        judging = None if holdout is None else draw_holdout(reader, holdout, holdout_points)
-        with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
-            comparison = sipp.compare(
-                network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
-                holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
-                output=output_of(output), ledger=ledger, seed=seed,
-            )  # fmt: skip
-        if not as_json:
-            show(f"network: {model}", f"data:    {chosen.words}")
-            if judging is not None:
-                show(f"holdout: {judging.words}")
-            show(*images_lines(chosen, judging), str(comparison))
-            if chosen.kind == "random":
-                show("noise: this shows how methods do on random inputs, not on yours")
-    if as_json:
-        about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
-        print_json(about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
+    shared.load_code(code)
+    shares, names = _numbers(keeps), _names(methods)
+    for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
+        if holdout is None and value is not None:
+            raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
+    if ledger is not None:
+        with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
+            check_ledger(ledger, out=None)
+    network = load_model(model, weights, seed=seed, device=device)
+    reader = Reader(network, model, normalise, seed, batch_size, length, size)
+    with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
+        chosen = reader.calibration(
+            data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
+        )
+    judging = None if holdout is None else reader.holdout(holdout, holdout_points)
+    with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
+        comparison = sipp.compare(
+            network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
+            holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
+            output=parse_output(output), ledger=ledger, seed=seed,
+        )  # fmt: skip
+    shown = [f"network: {model}", f"data:    {chosen.words}"]
+    shown += [] if judging is None else [f"holdout: {judging.words}"]
+    shown += [*normalisation_lines(chosen, judging), str(comparison)]
+    if chosen.is_noise:
+        shown.append("noise: this shows how methods do on random inputs, not on yours")
+    about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
+    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
 
 
 def _numbers(keeps: str) -> list[float]:
@@ -116,7 +110,7 @@ def _names(methods: str | None) -> list[str] | None:
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in JSON's types, without what every single point did."""
+    """The comparison in JSON's types, without the values of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
     counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}
     best = [comparison.best(keep).name for keep in comparison.keeps]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sipp.cli.errors import naming_option
-from sipp.cli.options import DEFAULT_ROOT, Json
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import DEFAULT_ROOT
+from sipp.cli.output import Answer
 from sipp.progress import progress_bar
 from sipp.records.display import plain_table
 
@@ -21,25 +21,20 @@ def data(
         Literal["list", "digits", "cifar10", "imagenet"], typer.Argument(help="A data set, or list.")
     ] = "list",
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10."""
-    with only_json(as_json):
-        if name == "list":
-            found = [_digits(), _cifar10(folder), _imagenet(folder)]
-        elif name == "digits":
-            found = [_digits()]
-        elif name == IMAGENET:
-            found = [_checked_imagenet(folder)]
-        else:
-            found = [_fetched(folder)]
-        if not as_json:
-            table = plain_table("set", "here", "what", texts=("here", "what"))
-            for one in found:
-                table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
-            show(table)
-    if as_json:
-        print_json({"kind": "data", "sets": found})
+    if name == "list":
+        found = [_digits(), _cifar10(folder), _imagenet(folder)]
+    elif name == "digits":
+        found = [_digits()]
+    elif name == IMAGENET:
+        found = [_imagenet(folder, is_checked=True)]
+    else:
+        found = [_fetched(folder)]
+    table = plain_table("set", "here", "what", texts=("here", "what"))
+    for one in found:
+        table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
+    return Answer([table], {"kind": "data", "sets": found})
 
 
 def _digits() -> dict[str, Any]:
@@ -52,37 +47,28 @@ def _digits() -> dict[str, Any]:
 
 def _cifar10(folder: Path) -> dict[str, Any]:
     """Whether a folder of CIFAR-10 is there; its bytes are checked where it is read or fetched."""
-    from sipp.experiments.data.cifar10 import BIN_FOLDER, PY_FOLDER
+    from sipp.experiments.data.cifar10 import BIN_FOLDER
 
-    here = next((folder / name for name in (BIN_FOLDER, PY_FOLDER) if (folder / name).is_dir()), None)
+    here = folder / BIN_FOLDER if (folder / BIN_FOLDER).is_dir() else None
     what = "50,000 training and 10,000 test images, 3 x 32 x 32"
     what += f", in {here}" if here else f"; download it (170 MB): sipp data cifar10 {folder}"
     return {"name": "cifar10", "here": here is not None, "folder": here, "what": what}
 
 
-def _imagenet(folder: Path) -> dict[str, Any]:
-    root = folder / IMAGENET
-    here = (root / "train").is_dir() and (root / "val").is_dir()
-    what = (
-        f"images in {root}"
-        if here
-        else f"put the images there yourself: {root}/train/CLASS/*.jpg, {root}/val/CLASS/*.jpg"
-    )
-    return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
-
-
-def _checked_imagenet(folder: Path) -> dict[str, Any]:
-    """The index of the folder, or what to put where: its licence forbids to fetch it for you."""
+def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
+    """Whether the images are there, and (checked) how many; its licence forbids to fetch them for you."""
     from sipp.experiments.data import index_folders
 
-    root = folder / IMAGENET if (folder / IMAGENET).is_dir() else folder
-    with naming_option(
-        f"sipp data {IMAGENET} {folder}", f"put images at {root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
-    ):
-        index = index_folders(root)
-    n_val = len(index.paths) - index.n_train
-    what = f"{index.n_train:,} training and {n_val:,} validation images of {len(index.classes):,} classes in {root}"
-    return {"name": IMAGENET, "here": True, "folder": root, "what": what}
+    root = folder / IMAGENET if (folder / IMAGENET).is_dir() or not is_checked else folder
+    places = f"{root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+    here = (root / "train").is_dir() and (root / "val").is_dir()
+    what = f"images in {root}" if here else f"put the images there yourself: {places}"
+    if is_checked:
+        with naming_option(f"sipp data {IMAGENET} {folder}", f"put images at {places}"):
+            index = index_folders(root)
+        counts = f"{index.n_train:,} training and {index.n_test:,} validation images"
+        what = f"{counts} of {len(index.classes):,} classes in {root}"
+    return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
 
 def _fetched(folder: Path) -> dict[str, Any]:

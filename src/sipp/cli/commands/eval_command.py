@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from sipp.cli import options as shared
-from sipp.cli.options import KINDS, MODEL_PANEL, OUTPUT_PANEL, Json, option, with_record_options
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import KINDS, MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.output import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,8 @@ class EvalRequest:
     seed: shared.Seed = 0
 
 
-@with_record_options
-def eval(request: EvalRequest, as_json: Json = False) -> None:  # the name of the command
+def eval(request: EvalRequest) -> Answer:  # the name of the command
     """Compare a pruned network with the dense one: accuracy, loss, and how far outputs move."""
     from sipp.cli.eval_work import answer
 
-    with only_json(as_json):
-        lines, record = answer(request)
-    if as_json:
-        print_json(record)
-    else:
-        show(*lines)
+    return answer(request)

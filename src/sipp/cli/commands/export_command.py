@@ -10,10 +10,10 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise, Size
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import KINDS, Normalise, Size
+from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.storage.outputs import check_place, refuse_inputs
+from sipp.storage.outputs import check_place
 
 N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
 
@@ -48,10 +48,8 @@ def export(
     shard: Annotated[
         str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Export a pruned network for other programs; the result is read back and compared."""
-    from sipp.cli.data_option import points_read
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
     from sipp.records.saved_file import SavedFile
@@ -60,45 +58,40 @@ def export(
 
     name: str | None
     made: Exported | SavedFile
-    with only_json(as_json):
-        for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
-            if value is not None and to not in TRACED:
-                raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
-        with naming_option(f"--out {out}", "give another place"):
-            check_out(out, [("FILE", file), *points_read("--data", data)])
-        if to == "reader":
-            rounded = None if values == "same" else values
-            for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
-                if given is not None:
-                    raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
-            with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
-                name, made = None, export_reader(file, out)
-        elif to == "small":
-            if shard is not None:
-                raise CommandError("a small file is one file", where=f"--shard {shard}", fix="leave it out")
-            stored = stored_network(file, model)
-            with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-                name, made = stored.name, save_small(stored, out, values)
-        else:
-            stored = stored_network(file, model)
-            example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
-            with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-                chosen = {} if shard is None else {"shard": shard}
-                tokenizer = own_tokenizer(stored.name) if to == "hf" else None
-                made = export_network(
-                    stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
-                )
-            name = stored.name
-        if not as_json:
-            show(str(made))
-    if as_json:
-        said = asdict(made) if isinstance(made, Exported) else contents_record(made, name)
-        print_json({**said, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
+    for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
+        if value is not None and to not in TRACED:
+            raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
+    with naming_option(f"--out {out}", "give another place"):
+        check_out(out)
+    if to == "reader":
+        rounded = None if values == "same" else values
+        for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
+            if given is not None:
+                raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
+        with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
+            name, made = None, export_reader(file, out)
+    elif to == "small":
+        if shard is not None:
+            raise CommandError("a small file is one file", where=f"--shard {shard}", fix="leave it out")
+        stored = stored_network(file, model)
+        with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
+            name, made = stored.name, save_small(stored, out, values)
+    else:
+        stored = stored_network(file, model)
+        example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
+        with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
+            chosen = {} if shard is None else {"shard": shard}
+            tokenizer = own_tokenizer(stored.name) if to == "hf" else None
+            made = export_network(
+                stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
+            )
+        name = stored.name
+    said = asdict(made) if isinstance(made, Exported) else contents_record(made, name)
+    return Answer([str(made)], {**said, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
 
 
-def check_out(path: Path, inputs: list[tuple[str, Path]]) -> None:
+def check_out(path: Path) -> None:
     """Refuses a place that cannot be written, or where something is: what others read may be in use."""
-    refuse_inputs(path, inputs)
     check_place(path)
     if not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")

@@ -13,11 +13,9 @@ from sipp.cli.options import (
     GUARANTEE_PANEL,
     OUTPUT_PANEL,
     PRUNE_PANEL,
-    Json,
     option,
-    with_record_options,
 )
-from sipp.cli.output import only_json, print_json
+from sipp.cli.output import Answer
 from sipp.records.options import (
     HOLDOUT_DELTA,
     Precision,
@@ -104,12 +102,12 @@ class PruneRequest:
 
     @property
     def rounds(self) -> bool:
-        """Whether the stored values are not those of the pruning."""
+        """Whether values are rounded when they are stored."""
         return self.values not in ("fp32", "lossless")
 
     @property
     def allowed_share(self) -> float:
-        """Of inputs that may be further off."""
+        """The share of inputs that may be further off."""
         return HOLDOUT_DELTA if self.holdout_delta is None else self.holdout_delta
 
     @property
@@ -117,29 +115,17 @@ class PruneRequest:
         return self.epsilon is not None or self.max_accuracy_drop is not None
 
 
-@with_record_options
-def prune(context: typer.Context, request: PruneRequest, as_json: Json = False) -> None:
+def prune(context: typer.Context, request: PruneRequest) -> Answer:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
-    from sipp.cli.prune_work import check, json_record, not_certified, tell, work, write
+    from sipp.cli.prune_work import answer
 
     if request.recipe is not None:
         from sipp.cli.prune_recipe import with_recipe
 
-        with only_json(as_json):
-            request = with_recipe(request, request.recipe, shared.typed_options(context))
+        request = with_recipe(request, request.recipe, shared.typed_options(context))
     if request.refit:
         request = replace(request, options=replace(request.options, repair="refit"))
-    with only_json(as_json):
-        check(request)
-        outcome = work(request)
-        record = json_record(request, outcome)
-        written = write(request, outcome, record)
-        if not as_json:
-            tell(request, outcome, written)
-    if as_json:
-        print_json(record | written.record)
-    if not outcome.certified:
-        raise not_certified(request, outcome)
+    return answer(request)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from sipp.cli import options as shared
+from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import (
     MODEL_PANEL,
     OUTPUT_PANEL,
     PRUNE_PANEL,
     REPAIR_PANEL,
-    Json,
     option,
     prune_option,
-    with_record_options,
 )
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.output import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +50,45 @@ class OnDiskRequest:
     batch_size: shared.BatchSize = None
 
 
-@with_record_options
-def prune_on_disk(request: OnDiskRequest, as_json: Json = False) -> None:
+def prune_on_disk(request: OnDiskRequest) -> Answer:
     """Prune a Hugging Face folder larger than memory, block by block; run it again to resume.
 
     For example: sipp prune-on-disk --model hf:llama --data train.jsonl --keep 0.5 --repair --out sparse. Only one
     block and one batch are in memory. A stopped run resumes after its last finished block.
     """
-    from sipp.cli.prune_on_disk_work import json_record, work
+    import sipp
+    from sipp.cli.data_option import Reader
+    from sipp.cli.hugging_face_models import PREFIX, folder_of, hf_model_without_weights
+    from sipp.cli.language_text import N_SEQUENCES
+    from sipp.experiments.training.setup import device_named
+    from sipp.storage.outputs import check_place, refuse_input
 
-    with only_json(as_json):
-        done = work(request)
-    if as_json:
-        print_json(json_record(done))
-    else:
-        show(str(done))
+    if not request.model.startswith(PREFIX):
+        raise CommandError(
+            f"{request.model} is not a folder of Hugging Face", where=f"--model {request.model}", fix="give hf:DIR"
+        )
+    if (request.keep is None) == (request.pattern is None):
+        raise CommandError(
+            "one of --keep and --pattern says how much is kept",
+            where="sipp prune-on-disk",
+            fix="give --keep 0.5 or --pattern 2:4",
+        )
+    with naming_option(f"--model {request.model}", "give hf:DIR"):
+        folder = folder_of(request.model)
+        with naming_option(f"--out {request.out}", "give another folder"):
+            check_place(request.out)
+            refuse_input(request.out, "--model", folder)
+        model = hf_model_without_weights(request.model)
+    with naming_option(f"--device {request.device}", "use --device cpu, or leave it out"):
+        device = device_named(request.device)
+    reader = Reader(model, request.model, None, request.seed, request.batch_size, request.length)
+    source = reader.open(request.data, "calibration", "--data")
+    points = reader.draw(source, request.points or (N_SEQUENCES if source.kind == "text" else None), "--data")
+    with naming_option(f"--model {request.model}, --data {request.data}, --out {request.out}", "see --help"):
+        done = sipp.prune_on_disk(
+            model, folder, points.batches, request.out, keep=request.keep, pattern=request.pattern,
+            method=request.method, repair=request.repair, blocks=request.blocks, seed=request.seed, device=device,
+        )  # fmt: skip
+    kept = {"n_weights": done.n_weights, "kept": done.kept}
+    about = {"kind": "pruned on disk", "sipp": sipp.__version__, **kept, **asdict(done), "folder": str(done.folder)}
+    return Answer([str(done)], about)

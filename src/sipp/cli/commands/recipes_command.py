@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 
 from sipp.cli.errors import CommandError
-from sipp.cli.options import Json
-from sipp.cli.output import print_json, show, show_list
+from sipp.cli.output import Answer, listing
 from sipp.experiments.recipes import load_recipe, recipe_descriptions
 from sipp.experiments.recipes.schema import described
 from sipp.records.display import plain_table
@@ -18,27 +17,22 @@ from sipp.records.display import plain_table
 def recipes(
     action: Annotated[Literal["list", "show"], typer.Argument(help="List all, or show one.")] = "list",
     recipe: Annotated[str | None, typer.Argument(help="With show: a recipe's name or a .yaml file.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """List the recipes, or explain every key of one.
 
     Set any key with --set KEY=VALUE in `sipp run` and `sipp study`, or in your own .yaml file that begins with
     `base: NAME`.
     """
     if action == "list":
-        show_list("recipe", "what it does", "recipes", recipe_descriptions(), as_json)
-        return
+        return listing("recipe", "what it does", "recipes", recipe_descriptions())
     if recipe is None:
         raise CommandError("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
     chosen = load_recipe(recipe)
     rows = described(chosen)
-    if as_json:
-        print_json({"kind": "recipe", "name": chosen.name, "keys": [vars(row) for row in rows]})
-        return
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
         table.add_row(row.key, escape(_words(row.value)), escape(row.meaning))
-    show(table)
+    return Answer([table], {"kind": "recipe", "name": chosen.name, "keys": [vars(row) for row in rows]})
 
 
 def _words(value: Any) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import sipp
-from sipp.cli.errors import REPAIR, CommandError, naming_option
-from sipp.cli.options import Force, Json
-from sipp.cli.output import print_json
+from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
+from sipp.cli.options import Force
+from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.report import figure_names, files_read, read_whole_results, render, write_figures
+from sipp.report import figure_names, read_whole_results, render, write_figures
 from sipp.report.results import Result
 from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place, write_file
 
@@ -26,21 +25,20 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for figures as PDF and PNG.")] = None,
     force: Force = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Write a page about runs or pruned networks that works offline, and figures for print.
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
-    _check_places(out, figures)
-    with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
-        read = files_read(runs)
     with naming_option(f"--out {out}", "give another page"):
-        check_file(out, PAGE, force=force, inputs=[("the page", path) for path in read], makes_folder=True)
-    with naming_option(f"sipp report {' '.join(map(str, runs))}", "see sipp report --help"):
+        check_file(out, PAGE, force=force, makes_folder=True)
+    if figures is not None:
+        with naming_option(f"--figures {figures}", "give another folder"):
+            check_place(figures / out.name)
+    with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
-        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=REPAIR)
+        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # the study's own folder
@@ -48,42 +46,19 @@ def report(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
     drawn = [] if figures is None else write_figures(results, figures)
-    if figures is not None and not drawn:
-        what = "no figure was drawn: the results have no numbers to plot"
-        raise CommandError(what, where=f"--figures {figures}", fix="leave it out; the page is written")
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
-    if as_json:
-        values = {"page": str(out), "bytes": out.stat().st_size, "figures": [str(path) for path in drawn], "of": names}
-        values["marked"] = marked
-        if broken:
-            values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": REPAIR} for one in broken]
-        print_json(values)
-        return
+    n_bytes = out.stat().st_size
+    values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
+    values["marked"] = marked
+    if broken:
+        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": HOW_TO_REPAIR} for one in broken]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
-    typer.echo(f"page: {out} ({out.stat().st_size / 1e6:.2f} MB, {what})")
-    if figures is not None:
-        typer.echo(f"figures: {len(drawn)} files in {figures}")
-    for mark in marked:
-        typer.echo(f"marked: {mark['name']}: {mark['what']}")
-    for one in broken:
-        typer.echo(f"broken: {one.reason}; {REPAIR}")
-
-
-def _check_places(out: Path, figures: Path | None) -> None:
-    """Refuses a page or figures for which there is no place, before any work."""
-    with naming_option(f"--out {out}", "give another page"):
-        check_place(out)
-        if out.is_dir():
-            raise OptionError(f"{out} is a folder", fix="give the name of a page, such as page.html")
-    if figures is None:
-        return
-    with naming_option(f"--figures {figures}", "give another folder"):
-        if os.path.lexists(figures) and not figures.is_dir():
-            raise OptionError(f"{figures} is not a folder", fix="give another folder")
-        check_place(figures / out.name)
-        if os.path.realpath(out) in (os.path.realpath(one) for one in (figures, *figures.parents)):
-            raise OptionError(f"{figures} would be a folder, and {out} a page", fix="give another folder")
+    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
+    lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
+    lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
+    lines += [f"broken: {one.reason}; {HOW_TO_REPAIR}" for one in broken]
+    return Answer(lines, values)
 
 
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
@@ -94,7 +69,8 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
         names = figure_names(results)
         if not names:
             raise OptionError(
-                "there is nothing to draw: figures need runs, or several pruned networks", fix="leave it out"
+                "there is nothing to draw: figures need a pruned level of a run, or several pruned networks",
+                fix="leave it out",
             )
         for name in names:
             check_file(folder / name, FIGURE, force=force, makes_folder=True)

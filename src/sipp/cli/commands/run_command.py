@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from sipp.cli import options as shared
-from sipp.cli.errors import naming_option
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MACHINE_PANEL, MODEL_PANEL, Json, option
-from sipp.cli.output import print_json
-from sipp.storage.outputs import refuse_inputs
+from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MACHINE_PANEL, MODEL_PANEL, option
+from sipp.cli.output import Answer
 
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 
@@ -36,7 +33,6 @@ def run(
     code: shared.CodeFiles = None,
     out: shared.RunsOut = DEFAULT_RUNS,
     accept_changes: shared.AcceptChanges = False,
-    as_json: Json = False,
     device: shared.Device = "auto",
     workers: shared.Workers = 0,
     engine: Annotated[
@@ -57,7 +53,7 @@ def run(
             MACHINE_PANEL,
         ),
     ] = None,
-) -> None:
+) -> Answer | None:
     """Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.
 
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
@@ -65,20 +61,15 @@ def run(
     from sipp.cli.run_display import display, records_table
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
     from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
-    from sipp.experiments.recipes import Code, config_of, load_recipe
-    from sipp.experiments.recipes.catalog import SUFFIX
+    from sipp.experiments.recipes import Code, load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
-    from sipp.experiments.runs.store import run_name
     from sipp.experiments.training.signals import Interrupted
 
-    own = shared.load_code(code)
+    shared.load_code(code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
     chosen = load_recipe(recipe, settings=settings or (), code=named)
-    with naming_option(f"--out {out}", "give another folder"):  # which may be nothing that the run reads
-        reads = [("RECIPE", Path(recipe))] if recipe.endswith(SUFFIX) else []
-        refuse_inputs(out / run_name(config_of(chosen)), [*reads, *own, ("--data", data)])
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
-    console = Console(quiet=not processes.leads, stderr=as_json)
+    console = Console(quiet=not processes.leads)
     try:
         with display(console) as on_progress:
             done = run_recipe(
@@ -99,9 +90,8 @@ def run(
         raise typer.Exit(stop.exit_status) from None
     finally:
         leave_processes(processes)
-    if not as_json:
-        console.print(records_table(done.records))
-        made = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
-        console.print(f"{made}; records: {done.folder / 'records.jsonl'}", soft_wrap=True)
-    elif processes.leads:
-        print_json({"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})
+    if not processes.leads:
+        return None
+    made = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
+    shown: list[RenderableType] = [records_table(done.records), f"{made}; records: {done.folder / 'records.jsonl'}"]
+    return Answer(shown, {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, Json, option
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, number, plain_table
 from sipp.records.options import DELTA
 from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
@@ -33,54 +33,47 @@ def score(
         Path | None, option("File for all scores: .safetensors, one tensor per weight.", OUTPUT_PANEL)
     ] = None,
     force: shared.Force = False,
-    as_json: Json = False,
     device: shared.Device = "auto",
     batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
-) -> None:
+) -> Answer:
     """Score every weight by its sensitivity: the largest share that it contributes to an output."""
-    from sipp.cli.data_option import Reader, draw_calibration, images_lines, points_read, summary
-    from sipp.cli.model_option import load_model, weights_read
+    from sipp.cli.data_option import Reader, normalisation_lines, summary
+    from sipp.cli.model_option import load_model
     from sipp.scoring.theory_points import sample_size
 
-    with only_json(as_json):
-        if out is not None:
-            with naming_option(f"--out {out}", "give another file"):
-                reads = weights_read("--weights", weights) + points_read("--data", data)
-                check_file(out, SCORES, force=force, inputs=reads)
-            if out.suffix != ".safetensors":
-                raise CommandError(
-                    f"{out.name} is not a name of scores",
-                    where=f"--out {out}",
-                    fix="give a name that ends in .safetensors",
-                )
-        network = load_model(model, weights, seed=seed, device=device)
-        reader = Reader(network, model, normalise, seed, batch_size, length, size)
-        with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
-            chosen = draw_calibration(
-                reader,
-                data,
-                points,
-                lambda example: sample_size(network, example, delta, include=include, exclude=exclude),
+    if out is not None:
+        with naming_option(f"--out {out}", "give another file"):
+            check_file(out, SCORES, force=force)
+        if out.suffix != ".safetensors":
+            raise CommandError(
+                f"{out.name} is not a name of scores",
+                where=f"--out {out}",
+                fix="give a name that ends in .safetensors",
             )
-            begun = time.perf_counter()
-            scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
-            seconds = time.perf_counter() - begun
-        layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
-        content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
-        if out is not None:
-            with naming_option(f"--out {out}", "give another file"):
-                write_file(out, content, SCORES, force=force)
-        if not as_json:
-            noise = ["noise: these are scores on random inputs, not on yours"] if chosen.kind == "random" else []
-            show(f"data: {chosen.words}", *images_lines(chosen), _table(layers), *noise)
-            show(
-                f"scored in {seconds:.2f} s"
-                + (f"; written: {out} ({bytes_in_words(len(content))})" if out is not None else "")
-            )
-    if as_json:
-        about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
-        print_json(about | {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out})
+    network = load_model(model, weights, seed=seed, device=device)
+    reader = Reader(network, model, normalise, seed, batch_size, length, size)
+    with naming_option(f"--model {model}, --data {data}", "see sipp score --help"):
+        chosen = reader.calibration(
+            data,
+            points,
+            lambda example: sample_size(network, example, delta, include=include, exclude=exclude),
+        )
+        begun = time.perf_counter()
+        scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
+        seconds = time.perf_counter() - begun
+    layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
+    content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
+    if out is not None:
+        with naming_option(f"--out {out}", "give another file"):
+            write_file(out, content, SCORES, force=force)
+    noise = ["noise: these are scores on random inputs, not on yours"] if chosen.is_noise else []
+    written = f"; written: {out} ({bytes_in_words(len(content))})" if out is not None else ""
+    shown = [f"data: {chosen.words}", *normalisation_lines(chosen), _table(layers), *noise]
+    shown.append(f"scored in {seconds:.2f} s{written}")
+    about = {"kind": "scores", "sipp": sipp.__version__, "model": model, "reduce": reduce, "seed": seed}
+    values = {"data": summary(chosen), "layers": layers, "seconds": round(seconds, 3), "written": out}
+    return Answer(shown, about | values)
 
 
 def _layer(name: str, scores: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import typer
 import sipp
 from sipp.cli.commands.export_command import N_POINTS, OwnModel, check_out
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Json, Normalise, Size
-from sipp.cli.output import only_json, print_json, show
+from sipp.cli.options import KINDS, Normalise, Size
+from sipp.cli.output import Answer
 
 Kind = Literal["pt", "pt2", "onnx"]
 KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
@@ -33,38 +33,33 @@ def shrink(
     ] = None,
     normalise: Normalise = None,
     size: Size = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Remove dead channels for good: a smaller dense network with the same outputs."""
-    from sipp.cli.data_option import points_read
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import export
 
-    with only_json(as_json):
-        kind = KIND_OF.get(out.suffix)
-        if kind is None:
-            raise CommandError(
-                f"{out.name} ends in none of {', '.join(KIND_OF)}",
-                where=f"--out {out}",
-                fix="the ending chooses the format",
-            )
-        with naming_option(f"--out {out}", "give another place"):
-            check_out(out, [("FILE", file), *points_read("--data", data)])
-        stored = stored_network(file, model)
-        example = example_for(stored, data, N_POINTS, normalise, size)[0]
-        with naming_option(f"FILE {file}", "see sipp shrink --help"):
-            small = sipp.shrink(stored.model, example)
-            certificate = stored.contents.certificate
-            if certificate is not None and certificate.pruned_hash == small.hash_before:
-                small = replace(small, certificate=certificate)
-            if kind == "pt":
-                _write_module(small.model, out)
-            else:
-                export(small, out, to=kind, example=example)
-        if not as_json:
-            show(str(small), f"{out}: {out.stat().st_size:,} bytes")
-    if as_json:
-        print_json({"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_values(small), "path": out})
+    kind = KIND_OF.get(out.suffix)
+    if kind is None:
+        raise CommandError(
+            f"{out.name} ends in none of {', '.join(KIND_OF)}",
+            where=f"--out {out}",
+            fix="the ending chooses the format",
+        )
+    with naming_option(f"--out {out}", "give another place"):
+        check_out(out)
+    stored = stored_network(file, model)
+    example = example_for(stored, data, N_POINTS, normalise, size)[0]
+    with naming_option(f"FILE {file}", "see sipp shrink --help"):
+        small = sipp.shrink(stored.model, example)
+        certificate = stored.contents.certificate
+        if certificate is not None and certificate.pruned_hash == small.hash_before:
+            small = replace(small, certificate=certificate)
+        if kind == "pt":
+            _write_module(small.model, out)
+        else:
+            export(small, out, to=kind, example=example)
+    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_values(small), "path": out}
+    return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
 def _write_module(model: Any, path: Path) -> None:

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, Json, option
-from sipp.cli.output import print_json, show, show_list
+from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
-from sipp.storage.outputs import PAGE, check_file, refuse_inputs
+from sipp.storage.outputs import PAGE, check_file
 
 
 def study(
@@ -30,31 +30,27 @@ def study(
     dry_run: Annotated[
         bool, option("Show what is there and what would be trained; train nothing.", OUTPUT_PANEL, "--dry-run")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.
 
     Stop and resume it like `sipp run`. It reuses what any run in --out has computed: another method or seed
     (--set "prune.methods=[...]", --set repetitions=3) trains only what is new.
     """
     if name is None:
-        show_list("study", "what it shows", "studies", study_descriptions(), as_json)
-        return
-    own = shared.load_code(code)
+        return listing("study", "what it shows", "studies", study_descriptions())
+    shared.load_code(code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
-        _plan(chosen, out, accept_changes, as_json)
-        return
+        return _plan(chosen, out, accept_changes)
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
-        refuse_inputs(page, [*own, ("--data", data)])
         check_file(page, PAGE, force=True, makes_folder=True)
     from sipp.cli.run_display import display, records_table
     from sipp.cli.study_page import write_page
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
-    console = Console(stderr=as_json)
+    console = Console()
     try:
         with display(console) as on_progress:
             done = [  # one after the other: what one has made, the next take over
@@ -68,29 +64,23 @@ def study(
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
     write_page(chosen, [one.folder for one in done], page)
-    if as_json:
-        runs = [{"folder": one.folder, "n_made": one.n_made, "records": one.records} for one in done]
-        print_json({"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs})
-        return
-    for one in done:
-        console.print(one.folder.name, highlight=False)
-        console.print(records_table(one.records))
+    runs = [{"folder": one.folder, "n_made": one.n_made, "records": one.records} for one in done]
     n_made = sum(one.n_made for one in done)
     made = f"{n_made} networks trained now" if n_made else "nothing left to do"
-    console.print(f"{made}; page: {page}", soft_wrap=True, highlight=False)
+    tables = [part for one in done for part in (one.folder.name, records_table(one.records))]
+    values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
+    return Answer([*tables, f"{made}; page: {page}"], values)
 
 
-def _plan(chosen: Study, out: Path, accept_changes: bool, as_json: bool) -> None:
-    """Prints what each run of the study has, and what is left to train."""
+def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
+    """What each run of the study has, and what is left to train."""
     from sipp.cli.study_page import planned_runs
 
     rows = planned_runs(chosen, out, accept_changes=accept_changes)
-    if as_json:
-        values = [vars(row) for row in rows]
-        print_json({"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": values})
-        return
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")
     for row in rows:
         table.add_row(row.run, *(f"{n:,}" for n in (row.n_all, row.n_there, row.n_shared, row.n_new, row.n_epochs)))
     total = sum(row.n_new for row in rows), sum(row.n_epochs for row in rows)
-    show(table, f"{total[0]:,} networks and {total[1]:,} epochs to train (if the data are those of the runs there)")
+    left = f"{total[0]:,} networks and {total[1]:,} epochs to train (if the data are those of the runs there)"
+    values = {"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": [vars(row) for row in rows]}
+    return Answer([table, left], values)

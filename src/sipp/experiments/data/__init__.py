@@ -1,7 +1,7 @@
 """Data sets: digits (embedded), MNIST, CIFAR-10, ImageNet-style folders, and their splits."""
 
 from sipp.experiments.data.cifar10 import fetch_cifar10, load_cifar10
-from sipp.experiments.data.digits import digits_splits, load_digits
+from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.imagefolder import FolderIndex, folder_batches, index_folders
 from sipp.experiments.data.imageset import ImageSet, content_hash
 from sipp.experiments.data.mnist import load_mnist
@@ -13,7 +13,6 @@ __all__ = [
     "ImageSet",
     "Splits",
     "content_hash",
-    "digits_splits",
     "draw_shifts",
     "epoch_order",
     "fetch_cifar10",

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.data.splits import Splits, split_images
 from sipp.extras import needed_for
 
 MAX_GREY = 16.0  # the source counts dark pixels of 4 x 4 blocks: 0 .. 16
 N_CLASSES = 10
 N_TEST = 360
 TEST_SEED = 20  # fixed apart from any split's seed: the test set is the same in every experiment
-N_CALIBRATION = 200
-N_HOLDOUT = 400
 
 
 def load_digits() -> ImageSet:
-    """All digits as float32 in [0, 1], N x 1 x 8 x 8; the source names no test set, so a fixed draw of 360 is it."""
+    """All digits as float32 in [0, 1], N x 1 x 8 x 8; a fixed draw of 360 is the test set: the source has none."""
     with needed_for("the digits data set"):
         from sklearn.datasets import load_digits as embedded  # here, since importing it takes a second
 
@@ -32,14 +29,7 @@ def load_digits() -> ImageSet:
 
 @functools.cache  # the source is a table of text: to read it takes longer than an epoch of a small network
 def _read(embedded: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Images and labels in the order of the source; whoever calls copies them."""
+    """Images and labels in the order of the source; callers must copy them."""
     source = embedded()
     images = torch.from_numpy(source.images / MAX_GREY).to(torch.float32).unsqueeze(1)
     return images, torch.from_numpy(source.target).to(torch.int64)
-
-
-def digits_splits(
-    data: ImageSet, *, n_calibration: int = N_CALIBRATION, n_holdout: int = N_HOLDOUT, seed: int = 0
-) -> Splits:
-    """Splits of `load_digits()`: 837 train, 200 calibration, 400 holdout and 360 test items unless told otherwise."""
-    return split_images(data, n_calibration=n_calibration, n_holdout=n_holdout, seed=seed)

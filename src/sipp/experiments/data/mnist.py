@@ -19,19 +19,15 @@ IMAGES, LABELS = (0x803, "images-idx3-ubyte"), (0x801, "labels-idx1-ubyte")  # m
 MAX_GREY = 255.0
 
 
-def load_mnist(root: Path, *, sizes: dict[str, int] | None = None) -> ImageSet:
-    """All 70,000 images as float32 in [0, 1], N x 1 x 28 x 28, 60,000 training images first, from `root`/mnist.
-
-    `sizes` is for other data in the same layout: {"train": n, "t10k": n}.
-    """
-    counts = PARTS if sizes is None else sizes
-    images = [_read(root / FOLDER, part, IMAGES, (n, SIDE, SIDE)) for part, n in counts.items()]
-    labels = [_read(root / FOLDER, part, LABELS, (n,)) for part, n in counts.items()]
+def load_mnist(root: Path) -> ImageSet:
+    """All 70,000 images as float32 in [0, 1], N x 1 x 28 x 28, 60,000 training images first, from `root`/mnist."""
+    images = [_read(root / FOLDER, part, IMAGES, (n, SIDE, SIDE)) for part, n in PARTS.items()]
+    labels = [_read(root / FOLDER, part, LABELS, (n,)) for part, n in PARTS.items()]
     targets = torch.from_numpy(np.concatenate(labels)).to(torch.int64)
     if int(targets.max()) >= N_CLASSES:
         raise DataError(f"a label is {int(targets.max())}, but classes are 0 .. {N_CLASSES - 1}", where=root / FOLDER)
     pixels = torch.from_numpy(np.concatenate(images)).to(torch.float32).unsqueeze(1) / MAX_GREY
-    return ImageSet("mnist", pixels, targets, counts["train"], N_CLASSES)
+    return ImageSet("mnist", pixels, targets, PARTS["train"], N_CLASSES)
 
 
 def _read(folder: Path, part: str, kind: tuple[int, str], shape: tuple[int, ...]) -> np.ndarray:

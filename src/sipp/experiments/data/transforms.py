@@ -16,12 +16,14 @@ CROP_PADDING = 4
 
 
 def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """uint8 images N x C x H x W as float32 (x / 255 - mean) / std, on the device they are on."""
-    if batch.dtype != torch.uint8 or batch.dim() != 4 or batch.shape[1] != len(mean):
-        raise DataError(
-            f"normalise takes uint8 images N x {len(mean)} x H x W, got {batch.dtype} {tuple(batch.shape)}; "
-            "a batch must not be normalised twice"
-        )
+    """uint8 images N x C x H x W as float32 (x / 255 - mean) / std, on the device they are on.
+
+    One mean is for all channels. Other numbers are refused, so that no batch is normalised twice.
+    """
+    if batch.dtype != torch.uint8 or batch.dim() != 4:
+        raise DataError(f"{batch.dtype} {tuple(batch.shape)}: these are no images as bytes (uint8, N x C x H x W)")
+    if len(mean) not in (1, batch.shape[1]):
+        raise DataError(f"{len(mean)} means for the {batch.shape[1]} channels of the images")
     return (batch.to(torch.float32) / 255 - _channels(mean, batch.device)) / _channels(std, batch.device)
 
 

@@ -2,7 +2,9 @@
 
     driver (holds the lock)        tasks, one stage each
       starts what is ready    ->   train_network in the run folder: start.*, step-*.*, final.*
-      passes a signal on      ->   checkpoint after the step under way, then stop
+      on a signal: stop       ->   checkpoint after the step under way, then end
+
+"stop" is a file in the run folder, like all that they tell each other.
 
 Stages hand on to each other only what is in the run folder: on several machines it must lie on a disk that all of them
 share, and the data at the same path everywhere. A task checks first that it sees this run, this data and this code.
@@ -18,9 +20,8 @@ import os
 import signal
 import socket
 import threading
-import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.own_scores import load_scores
-from sipp.experiments.parallel.messages import Messages
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
@@ -41,15 +41,14 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
-from sipp.records.schemas import EpochRow, OriginRecord
-from sipp.storage.files import inside, remove_leftovers
+from sipp.records.schemas import OriginRecord
+from sipp.storage.files import child_path, remove_leftovers
 
 LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
 POLL_SECONDS = 0.25
+STOP = "stop"  # a file in the run folder: whoever sees it ends after the step under way
 N_TRIES = 3  # of one stage, before a process that dies in it is no accident
-OBJECT_STORE_BYTES = 100 * 2**20  # only stages and epochs travel through Ray; its own choice is a third of the memory
-
-OnEpoch = Callable[[str, EpochRow], None]
+OBJECT_STORE_BYTES = 100 * 2**20  # only stages travel through Ray; its own choice is a third of the memory
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class RunOnRay:
-    """What a task is told: enough to make any stage of the run."""
+    """What a task needs to know to make any stage of the run."""
 
     recipe: Recipe
     folder: Path
@@ -88,27 +87,21 @@ class StageOutcome:
     parents: tuple[Stage, ...] = ()
 
 
-def train_stage(run: RunOnRay, stage: Stage, messages: Any) -> StageOutcome:
-    """How making the stage ended; its result is in the run folder. This runs in a process of Ray's."""
-    ray, asked, last = _ray(), None, -POLL_SECONDS
-
-    def stop_signal() -> int | None:
-        nonlocal asked, last
-        if time.monotonic() - last >= POLL_SECONDS:  # asking takes as long as a short step
-            asked, last = ray.get(messages.stop_signal.remote()), time.monotonic()
-        return asked
-
-    return _train_stage(run, stage, stop_signal, lambda name, row: messages.add_epoch.remote(name, row))
-
-
-def _train_stage(run: RunOnRay, stage: Stage, stop_signal: StopSignal, on_epoch: OnEpoch) -> StageOutcome:
+def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
+    """Trains the stage in a process of Ray and returns how it ended; its result is in the run folder."""
     outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open(run)
-            remove_leftovers(inside(run.folder, stage.name))  # of a process that died in it
+            remove_leftovers(child_path(run.folder, stage.name))  # of a process that died in it
             context = RunContext(
-                run.recipe, run.folder, feed, stop_signal, run.checkpoint_seconds, on_epoch, memory=memory
+                run.recipe,
+                run.folder,
+                feed,
+                lambda: signal.SIGTERM if (run.folder / STOP).exists() else None,
+                run.checkpoint_seconds,
+                lambda name, row: None,
+                memory=memory,
             )
             made = tuple(train_network(context, stage))
             outcome = StageOutcome("done", parents=tuple(done for done in made if done != stage))
@@ -141,7 +134,7 @@ def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
-    """The stage to begin now, None if all wait for others.
+    """The stage to start now, None if all wait for others.
 
     Of a chain, lower levels come first: many chains then end together. Without chains (at-init), the order of the plan,
     in which a process's scores serve all levels of a method.
@@ -154,40 +147,39 @@ def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) ->
 
 
 def check_ray(options: RayOptions) -> None:
-    """Refuses, before any work, options that make no sense, and any where Ray is missing."""
+    """Refuses impossible options, and a missing Ray, before any work."""
     if options.n_at_once is not None and options.n_at_once < 1:
         raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
     _ray()
 
 
-def run_on_ray(
-    run: RunOnRay, options: RayOptions, stop_signal: StopSignal, on_epoch: OnEpoch
-) -> Generator[Stage, None, None]:
-    """Each stage that had to be made, once it is done. Ray is not started where there is none.
+def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> Generator[Stage, None, None]:
+    """Yields each stage that had to be made, once it is done. If there is none, Ray is not started.
 
     A stage whose process died is begun again by another, from its last checkpoint. A signal, or an error in one stage,
     stops all others after a checkpoint.
     """
-    stages = [stage for stage in plan(run.recipe) if finished(ALONE, inside(run.folder, stage.name)) is None]
+    stages = [stage for stage in plan(run.recipe) if finished(ALONE, child_path(run.folder, stage.name)) is None]
     if not stages:
         return
     todo, unfinished = list(stages), set(stages)
     running: dict[Any, Stage] = {}
     asked: int | None = None
     error: SippError | None = None
+    stop = run.folder / STOP
+    stop.unlink(missing_ok=True)  # of a driver that was killed
     with _cluster(options.address) as ray:
-        n_at_once, resources = _shares(ray.nodes(), run, options.n_at_once)
-        messages = ray.remote(Messages).options(num_cpus=0).remote()
+        n_at_once, resources = _resources(ray.nodes(), run, options.n_at_once)
         # Ray begins a task anew whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
-            while running or (unfinished and asked is None and error is None):
-                while asked is None and error is None and len(running) < n_at_once:
+            while running or (unfinished and not stop.exists()):
+                while not stop.exists() and len(running) < n_at_once:
                     ready = next_stage(run.recipe, todo, unfinished)
                     if ready is None:
                         break
                     todo.remove(ready)
-                    running[train.remote(run, ready, messages)] = ready
+                    running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
                     stage, outcome = running.pop(ref), _outcome(ray, ref)
                     for text in outcome.warned:
@@ -197,15 +189,13 @@ def run_on_ray(
                         yield from (*outcome.parents, stage)
                     if outcome.error is not None and error is None:
                         error = outcome.error.inside(stage.name)
-                        messages.stop.remote(signal.SIGTERM)
+                        stop.touch()
                 if asked is None and (asked := stop_signal()) is not None:
-                    messages.stop.remote(asked)
-                for name, row in ray.get(messages.take_epochs.remote()):
-                    on_epoch(name, row)
+                    stop.touch()
         finally:  # files are whole at any moment, so this needs no word from the tasks
             for ref in running:
                 ray.cancel(ref, force=True)
-            ray.kill(messages)
+            stop.unlink(missing_ok=True)
     if asked is not None:
         raise Interrupted(asked)
     if error is not None:
@@ -223,8 +213,10 @@ def _outcome(ray: Any, ref: Any) -> StageOutcome:
         return StageOutcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
 
 
-def _shares(nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None) -> tuple[int, dict[str, float]]:
-    """How many stages at once, and what each takes of a machine: its threads in CPUs, or one GPU."""
+def _resources(
+    nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None
+) -> tuple[int, dict[str, float]]:
+    """How many stages run at once, and what each needs: CPUs for its threads, or one GPU."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in alive]
     if run.device == "cuda":
@@ -250,7 +242,7 @@ def _ray() -> Any:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Ray, connected; what was started here is gone at the end. One the caller is connected to is used as it is."""
+    """Connects to Ray; one that is started here ends here, one that the caller is connected to stays."""
     ray = _ray()
     if ray.is_initialized():
         yield ray

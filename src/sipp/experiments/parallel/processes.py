@@ -60,8 +60,8 @@ def leave_processes(processes: Processes) -> None:
         dist.destroy_process_group()
 
 
-def agreed(processes: Processes, make: Callable[[], T]) -> T:
-    """What `make` returns here, once it has returned in all processes; its error in one is raised in all."""
+def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
+    """Calls `make` in every process and returns its result here; an error in one is raised in all."""
     if processes.count == 1:
         return make()
     result: T | None = None
@@ -78,10 +78,10 @@ def agreed(processes: Processes, make: Callable[[], T]) -> T:
 
 
 def from_leader(processes: Processes, make: Callable[[], T]) -> T:
-    """What `make` returned to the leader, the only process that calls it."""
+    """Calls `make` in the leader only, and returns its result in every process."""
     if processes.count == 1:
         return make()
-    box = [agreed(processes, make) if processes.leads else agreed(processes, lambda: None)]
+    box = [in_every_process(processes, make) if processes.leads else in_every_process(processes, lambda: None)]
     dist.broadcast_object_list(box, src=0, group=processes.group)
     return box[0]  # type: ignore[return-value]
 
@@ -96,7 +96,7 @@ def _raise_first(processes: Processes, error: Exception | None) -> None:
     raise next(raised for raised in errors if raised is not None)
 
 
-def largest_of(processes: Processes, values: Sequence[int]) -> list[int]:
+def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]:
     """The largest of each number over all processes."""
     if processes.count == 1:
         return list(values)
@@ -106,7 +106,7 @@ def largest_of(processes: Processes, values: Sequence[int]) -> list[int]:
 
 
 def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Raises an error in all processes where one holds other tensors than the leader."""
+    """Raises an error in all processes if one holds other tensors than the leader."""
     if processes.count == 1:
         return
     parts: list[bytes | memoryview] = []
@@ -123,7 +123,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
 
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:
-    """Puts the sum over all processes into every gradient, in one reduction."""
+    """Sums every gradient over all processes, in one reduction."""
     if processes.count == 1:
         return
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -133,7 +133,7 @@ def add_gradients(processes: Processes, model: nn.Module) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def add_up(processes: Processes, sums: Tensor) -> Tensor:
+def sum_over_processes(processes: Processes, sums: Tensor) -> Tensor:
     """The sum over all processes."""
     total = sums.clone()
     if processes.count > 1:

@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sipp.bounds.statements import pruned_of
 from sipp.errors import DataError, HoldoutReusedWarning, ModelError
 from sipp.experiments.arms import arm_of
-from sipp.experiments.parallel.processes import agreed, from_leader
+from sipp.experiments.parallel.processes import from_leader, in_every_process
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.seeds import prune_seed
@@ -41,12 +40,9 @@ from sipp.verbs.certify import certify
 CERTIFICATE_DELTA = 0.05
 CERTIFICATE_CONFIDENCE = 0.95
 
-# Scores are counted in half decades from 1e-9 to 1e3; what lies outside counts in the first or last bin.
-SCORE_BINS = {"low": -9.0, "width": 0.5, "n": 24}
-
 
 def clock() -> float:
-    """The seconds of a clock that stands still while something is compiled, once after an install."""
+    """Seconds, not counting compilation, which happens once after an install."""
     return time.monotonic() - compiling_seconds()
 
 
@@ -56,7 +52,7 @@ def next_budget(left: int, alpha: float) -> int:
 
 
 def level_budget(context: RunContext, stage: Stage, n_weights: int) -> int:
-    """The number of weights of a stage's level, of so many: its keep's share, or alpha again and again."""
+    """The number of weights that a stage's level keeps: its keep times `n_weights`, or alpha applied level by level."""
     spec, budget = context.recipe.prune, n_weights
     if spec.alpha is None:
         return max(1, round(spec.keep_at(stage.level) * n_weights))
@@ -79,7 +75,9 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
         return rank(task, options)
 
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
-    return agreed(context.processes, lambda: rank_batches(batches))  # every process scores all of them: the same bits
+    return in_every_process(
+        context.processes, lambda: rank_batches(batches)
+    )  # every process scores all of them: the same bits
 
 
 def cut_to(
@@ -106,8 +104,6 @@ def _cut(
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
-    for weight, scores_FK, layer in zip(ranking.weights, ranking.ranks, facts["layers"]):
-        layer["scores"] = _score_counts(scores_FK, to_rows(weight, masks[weight.name]))
     pruned_in = clock() - began
     facts["certificate"] = _certificate(context, ranking, pruned)
     certified_in = clock() - began - pruned_in
@@ -115,23 +111,8 @@ def _cut(
     return Prepared(Network(state, masks), facts)
 
 
-def _score_counts(scores_FK: Tensor, mask_FK: Tensor) -> Values:
-    """How many of a weight's scores, and of those it keeps, fall into each of `SCORE_BINS`; zeros are apart."""
-    low, width, n = SCORE_BINS["low"], SCORE_BINS["width"], int(SCORE_BINS["n"])
-    scores = scores_FK.double().flatten()
-    kept = mask_FK.to(scores.device).flatten()
-    positive = scores > 0
-    # A bin holds its upper edge, so that a sensitivity of 1 counts below 1.
-    bins = (((scores[positive].log10() - low) / width).ceil() - 1).clamp(0, n - 1).long()
-    return {
-        "zero": int((~positive).sum()),
-        "counts": torch.bincount(bins, minlength=n).tolist(),
-        "kept": torch.bincount(bins[kept[positive]], minlength=n).tolist(),
-    }
-
-
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
-    """What the holdout says of the pruned network before retraining (T14), or why nothing; None without a holdout.
+    """The certificate of the pruned network before retraining (T14), or why there is none; None without a holdout.
 
     No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
     """
@@ -174,7 +155,6 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
             "speaks_of": "the network before retraining, against the network it was pruned from",
         },
         "dead_rows": sum(layer["dead_rows"] for layer in layers),
-        "score_bins": dict(SCORE_BINS),
         "layers": layers,
     }
 

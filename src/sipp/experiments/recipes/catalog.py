@@ -38,7 +38,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_descriptions() -> dict[str, str]:
-    """What each recipe of the package says of itself; it is not checked for that, which would need torch."""
+    """The description of each recipe of the package; recipes are not checked here, which would need torch."""
     return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
 
 
@@ -124,7 +124,7 @@ def _read(text: str, where: str) -> dict[str, Any]:
 
 
 def _derived(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The values over those of their base, where they name one."""
+    """The values merged into those of their base, if they name one."""
     if "base" not in values:
         return values
     base, above = values["base"], {key: value for key, value in values.items() if key != "base"}
@@ -141,7 +141,7 @@ def _without_short(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; lists and values are replaced whole, and end what they stand for."""
+    """Merges `above` into `below`, mapping by mapping; a key replaces those it is an alternative to (`INSTEAD`)."""
     ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
     values = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():

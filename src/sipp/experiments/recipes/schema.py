@@ -75,7 +75,7 @@ class Decay(_Part):
 
 
 class Training(_Part):
-    """Hyperparameters of training, and of retraining, which repeats it where `retrain` says nothing else."""
+    """Hyperparameters of training, and of retraining unless `retrain` says otherwise."""
 
     optimizer: Literal["sgd", "adam"]
     """the optimizer"""
@@ -131,7 +131,7 @@ class Distill(_Part):
 
 
 class Retraining(_Part):
-    """What training after a cut does otherwise than `train`; what is left out is the same."""
+    """What differs from `train` when training after a cut."""
 
     epochs: Count | None = None
     """epochs after a cut"""
@@ -285,7 +285,7 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
 
 
 def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
-    """The user's own methods that a configuration names: a run of them is read also where their code is not."""
+    """The user's own methods that a configuration names; their code need not be here."""
     code = values.get("code")
     methods = code.get("methods") if isinstance(code, dict) else None
     return tuple(methods) if isinstance(methods, dict) else ()
@@ -306,7 +306,7 @@ class Described:
 
 
 def described(recipe: Recipe) -> list[Described]:
-    """Every key that a recipe may have, in their order, also those of parts that this one leaves out."""
+    """Every key that a recipe may have, in order, including those that this one leaves out."""
     return list(_described(Recipe, recipe.model_dump(mode="json"), ""))
 
 

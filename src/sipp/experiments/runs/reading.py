@@ -15,7 +15,7 @@ from sipp.errors import DataError, SippError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
-from sipp.storage.files import CHANGED, Values, inside
+from sipp.storage.files import CHANGED, Values, child_path
 
 RunState = Literal["running", "finished", "stopped"]
 
@@ -66,7 +66,7 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
     """The manifest of a run, and its stages."""
     manifest = store.read_manifest(folder)
-    config = checked(PlanConfig, manifest.config, inside(folder, store.MANIFEST))
+    config = checked(PlanConfig, manifest.config, child_path(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
     return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)
 

@@ -17,7 +17,7 @@ from sipp.experiments.runs.plan import Stage, plan
 from sipp.records.schemas import Manifest, OriginRecord
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
-from sipp.storage.files import Values, inside
+from sipp.storage.files import Values, child_path
 
 TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration: what decides the dense network
@@ -85,7 +85,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         same_code = all((source.code, source.device) == (origin.code, origin.device) for source in manifest.origins)
         return same_data and (same_code or accept_changes)
 
-    todo = [stage for stage in plan(recipe) if not state_files.has_state(inside(folder, stage.name), runs.FINAL)]
+    todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), runs.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
         loaded = runs.load_if_sound(place, runs.FINAL)
         if loaded is None:  # damaged: trained here
@@ -94,4 +94,4 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         record, run = values["record"], place.parent
         own = {"recipe": recipe.name, "pipeline": recipe.pipeline, TAKEN: record.get(TAKEN, run.name)}
         runs.add_origins(folder, runs.read_manifest(run))
-        runs.finish_stage(inside(folder, stage.name), tensors, {**values, "record": {**record, **own}})
+        runs.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})

@@ -105,7 +105,7 @@ def run(
             code = tuple(path.resolve() for path in code_files)
             places, n_threads = (folder.resolve(), data_root.resolve()), torch.get_num_threads()
             job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin, code)
-            finished = run_on_ray(job, ray or RayOptions(), stop_signal, show)
+            finished = run_on_ray(job, ray or RayOptions(), stop_signal)
         else:
             context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)
             finished = train_networks(context)

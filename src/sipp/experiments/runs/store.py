@@ -82,7 +82,7 @@ def open_run(
     the list of all of them, since the run's numbers no longer have one origin.
     """
     files.make_folder(root)
-    folder = files.inside(root, run_name(config))
+    folder = files.child_path(root, run_name(config))
     files.make_folder(folder)
     _refuse_foreign(folder)
     with _locked(folder):
@@ -95,7 +95,7 @@ def _refuse_foreign(folder: Path) -> None:
     """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
     names = sorted(path.name for path in folder.iterdir())
     ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
-    foreign = [name for name in names if name not in ours and files.staged_for(Path(name)) is None]
+    foreign = [name for name in names if name not in ours and files.target_of_temporary(Path(name)) is None]
     if foreign and MANIFEST not in names:
         raise OptionError(
             f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is not a run", fix="choose another --out"
@@ -104,7 +104,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    path = files.inside(folder, LOCK)
+    path = files.child_path(folder, LOCK)
     try:
         path.touch()
     except OSError as error:
@@ -136,7 +136,7 @@ def _lock(file: IO[str], *, shared: bool) -> bool:
 def is_locked(folder: Path) -> bool:
     """Whether a process works in this run folder now."""
     try:
-        with open(files.inside(folder, LOCK), encoding="utf-8", errors="replace") as file:
+        with open(files.child_path(folder, LOCK), encoding="utf-8", errors="replace") as file:
             return not _lock(file, shared=True)
     except FileNotFoundError:
         return False
@@ -144,13 +144,13 @@ def is_locked(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest in this folder, as `sipp run` and all who show a run read it; DataError names what is wrong."""
-    path = files.inside(folder, MANIFEST)
+    path = files.child_path(folder, MANIFEST)
     return checked(Manifest, files.read_json(path), path)
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool) -> None:
     """Writes the manifest of a new run; refuses one that was begun with something else."""
-    path, now = files.inside(folder, MANIFEST), given_values(origin)
+    path, now = files.child_path(folder, MANIFEST), given_values(origin)
     if not path.exists():
         files.write_json(path, {"config": config, "origins": [now]})
         return
@@ -176,7 +176,7 @@ def add_origins(folder: Path, other: Manifest) -> None:
     new = [source for source in map(given_values, other.origins) if source not in origins]
     if new:
         values = {"config": known.config, "origins": [*new, *origins]}
-        files.write_json(files.inside(folder, MANIFEST), values)
+        files.write_json(files.child_path(folder, MANIFEST), values)
 
 
 # --- checkpoints of a stage -----------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
     """The record of each of these stages that is done, from its own folder."""
     records = {}
     for name in names:
-        stage = files.inside(folder, name)
+        stage = files.child_path(folder, name)
         if state_files.has_state(stage, FINAL):
             try:
                 records[name] = state_files.load_values(stage, FINAL)["record"]
@@ -255,14 +255,14 @@ def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Valu
     """
     in_order = (records[name] for name in names if name in records)
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in in_order)
-    path = files.inside(folder, RECORDS)
+    path = files.child_path(folder, RECORDS)
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())
 
 
 def read_records(folder: Path) -> list[Values]:
     """The records of a run, which may still be going on."""
-    path = files.inside(folder, RECORDS)
+    path = files.child_path(folder, RECORDS)
     if not path.is_file():
         return []
     records: list[Values] = []
@@ -283,9 +283,9 @@ def stage_record(folder: Path, name: str) -> Values | None:
 
     The checks are those that a run makes before it goes on from a network.
     """
-    if not files.is_name(name) or not state_files.has_state(files.inside(folder, name), FINAL):
+    if not files.is_name(name) or not state_files.has_state(files.child_path(folder, name), FINAL):
         return None
-    values = state_files.load_sound_values(files.inside(folder, name), FINAL)
+    values = state_files.load_sound_values(files.child_path(folder, name), FINAL)
     if not isinstance(values.get("record"), dict):
         raise DataError(
             "holds no record", where=f"{folder / name / FINAL}{state_files.VALUES}", fix="run the recipe again"

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.data import ImageSet
-from sipp.experiments.parallel.processes import Processes, add_up, check_same, from_leader, largest_of, share_buffers
+from sipp.experiments.parallel.processes import (
+    Processes,
+    check_same,
+    from_leader,
+    max_over_processes,
+    share_buffers,
+    sum_over_processes,
+)
 from sipp.experiments.pipelines import parent_of, pipeline_of
 from sipp.experiments.pipelines.shared import accuracy_values
 from sipp.experiments.runs import store as runs
@@ -244,7 +251,9 @@ def _train(context: RunContext, started: _Started) -> float:
         if state.step == 0:
             context.on_epoch(stage.name, state.rows[-1])
         is_due = time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs
-        asked, due = largest_of(context.processes, (context.stop_signal() or 0, is_due and context.processes.leads))
+        asked, due = max_over_processes(
+            context.processes, (context.stop_signal() or 0, is_due and context.processes.leads)
+        )
         if asked or due:
             save()
         if asked:
@@ -277,7 +286,7 @@ def _save(context: RunContext, started: _Started, seconds: float) -> None:
     processes, state, folder = context.processes, started.state, context.stage_folder(started.stage)
     share_buffers(processes, state.model)
     tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
-    tensors[SUMS] = add_up(processes, state.sums)
+    tensors[SUMS] = sum_over_processes(processes, state.sums)
     for index, entries in state.optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
@@ -308,7 +317,7 @@ def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
 
 
 def _stop_if_asked(context: RunContext) -> None:
-    (asked,) = largest_of(context.processes, (context.stop_signal() or 0,))
+    (asked,) = max_over_processes(context.processes, (context.stop_signal() or 0,))
     if asked:
         raise Interrupted(asked)
 

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.experiments.data import ImageSet
-from sipp.experiments.parallel.processes import ALONE, Processes, add_gradients, add_up, check_same, share_buffers
+from sipp.experiments.parallel.processes import (
+    ALONE,
+    Processes,
+    add_gradients,
+    check_same,
+    share_buffers,
+    sum_over_processes,
+)
 from sipp.experiments.recipes.schema import Precision, StepKind, Training
 from sipp.experiments.seeds import step_seed
 from sipp.experiments.training.distill import Teacher, distilled_losses
@@ -148,7 +155,7 @@ def train(
                     if state.step < n_all and on_step is not None:
                         on_step(state)
                 share_buffers(processes, state.model)
-                sums = add_up(processes, state.sums).tolist()
+                sums = sum_over_processes(processes, state.sums).tolist()
                 state.sums.zero_()
                 is_tested = is_evaluated(hyper, state.epoch + 1)
                 test = evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None

@@ -30,7 +30,6 @@ function worded(value, unit, exact) {
   if (unit === "seconds") return plain(value, digits) + " s";
   return plain(value, digits);
 }
-const power = (exponent) => "10" + [...String(exponent)].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] || "⁻").join("");
 function ticked(value, unit) {
   if (unit !== "number" && unit !== "count") return worded(value, unit);
   if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e9) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
@@ -261,40 +260,6 @@ function drawBars(plot, view, state, width) {
   return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
 }
 
-// --- histogram of scores: what was kept out of what there was
-function drawHistogram(plot, view, state, width) {
-  const [first, counts, kept, zero] = view || [0, [], [], 0];
-  const height = Math.round(Math.min(340, Math.max(240, width * 0.4)));
-  const box = { left: 58, right: width - 16, top: 28, bottom: height - 50 };
-  const svg = frame(width, height, `${plot.title}: weights by score. Arrow keys read the bars.`);
-  const parts = [["kept", kept], ["pruned", counts.map((c, i) => c - kept[i])]].filter(([name]) => !state.hidden.has(name));
-  const tops = counts.map((_, i) => parts.reduce((sum, [, values]) => sum + values[i], 0));
-  const y = linear(0, Math.max(1, ...tops) * 1.04, box.bottom, box.top, 5);
-  for (const tick of y.ticks) {
-    svg.append(line(box.left, y(tick), box.right, y(tick), tick ? "grid" : "zero"));
-    svg.append(text(box.left - 8, y(tick) + 4, ticked(tick, "count"), "end"));
-  }
-  svg.append(text(4, 12, "weights", "start", "axis"));
-  const edges = plot.bins.slice(first, first + counts.length + 1), gap = (box.right - box.left) / Math.max(1, counts.length);
-  const whole = edges.filter(Number.isInteger), every = Math.max(1, Math.ceil((whole.length * 44) / (box.right - box.left)));
-  edges.forEach((edge, i) => {
-    if (Number.isInteger(edge) && edge % every === 0) svg.append(text(box.left + gap * i, box.bottom + 18, power(edge), "middle"));
-  });
-  svg.append(text((box.left + box.right) / 2, height - 8, "score before pruning (log scale)", "middle", "axis"));
-  const stops = counts.map((count, i) => {
-    let under = 0;
-    for (const [name, values] of parts) {
-      const top = y(under + values[i]), base = y(under);
-      if (values[i]) svg.append(make("svg:rect", { x: box.left + gap * i + 1, width: Math.max(1, gap - 2), y: top, height: Math.max(0.5, base - top), class: "box " + PAGE.parts[name] }));
-      under += values[i];
-    }
-    const rows = parts.map(([name, values]) => [PAGE.parts[name], name, values[i].toLocaleString("en")]);
-    return { x: box.left + gap * (i + 0.5), title: `score ${plain(10 ** edges[i], 3)} to ${plain(10 ** edges[i + 1], 3)}`, rows, rings: [] };
-  });
-  const note = zero ? `${zero.toLocaleString("en")} weights have the score 0 and are not drawn.` : "";
-  return { svg, stops, by: "x", box, legend: ["kept", "pruned"], note };
-}
-
 // --- stacked bars: time by part
 function drawStack(plot, view, state, width) {
   const step = 34, longest = Math.max(...plot.names.map((name) => name.length));
@@ -326,47 +291,4 @@ function drawStack(plot, view, state, width) {
   return { svg, stops, by: "y", box, legend: view.series.map((one) => one.name) };
 }
 
-// --- heat map: a layer's kept share against the network's
-function light(channels) { // the relative luminance of WCAG
-  const [r, g, b] = channels.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-}
-function inks() { // black or white on a cell, whichever reads better: the better one has a contrast of at least 4.5
-  const probe = make("span", {});
-  document.body.append(probe);
-  const colour = (cls) => { probe.className = cls; return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number); };
-  const card = getComputedStyle(document.querySelector("section")).backgroundColor.match(/[\d.]+/g).slice(0, 3).map(Number);
-  const colours = { less: colour("less"), more: colour("more") };
-  probe.remove();
-  return (side, opacity) => (light(colours[side].map((c, i) => opacity * c + (1 - opacity) * card[i])) > 0.179 ? "black" : "white");
-}
-const STRONGEST = 3; // an eighth, or eight times, of the network's keep gets the full colour
-function drawHeat(plot, view, state, width) {
-  const n = plot.rows.length, step = n > 30 ? 14 : 24, inkOn = inks();
-  const sized = plot.rows.map((name) => (width < 420 ? name.replace(/ \([\d,]+\)$/, "") : name)); // without its size where there is no room
-  const longest = Math.max(...onAxis(sized, Infinity).map((name) => name.length));
-  const left = Math.round(Math.min(7 * longest + 12, Math.max(210, width * 0.3), width * 0.38));
-  const box = { left, right: width - 8, top: 22, bottom: 22 + step * n };
-  const height = box.bottom + 30, gap = (box.right - box.left) / plot.columns.length;
-  const svg = frame(width, height, `${plot.title}. Arrow keys read the cells; the table shows all values.`);
-  const every = Math.max(1, Math.ceil(46 / gap)), stops = [];
-  const names = onAxis(sized, Math.floor(box.left / 6.8));
-  plot.rows.forEach((name, r) => svg.append(text(box.left - 7, box.top + step * (r + 0.5) + 4, names[r], "end", "tick name")));
-  plot.columns.forEach((keep, c) => {
-    const x = box.left + gap * c;
-    if (c % every === 0) svg.append(text(x + gap / 2, 14, worded(keep, "share"), "middle"));
-    (view.columns[c] || []).forEach((share, r) => {
-      const y = box.top + step * r, power = share > 0 ? Math.log2(share / keep) : -STRONGEST;
-      const opacity = 0.04 + (0.9 * Math.min(1, Math.abs(power) / STRONGEST)), side = power < 0 ? "less" : "more";
-      svg.append(make("svg:rect", { x: x + 0.5, y: y + 0.5, width: gap - 1, height: step - 1, class: "box " + side, "fill-opacity": opacity }));
-      if (gap > 46 && step > 14) svg.append(text(x + gap / 2, y + step / 2 + 4, worded(share, "share"), "middle", "cell " + inkOn(side, opacity)));
-      stops.push({ x: x + gap / 2, y: y + step / 2, title: plot.rows[r], rings: [], rows: [
-        ["other", "network keep", worded(keep, "share", true)], [power < 0 ? "less" : "more", "layer keep", worded(share, "share", true)],
-        ["other", "ratio", plain(share / keep, 4) + " x"]] });
-    });
-  });
-  svg.append(text(box.right, height - 8, "keep of the network, sparser to the right", "end", "axis"));
-  return { svg, stops, by: "xy", box, legend: [] };
-}
-
-const DRAW = { lines: drawLines, bars: drawBars, histogram: drawHistogram, stack: drawStack, heat: drawHeat };
+const DRAW = { lines: drawLines, bars: drawBars, stack: drawStack };

@@ -18,18 +18,9 @@ function tableOf(plot, view) {
     const unit = view.y.unit;
     return { head: ["method", "keep", view.y.label + ", mean", "least", "largest", plot.of + "s"], units: ["", "share", unit, unit, unit, "count"], rows };
   }
-  if (plot.kind === "histogram") {
-    const [first, counts, kept, zero] = view;
-    const rows = counts.map((count, i) => [10 ** plot.bins[first + i], 10 ** plot.bins[first + i + 1], kept[i], count - kept[i]]);
-    return { head: ["score from", "to", "kept", "pruned"], units: ["number", "number", "count", "count"], rows: [...rows, [0, 0, null, zero]] };
-  }
   if (plot.kind === "stack") {
     const rows = plot.names.map((name, i) => [name, ...view.series.map((one) => one.values[i])]);
     return { head: ["method", ...view.series.map((one) => one.name)], units: ["", ...view.series.map(() => plot.unit)], rows };
-  }
-  if (plot.kind === "heat") {
-    const head = ["layer (weights)", ...plot.columns.map((keep) => "keep " + worded(keep, "share"))];
-    return { head, units: ["", ...plot.columns.map(() => "share")], rows: plot.rows.map((name, r) => [name, ...plot.columns.map((_, c) => view.columns[c]?.[r] ?? null)]) };
   }
   return { head: ["statement", "what", "value"], units: ["", "", ""], rows: view.flatMap((card) => [[card.title, "in words", card.text], ...card.rows.map((row) => [card.title, ...row])]) };
 }
@@ -138,7 +129,6 @@ function follow(holder, drawn) {
     if (by === "x") marks.append(line(stop.x, box.top, stop.x, box.bottom, "cross"));
     if (by === "y") marks.append(make("svg:rect", { x: 0, width: svg.viewBox.baseVal.width, y: stop.y - stop.high / 2, height: stop.high, class: "pointed" }));
     for (const [x, y] of stop.rings) marks.append(make("svg:circle", { cx: x, cy: y, r: 7, class: "cross" }));
-    if (by === "xy") marks.append(make("svg:circle", { cx: stop.x, cy: stop.y, r: 5, class: "cross" }));
     svg.append(marks);
     const scale = svg.clientWidth / svg.viewBox.baseVal.width || 1, room = holder.clientWidth - tip.offsetWidth;
     const left = stop.x * scale + 16 <= room ? stop.x * scale + 16 : stop.x * scale - tip.offsetWidth - 16;
@@ -151,7 +141,7 @@ function follow(holder, drawn) {
   svg.addEventListener("pointermove", (event) => {
     const bounds = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / bounds.width;
     const at = [(event.clientX - bounds.left) * scale, (event.clientY - bounds.top) * scale];
-    const far = (stop) => (by.includes("x") ? (stop.x - at[0]) ** 2 : 0) + (by.includes("y") ? (stop.y - at[1]) ** 2 : 0);
+    const far = (stop) => Math.abs(by === "x" ? stop.x - at[0] : stop.y - at[1]);
     let best = -1;
     stops.forEach((stop, i) => { if (best < 0 || far(stop) < far(stops[best])) best = i; });
     show(best, false);
@@ -180,11 +170,6 @@ function legendOf(drawn, state, redraw) {
     return button;
   });
   return make("div", { class: "legend", role: "group", "aria-label": "Series shown" }, ...buttons);
-}
-function heatKey() {
-  const svg = make("svg:svg", { viewBox: "0 0 150 12", "aria-hidden": "true" });
-  for (let i = 0; i < 15; i++) svg.append(make("svg:rect", { x: 10 * i, width: 10, height: 12, class: "box " + (i < 7 ? "less" : "more"), "fill-opacity": 0.04 + (0.9 * Math.abs(i - 7)) / 7 }));
-  return make("div", { class: "key" }, "an eighth of the network's keep", svg, "eight times");
 }
 function select(label, options, start, changed) {
   const node = make("select", {}, ...options.map((name, i) => make("option", { value: i }, name)));
@@ -220,7 +205,6 @@ function setUp(figure) {
     if (plot.kind === "facts") return holder.append(drawFacts(view));
     if (!view) return holder.append(make("p", { class: "detail" }, "This network is not finished, or did not record this."));
     const drawn = DRAW[plot.kind](plot, view, { ...state, ylog: state.ylog && view.y?.unit === "points" }, Math.max(280, figure.clientWidth || 640));
-    if (plot.kind === "heat") holder.append(heatKey());
     if (drawn.legend.length) holder.append(legendOf(drawn, state, (name) => figuresIn(beside).forEach((one) => one.redraw(one === figure ? name : null))));
     holder.append(drawn.svg);
     if (drawn.note) holder.append(make("p", { class: "caption" }, tied(drawn.note)));
