@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import sipp
-from sipp.bounds.statements import chain_obstacle
+from sipp.bounds.chain import chain_obstacle
 
 POINTS = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
 

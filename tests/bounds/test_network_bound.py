@@ -10,7 +10,7 @@ from oracles import bounds as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.statements import chain_obstacle
+from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
 from sipp.records.pruned import Pruned
 from sipp.scoring.theory_points import calibration_needed

@@ -13,12 +13,12 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import TensorDataset
 
 import sipp
-from sipp.bounds.statements import pruned_of
 from sipp.errors import DataError, OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import Method, PruneOptions
+from sipp.verbs.recording import pruned_of
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]

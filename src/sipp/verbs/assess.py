@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds.same_architecture import check_same_architecture
-from sipp.bounds.statements import pruned_of
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layers import unwrap
@@ -22,6 +21,7 @@ from sipp.records.checking import check_choice, check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
 from sipp.records.pruned import Pruned
+from sipp.verbs.recording import pruned_of
 
 
 @torch.inference_mode(False)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sipp.bounds.statements import pruned_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
@@ -39,6 +38,7 @@ from sipp.records.pruned import Pruned
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import ways_of
+from sipp.verbs.recording import pruned_of
 
 
 @explain_unknown_options

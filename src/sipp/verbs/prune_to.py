@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.statements import pruned_of
 from sipp.certificates.evidence import (
     MeasuredOutputs,
     Survey,
@@ -78,6 +77,7 @@ from sipp.repairing.repaired_cut import repaired_cut
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.certify import accuracy_claim, output_claim
 from sipp.verbs.prune import warn_of_dead
+from sipp.verbs.recording import pruned_of
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import sipp
-from sipp.bounds.statements import chain_obstacle
+from sipp.bounds.chain import chain_obstacle
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from sipp.bounds.statements import pruned_of
 from sipp.errors import DataError, HoldoutReusedWarning, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, in_every_process
@@ -35,6 +34,7 @@ from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
+from sipp.verbs.recording import pruned_of
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
