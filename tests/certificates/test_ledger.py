@@ -191,9 +191,16 @@ def test_a_comparison_that_fails_half_way_is_recorded(tmp_path: Path) -> None:
         sipp.compare(classifier(), points(100, 1), ledger=ledger, **options)
 
 
-def test_too_few_points_are_no_look(tmp_path: Path) -> None:
+def test_too_few_points_are_no_look_and_cost_no_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tolerance, "rank", lambda *args, **options: pytest.fail("it was scored"))
     best = walk(points(20, 2), max_accuracy_drop=None, epsilon=0.1, ledger=tmp_path / "uses")
     assert "needs n >=" in best.verdict and lines(tmp_path / "uses") == []
+
+
+def test_a_function_of_the_output_is_one_look(tmp_path: Path) -> None:
+    ledger = tmp_path / "uses"
+    first = certify(classifier(), classifier(), points(300, 2), output=lambda y: y, ledger=ledger)
+    assert first.prior_uses == 0 and [use["claim"] for use in lines(ledger)] == ["output"]
 
 
 class Raises(nn.Module):

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.experiments.pipelines.shared import next_budget
-from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.recipes import Recipe, config_of, load_recipe
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.reading import list_runs, read_run_files
 from sipp.experiments.runs.run_recipe import Progress, run
-from sipp.experiments.runs.store import read_records, step_name, without_clock
+from sipp.experiments.runs.store import read_records, run_name, step_name, without_clock
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.inputs.scoring_task import task_of
@@ -89,6 +89,25 @@ def test_ladder_parents_and_masks(pipeline: str, tmp_path: Path) -> None:
                     above = weights_of(found[f"seed0.{method}.01"])[layer["name"]][1]
                     assert not bool((mask & ~above).any())
             left = record["kept"]
+
+
+def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path) -> None:
+    settings = ("prune.methods=[wt]", "data.n_calibration=300", "train.epochs=6", "train.batch_size=32")
+    plain, joint = (
+        run(small("digits-iterative", *settings, setting), out=tmp_path, device="cpu")
+        for setting in ("prune.repair=false", "prune.repair=true")
+    )
+    assert plain.folder.name == run_name(config_of(small("digits-iterative", *settings)))
+    found = saved(joint.folder)
+    for one, other in zip(plain.records[1:], joint.records[1:]):
+        assert one["kept"] == other["kept"] and one["before"]["loss"] > other["before"]["loss"]
+    above, below = (weights_of(found[f"seed0.wt.{level:02d}"]) for level in (1, 2))
+    for name, (weight, mask) in below.items():
+        assert not bool(weight[~mask].any()) and not bool((mask & ~above[name][1]).any())
+    dense = found["seed0.dense"]
+    assert any(not torch.equal(w, torch.where(mask, dense[f"model.{n}"], 0.0)) for n, (w, mask) in above.items())
+    with pytest.raises(OptionError, match="belongs to the pipeline iterative"):
+        small("digits-at-init", "prune.repair=true")
 
 
 def test_what_a_record_says(tmp_path: Path) -> None:

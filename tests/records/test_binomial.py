@@ -15,7 +15,7 @@ from scipy import stats
 from sipp.errors import DataError, OptionError
 from sipp.records import binomial, display
 from sipp.records import certificate as records
-from sipp.report.numbers import up
+from sipp.report.numbers import rounded_up
 
 shares = st.floats(0.001, 0.999)
 HASH = "0" * 64
@@ -254,7 +254,7 @@ def test_a_confidence_is_rounded_down_and_a_limit_up():
     assert {value: display.number_up(value) for value in limits} == limits
     assert display.number_up(None) == "" and display.number_up(math.inf) == "inf"
     assert [display.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
-    assert up(1.2301e-4) == "1.24e-04" and up(0.12341) == "0.1235"
+    assert rounded_up(1.2301e-4) == "1.24e-04" and rounded_up(0.12341) == "0.1235"
 
 
 def test_percent_shows_what_was_asked_for():

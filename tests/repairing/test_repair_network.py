@@ -393,6 +393,7 @@ def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
         ([0.3, 0.4], [1.0, 0.25], 1.0),  # it does not fall: the third is not tried
         ([0.3, 0.2, 0.1], [1.0, 0.25, 0.0], 0.0),
         ([0.3, 0.29, 0.5], [1.0, 0.25, 0.0], 1.0),  # a small lead counts as chance
+        ([math.inf, 0.2, 0.3], [1.0, 0.25, 0.0], 0.25),  # one that overflows is no reason to stop
     ],
 )
 def test_an_a_is_tried_as_long_as_the_error_falls(

@@ -121,7 +121,7 @@ class LinearBlock(nn.Module):
         return x + self.b(torch.relu(self.a(x)))
 
 
-N_TOKENS, A_BATCH = 200, 10
+N_TOKENS, A_BATCH = 4000, 10  # so many that what the probe of two points looks at is small beside a state
 A_STATE = 4 * A_BATCH * N_TOKENS * 8  # bytes of a batch between two blocks
 
 

@@ -50,7 +50,7 @@ def test_a_broken_page_fails_the_same_check(tmp_path: Path) -> None:
 
 
 def test_all_plots_are_drawn(played: Visit) -> None:
-    assert played.seen["figures"] == played.seen["drawn"] == 10
+    assert played.seen["figures"] == played.seen["drawn"] == 8
 
 
 def test_legend_hides_and_shows(played: Visit) -> None:
@@ -110,7 +110,7 @@ def test_the_table_and_the_csv_have_one_unit(played: Visit) -> None:
 def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:
     found = visit(page, tmp_path, width=PHONE, steps=LOOK + "return seen;")
     assert found.problems() == [] and found.width == PHONE
-    assert found.seen["figures"] == found.seen["drawn"] == 10
+    assert found.seen["figures"] == found.seen["drawn"] == 8
     assert found.seen["scale"] > 0.95  # plots are drawn for this width, not shrunk to it: text keeps its size
 
 

@@ -206,6 +206,10 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
         export(model, tmp_path / "odd", to="hf", shard="large")
     with pytest.raises(OptionError, match="for to='hf'"):
         export(model, tmp_path / "net.pt", to="pt", values="bf16")
+    model.generation_config.temperature, model.generation_config.do_sample = -1.0, False  # which transformers refuses
+    with pytest.raises(ValueError, match="temperature"):
+        export(model, tmp_path / "refused", to="hf")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path: Path) -> None:

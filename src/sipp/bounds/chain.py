@@ -123,7 +123,7 @@ def _obstacle_at(root: fx.GraphModule, node: fx.Node, weights: set[str], seen: s
             return f"operation {op} ({why})"
         slope = options.get(*_SLOPED[op]) if op in _SLOPED else 1.0
         if not isinstance(slope, int | float) or not 0 <= slope <= 1:
-            return f"operation {op} with a slope above 1"
+            return f"operation {op} with a slope outside [0, 1]"
         if op == "dropout" and options.get("training", True) is not False:
             return "operation dropout, in train mode"
         return "" if options.get("dtype") is None else f"operation {op} in another data type"

@@ -60,7 +60,7 @@ class Survey:
 
     @property
     def words(self) -> str:
-        """How many there are."""
+        """`n` in words, for a message."""
         return f"{self.n} different inputs" if self.n < len(self.keys) else f"{self.n}"
 
     @property
@@ -69,8 +69,8 @@ class Survey:
         return {"n": self.n, "data_hash": set_hash(self.keys)}
 
     @property
-    def labels(self) -> int:
-        """A number that is another one where the same points have other labels; of this process only."""
+    def labels_hash(self) -> int:
+        """A hash of points and labels, valid in this process only."""
         return hash(frozenset(self.points.items()))
 
 
@@ -140,8 +140,8 @@ def measure_outputs(
             raise
     facts = {**seen.facts, **hashes}
     if claim == ACCURACY:
-        terms = (*terms, seen.labels)
-    if seen.shared and callable(output):  # refused, but the caller's function has seen every output
+        terms = (*terms, seen.labels_hash)
+    if any(seen.shared) and callable(output):  # refused, but the caller's function has seen every output
         record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
     refuse_shared(seen.shared)
     evidence = {

@@ -36,8 +36,8 @@ MOST_WARNINGS = 8
 HOW_TO_REPAIR = (
     "put back an intact copy of that file, or move its folder away and create it again"  # of one result among others
 )
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # no bug of anyone's,
-_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # and names that can be no file's
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # the disk, not a bug
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # not a possible file name
 
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]

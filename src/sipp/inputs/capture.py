@@ -202,7 +202,7 @@ class _Now:
     batch: Batch
     on_use: OnUse
     group: Group
-    checked: set[str] | None  # modules whose output needs no check, any more; None: no module's does
+    checked: set[str] | None  # modules whose output was compared already; None: none is to be compared
     watch: Watch | None
     seen: Operations | None = None
     gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass

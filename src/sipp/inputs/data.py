@@ -267,7 +267,7 @@ def is_tokens(inputs: Tensor) -> bool:
 
 
 def _has_points(data: Any) -> bool:
-    """Whether it is a Dataset with one point a number."""
+    """Whether it is a map-style Dataset: one point per index."""
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 

@@ -169,7 +169,7 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
 
             return result(*arguments), codegen
 
-        # Numba passes arguments by name, so the signature is that of `emit`, one name for each argument
+        # Numba reads the signature, so it needs one name for each argument
         names = ("typingctx", *(f"x{i}" for i in range(len(arguments))))
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

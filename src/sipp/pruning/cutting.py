@@ -28,7 +28,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose, n_candidates
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sparse_rows import RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.pruning.sparse_rows import WHOLE, RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
@@ -171,20 +171,20 @@ def sparse_rows(
 
     For a blend also which one was taken (T20); `advance` hears of each that was tried (`n_tries`).
     """
-    row, choice = method_of(ranking.options.method), None
-    if row.is_sampled and budget < ranking.n_weights:
-        return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, row, budget, seed)), None
+    info, choice = method_of(ranking.options.method), None
+    if info.is_sampled and budget < ranking.n_weights:
+        return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, info, budget, seed)), None
     if ranking.blend is not None:
-        masks, choice = _blended(ranking, ranking.blend, prepared, row, budget, advance)
+        masks, choice = _blended(ranking, ranking.blend, prepared, info, budget, advance)
     else:
-        masks = _masks(ranking, prepared, row, ranking.ranks, budget)
-    scored = ranking.ranks if row.is_scored and not row.is_sampled and not row.is_blend else None
+        masks = _masks(ranking, prepared, info, ranking.ranks, budget)
+    scored = ranking.ranks if info.is_scored and not info.is_sampled and not info.is_blend else None
     rows = [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))]
     return _with_spared(ranking, prepared, rows), choice
 
 
 def _masks(
-    ranking: Ranking, prepared: PreparedRows, row: MethodInfo, scores: Sequence[Tensor], budget: int
+    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, scores: Sequence[Tensor], budget: int
 ) -> list[Tensor]:
     """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for.
 
@@ -193,9 +193,9 @@ def _masks(
     if ranking.pattern is not None:
         return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
     shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
-    if row.cut == "row":
+    if info.cut == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
-    if row.cut == "layer":
+    if info.cut == "layer":
         layers = zip(scores, prepared.dense, even_layers(shapes, budget, least=least))
         if ranking.floor is not None:
             return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
@@ -206,7 +206,7 @@ def _masks(
 
 
 def _blended(
-    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, row: MethodInfo, budget: int, advance: Advance
+    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, info: MethodInfo, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
@@ -217,13 +217,13 @@ def _blended(
         if ranking.is_thinned:
             pairs = zip(ranking.ranks, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, prepared, replace(row, cut="row") if by_rows else row, scores, budget)
+        return _masks(ranking, prepared, replace(info, cut="row") if by_rows else info, scores, budget)
 
     return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
 
 
 def _sampled_rows(
-    ranking: Ranking, prepared: PreparedRows, row: MethodInfo, budget: int, seed: int
+    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, budget: int, seed: int
 ) -> list[SparseRows]:
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
@@ -242,14 +242,14 @@ def _sampled_rows(
         prepared.dense,
         ranking.ranks,
         allocate_within(problem, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
-        method=ROW_METHODS[row.cut],
+        method=ROW_METHODS[info.cut],
         draws=ranking.options.draws,
         n_outputs=ranking.scores.n_outputs,
         delta=ranking.options.delta,
         c_constant=ranking.options.constants.c_constant,
         generator=generator,
     )
-    return [_with_blind(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
+    return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
 
 
 def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
@@ -258,18 +258,28 @@ def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
     return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
-def _with_blind(rows: SparseRows, blind_FK: Tensor, weight_FK: Tensor) -> SparseRows:
+def _with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
     """The rows with these weights too, as they were; the rows they are in lose nothing that was seen (T5)."""
-    values_FK = torch.where(blind_FK, weight_FK, rows.values_FK)
-    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | blind_FK)
+    values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
+    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
 
 
 def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
     """The rows, with the spared ones left as they were; these do not count towards the budget."""
     if not ranking.spared:
         return rows
-    all_rows = zip(rows, ranking.spared, prepared.dense)
-    return [_with_blind(row, spared_F[:, None].expand_as(dense_FK), dense_FK) for row, spared_F, dense_FK in all_rows]
+    found = []
+    for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, prepared.dense):
+        whole = _with_restored(cut_rows, spared_F[:, None].expand_as(dense_FK), dense_FK)
+        found.append(
+            replace(
+                whole,
+                eps_F=whole.eps_F.masked_fill(spared_F, 0.0),
+                strategy_F=whole.strategy_F.masked_fill(spared_F, WHOLE),
+                n_draws_F=whole.n_draws_F.masked_fill(spared_F, 0.0),
+            )
+        )
+    return found
 
 
 def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -310,15 +320,15 @@ def masked_rows(
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:
     """Puts the rows' values into the parameters of a copy of the ranked model."""
     with torch.no_grad():
-        for weight, row in zip(ranking.weights, rows):
+        for weight, sparse in zip(ranking.weights, rows):
             parameter = model.get_parameter(weight.name)
-            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
+            parameter.copy_(from_rows(weight, sparse.values_FK.to(parameter.dtype), parameter))
 
 
 def masks_by_name(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> dict[str, Tensor]:
     """{parameter name: bool tensor of its shape}, True = kept."""
     masks = {}
-    for weight, row in zip(ranking.weights, rows):
+    for weight, sparse in zip(ranking.weights, rows):
         parameter = model.get_parameter(weight.name)
-        masks[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
+        masks[weight.name] = from_rows(weight, sparse.mask_FK, parameter).to(parameter.device)
     return masks

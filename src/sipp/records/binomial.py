@@ -34,7 +34,7 @@ def check_counts(k: int, n: int) -> None:
 def k_allowed(n: int, delta: float, beta: float) -> int | None:
     """k* = max{k : BinCDF(k; n, delta) <= beta} (T14), or None where even k = 0 proves nothing.
 
-    Bisection on k: the CDF grows in k, lies below 0 at k = -1 by convention and is 1 > beta at k = n.
+    Bisection on k: the CDF grows in k, from 0 <= beta at k = -1 to 1 > beta at k = n.
     """
     from scipy import special  # slow to import, and only claims need it
 

@@ -43,7 +43,7 @@ class Polish:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair did. The output errors are shares of the output's length, on points that chose nothing.
+    """What a repair did. The output errors are shares of the output's norm, on points that chose nothing.
 
     With too few points to keep such aside there is no estimate, and they are None.
     """

@@ -212,7 +212,7 @@ class RepairedLayerRecord(Record):
 
 
 class RepairedRecord(Record):
-    """What a repair did; errors are shares of the output's length.
+    """What a repair did; errors are shares of the output's norm.
 
     Those of the output are on points that chose nothing; in records of older versions, without `n_judged`, on others.
     """

@@ -77,7 +77,7 @@ def _tried(
     first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # where errors are the same, it is taken
     for feedback in feedbacks:
         trials.append(tried(feedback, first))
-        if trials[-1].error >= min((trial.error for trial in trials[:-1]), default=math.inf):
+        if len(trials) > 1 and trials[-1].error >= min(trial.error for trial in trials[:-1]):
             break
     best = _best(trials)
     return trials + [tried(best.error_feedback, budgets) for budgets in others]

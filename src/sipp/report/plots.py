@@ -64,7 +64,7 @@ def facts(ident: str, title: str, cards: Any, *, choices: Sequence[Any] = ()) ->
 def curve_view(
     curves: Sequence[Curve], label: str, unit: Unit, *, are_errors: bool = False, dense: float | None = None
 ) -> dict[str, Any]:
-    """Curves to draw, each point as [keep, mean, least, largest, how many]; errors near the output's length are marked.
+    """Curves to draw, each point as [keep, mean, least, largest, how many]; errors near the output's norm are marked.
 
     `dense` is drawn as a line beside them.
     """

@@ -58,10 +58,10 @@ def run_titles(runs: Sequence[Run]) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """'seed 3', 'seeds 0 to 11', 'seed 0, 2, 5'."""
+    """'seed 3', 'seeds 0 to 11', 'seeds 0, 2, 5'."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
-    return f"seed {', '.join(map(str, seeds))}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
 def network_and_data(run: Run) -> str:

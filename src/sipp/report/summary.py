@@ -14,7 +14,7 @@ from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy, or
-MUCH_MOVED = 0.1  # of the output's length: more is worth a repair, or more weights
+MUCH_MOVED = 0.1  # of the output's norm: more is worth a repair, or more weights
 ARROW = " \N{RIGHTWARDS ARROW} "
 
 

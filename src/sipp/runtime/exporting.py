@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.records.checking import check_choice, check_path
+from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
 from sipp.records.pruned_to import NetworkLike, network_of
@@ -161,13 +161,13 @@ def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Expor
 def _weights(model: nn.Module, to: Target) -> bytes:
     """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
     state = in_own_memory(model.state_dict())
-    content = tensors_to_bytes(state, MARK)
     if to == "pt":
         file = io.BytesIO()
         torch.save(state, file)
         content = file.getvalue()
         _check_same(state, torch.load(io.BytesIO(content), weights_only=True))
     else:
+        content = tensors_to_bytes(state, MARK)
         _check_same(state, tensors_from_bytes(content, "what was just made"))
     return content
 
@@ -189,10 +189,7 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
     unfinished = temporary_path(folder)
     try:
         try:
-            try:
-                save(unfinished, max_shard_size=shard)
-            except (ValueError, TypeError) as error:
-                raise OptionError(f"shard={shard!r:.40} is not a size ({error!s:.80})", fix="give '5GB'") from error
+            save(unfinished, max_shard_size=check_size("shard", shard))
             back = load(unfinished, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
             beside = _belonging(model, unfinished, tokenizer)

@@ -9,8 +9,8 @@ next one of that kind, 255 standing for "255 more"; the last gap leads to the en
 probability p these gaps have exactly the entropy H(p) a weight, so that a Huffman code of them comes within 5 % of
 n H(p), within 1 % for p below 0.3, and below n H of the whole network's keep where layers differ.
 
-The Huffman code is that of the standard library's zlib, without its matching: it is on every machine, reads its own
-files for thirty years, and adapts to every 32,000 symbols.
+The Huffman code is that of the standard library's zlib, without its matching: it is on every machine, has read its
+own files for thirty years, and adapts to every 32,000 symbols.
 """
 
 from __future__ import annotations

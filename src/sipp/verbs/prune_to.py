@@ -174,19 +174,19 @@ def prune_to_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
+    if claim.n_needed > points.n:  # known before anything is scored
+        return _none(task.model, grid, 0, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     ranking = rank(task, options, progress=progress)
-    if claim.n_needed > points.n:  # known before any level is tried
-        return _none(ranking, grid, 0, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
     walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
     made_of = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
     asked = (epsilon, max_accuracy_drop, share, grid, repr(options), repr(output), hash(made_of))
-    use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels))
+    use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels_hash))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
         said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
-        return _none(ranking, grid, start, path, said)
+        return _none(ranking.model, grid, start, path, said)
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned)
     found = measure_outputs(
@@ -205,7 +205,7 @@ def prune_to_with(
         raise changed("holdout")
     if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
         return _none(
-            ranking, grid, start, path, f"not certified: the certificate contradicts the search; {claim.words}"
+            ranking.model, grid, start, path, f"not certified: the certificate contradicts the search; {claim.words}"
         )
     ended = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
     return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{ended} {claim.words}")
@@ -454,8 +454,8 @@ def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tup
     return max(0, low - START_MARGIN)
 
 
-def _none(ranking: Ranking, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
-    return PrunedTo(ranking.model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
+def _none(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
+    return PrunedTo(model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
 
 
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:

@@ -45,8 +45,20 @@ def test_lists_do_not_decide_and_all_else_does() -> None:
     assert old.items() <= more.items() and len(set(more.values())) == len(more)
     for setting in ("seed=1", "train.rate=0.2", "init=pytorch", "data.split_seed=1", "n_threads=2"):
         assert not set(keys(small("digits-iterative", setting)).values()) & set(old.values()), setting
-    pruned = ("pipeline=gradual", "prune.delta=0.1", "prune.batch_size=9", "retrain.epochs=2", "prune.draws=fixed")
-    for setting in (*pruned, "prune.keeps=[0.6, 0.2]", "retrain.distill={weight: 0.5, temperature: 1.0}"):
+    pruned = (
+        "pipeline=gradual",
+        "prune.delta=0.1",
+        "prune.batch_size=9",
+        "retrain.epochs=2",
+        "prune.draws=fixed",
+        "prune.repair=true",
+    )
+    for setting in (
+        *pruned,
+        "prune.repair=true",
+        "prune.keeps=[0.6, 0.2]",
+        "retrain.distill={weight: 0.5, temperature: 1.0}",
+    ):
         new = keys(small("digits-iterative", setting))
         assert {name for name in old if old[name] == new[name]} == {"seed0.dense"}, setting
     lower = keys(small("digits-iterative", "prune.keeps=[0.5, 0.1]"))

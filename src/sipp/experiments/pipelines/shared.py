@@ -32,6 +32,8 @@ from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repaired_cut import repaired_cut
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
 from sipp.verbs.recording import pruned_of
@@ -96,8 +98,12 @@ def _cut(
     assert stage.method is not None
     began = clock()
     left = only_alive(ranking, alive)
-    sparse = cut(left, budget, seed=prune_seed(stage.seed, stage.method, stage.level))
-    pruned = pruned_of(left, sparse)
+    seed, repair, repaired = prune_seed(stage.seed, stage.method, stage.level), context.recipe.prune.repair, None
+    sparse = cut(left, budget, seed=seed)
+    if repair:  # what is 0 in the network stays 0, so the dead stay dead
+        points = list(eval_batches(context.feed, context.feed.splits.calibration))
+        sparse, repaired = repaired_cut(left, sparse, split_data(ranking.model, points, seed=seed), [repair])
+    pruned = pruned_of(left, sparse, repaired=repaired)
     masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
     # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
     masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}

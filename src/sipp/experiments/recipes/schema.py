@@ -15,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.records.checking import check_choice, problem_words
-from sipp.records.options import Draws, Reduce
+from sipp.records.options import Draws, Reduce, Repairing
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
@@ -164,6 +164,8 @@ class Pruning(_Part):
     """how to combine patches, for methods that do not say: max (with bounds) or mean"""
     batch_size: Count = 128
     """calibration inputs per forward pass"""
+    repair: Repairing = False
+    """what happens before retraining: true finds mask and weights together, refit keeps the mask"""
 
     @model_validator(mode="after")
     def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
@@ -256,6 +258,8 @@ class Recipe(_Part):
     def _retrains(self) -> Recipe:
         if self.retrain is not None and not pipeline_of(self.pipeline).has_parent:
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
+        if self.prune.repair and self.pipeline != "iterative":
+            raise ValueError(f"prune.repair belongs to the pipeline iterative, not to {self.pipeline}")
         assert self.retraining.epochs  # checks it: milestones within the epochs
         return self
 
@@ -293,7 +297,10 @@ def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that decides a run's numbers, as plain values; the description does not."""
-    return recipe.model_dump(mode="json", exclude={"description"})
+    config = recipe.model_dump(mode="json", exclude={"description"})
+    if not recipe.prune.repair:  # runs without it have the names they had before there was one
+        del config["prune"]["repair"]
+    return config
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
         "arm": stage.method,
         "score": own.get(arm.method),  # of the user's own: what it is made of, whatever other scores there are
         "reduce": (arm.reduce or spec.reduce) if arm.method not in own and method_of(arm.method).is_scored else None,
-        **{key: config["prune"][key] for key in ("delta", "draws", "batch_size")},
+        **{key: config["prune"][key] for key in ("delta", "draws", "batch_size", "repair") if key in config["prune"]},
         "level": stage.level,
         **ladder,
     }
