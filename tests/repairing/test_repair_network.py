@@ -429,6 +429,20 @@ def test_budgets_that_are_nearly_the_same_are_not_tried() -> None:
     assert made.trials == () and made.record.budgets == "given"
 
 
+@pytest.mark.parametrize("budgets", ["even", "between"])
+def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left(budgets: str) -> None:
+    net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(60, 40)
+    with torch.no_grad():
+        net[0].weight[:, 4:] = 0  # 200 are left here, 1,000 there
+    masks = sipp.prune(net, None, budget=900, method="wt").masks
+    made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
+    assert sum(int(mask.sum()) for mask in made.masks.values()) == 900
+    assert not any(bool((mask & (net.get_parameter(name) == 0)).any()) for name, mask in made.masks.items())
+    full = sipp.prune(net, None, keep=0.9, method="wt").masks  # more than are left: zeros are kept as well
+    made = repair(net, full, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
+    assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in full.values())
+
+
 @pytest.mark.parametrize("floor", [None, 0.1])
 def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None:
     net, points = block()

@@ -22,15 +22,17 @@ def masks_by_budgets(
 ) -> dict[Budgets, dict[str, Tensor]]:
     """First masks by budgets of layers; those whose layers keep nearly as many as another's are left out.
 
-    All keep as many weights in total. Budgets that are not given are filled by magnitude.
+    All keep as many weights in total. Budgets that are not given are filled by magnitude. Of a network that is sparse
+    already, a layer's share is one of the weights it has left.
     """
     in_order = [weight for name, weight in weights.items() if name in masks]
     counts = [int(masks[weight.name].sum()) for weight in in_order]
-    even = even_layers([(w.n_rows, w.fan_in) for w in in_order], sum(counts), least=0 if floor is None else 1)
+    shapes = _shapes_left(in_order, dense, sum(counts))
+    even = even_layers(shapes, sum(counts), least=0 if floor is None else 1)
     masks_of: dict[Budgets, dict[str, Tensor]] = {}
     seen = list[list[int]]()
     for budgets in wanted:
-        shares = _geometric_means(counts, even, in_order) if budgets == "between" else even
+        shares = _geometric_means(counts, even, shapes) if budgets == "between" else even
         if budgets in ("even", "between") and any(_is_nearly(shares, other) for other in seen):
             continue
         if budgets == "given":
@@ -49,10 +51,19 @@ def masks_by_budgets(
     return masks_of
 
 
-def _geometric_means(counts: Sequence[int], shares: Sequence[int], weights: Sequence[Weight]) -> list[int]:
+def _shapes_left(weights: Sequence[Weight], dense: nn.Module, budget: int) -> list[tuple[int, int]]:
+    """Rows and columns of each weight; of one that holds zeros the others, as one row, where they are enough."""
+    left = [int(dense.get_parameter(weight.name).detach().count_nonzero()) for weight in weights]
+    whole = [(weight.n_rows, weight.fan_in) for weight in weights]
+    if sum(left) < budget:
+        return whole
+    return [shape if n == math.prod(shape) else (1, n) for shape, n in zip(whole, left)]
+
+
+def _geometric_means(counts: Sequence[int], shares: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[int]:
     """The geometric means of both, scaled to the same sum; no layer gets more than it has."""
     means = [math.sqrt(count * share) for count, share in zip(counts, shares)]
-    sizes = [w.n_rows * w.fan_in for w in weights]
+    sizes = [n_rows * n_columns for n_rows, n_columns in shapes]
     kept, left = [0] * len(means), sum(counts)
     rest = sum(means)
     for i in sorted(range(len(means)), key=lambda i: -means[i] / sizes[i]):
