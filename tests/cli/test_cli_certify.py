@@ -176,6 +176,14 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
     done = run(*folder_words(files, pruned, "unrelated.npy"), *other)
     assert done.returncode == 2 and "9 of 9 holdout inputs are also" in done.stderr
+    done = run(*folder_words(files, pruned / "model.safetensors", "calibration.npy"), "--delta", 0.1)
+    assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
+    report = (pruned / "report.json").read_text()
+    for damaged in ("garbage", report.replace('"seed": 0', '"seed": 1')):  # the network's own header knows them too
+        (pruned / "report.json").write_text(damaged)
+        done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1)
+        assert done.returncode == 2 and "40 of 40 holdout inputs are also" in done.stderr
+    (pruned / "report.json").write_text(report)
     weights = load_file(pruned / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, pruned / "model.safetensors")
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")

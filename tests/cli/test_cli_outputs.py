@@ -18,6 +18,7 @@ from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 from sipp.report.plots import metric_view
 from sipp.scoring import methods
+from sipp.storage.outputs import SCORES_MARK
 
 Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
@@ -165,6 +166,23 @@ def test_a_file_that_is_read(name: str, output: str, option: str, way: Callable[
         done = run(*words_of(name, options | more | {output: out}), *force)
         assert done.returncode == 2 and three_lines(done.stderr)[1].startswith(output), done.stderr
         assert files_in(folder) == before
+
+
+def test_scores_do_not_replace_scores_that_are_read_as_weights(folder: Path) -> None:
+    """Those of a network without biases have the names and shapes of its weights."""
+    options = command("score", folder)
+    scores = folder / "scores.safetensors"
+    save_file(mlp().state_dict(), scores, SCORES_MARK)
+    before = files_in(folder)
+    done = run(*words_of("score", options | {"--weights": scores, "--out": scores}), "--force")
+    assert done.returncode == 2 and "what --weights reads" in done.stderr and files_in(folder) == before
+
+
+def test_a_hugging_face_folder_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "config.json").write_text("{}")
+    done = run("prune", "--model", f"hf:{tmp_path / 'net'}", "--keep", 0.5, "--out", tmp_path / "net", "--force")
+    assert done.returncode == 2 and "what --model reads" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--weights", "--ledger"])

@@ -365,3 +365,18 @@ def test_what_overflows_inside_a_network_is_told_as_that() -> None:
     assert bool(x.isfinite().all()) and not bool(net[0](x).isfinite().all())
     with pytest.raises(DataError, match="use a wider dtype"):
         sipp.sensitivity(net, x, progress=False)
+
+
+class Negates(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def test_a_distance_beyond_float32_is_a_distance() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Negates(4, 3, bias=False))
+    with torch.no_grad():
+        net[0].weight.fill_(2.5e18)
+    points = torch.full((6, 4), 1e19) + torch.rand(6, 4) * 1e18  # outputs of 1e38, which are 2e38 apart
+    with pytest.raises(ModelError, match="off by"):
+        sipp.sensitivity(net, points)

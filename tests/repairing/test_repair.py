@@ -158,6 +158,7 @@ def test_mixtures_lie_between_two_points_and_follow_the_seed() -> None:
         ({"x": torch.rand(4, 3), "y": torch.rand(4, 2).half()}, True),
         ({"ids": torch.ones(4, 3, dtype=torch.int64)}, False),
         ({"x": torch.rand(4, 3, 2), "attention_mask": torch.ones(4, 3)}, False),
+        ({"x": torch.rand(4, 3, 2), "attn_mask": torch.zeros(4, 3, 3)}, False),
     ],
 )
 def test_only_real_numbers_without_padding_are_mixed(inputs: dict[str, torch.Tensor], can: bool) -> None:
@@ -190,6 +191,26 @@ def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
     rounds.clear()
     monkeypatch.setattr(polishing, "BY_HEART", 0.0)
     assert not done(sipp.repair(dense, pruned, points(40), steps=16)).polish.mixes and len(rounds) == 1
+
+
+class Binary(nn.Module):
+    """A network that takes nothing but 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(((x == 0) | (x == 1)).all()):
+            raise ValueError("x must be 0 or 1")
+        return self.net(x)
+
+
+def test_a_network_that_refuses_mixtures_keeps_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polishing, "BY_HEART", 2.0)  # a second round in any case
+    dense, data = Binary().eval(), (points(30) > 0.5).float()
+    found = done(sipp.repair(dense, sipp.prune(dense, None, keep=0.6, method="wt"), data, steps=100)).polish
+    assert found is not None and found.best > 0 and found.taken <= 100 and not found.mixes
 
 
 def test_the_given_models_are_left_as_they_were() -> None:

@@ -200,15 +200,15 @@ def net(whole: Path, tmp_path: Path) -> Path:
 def test_every_field_of_a_pruned_network_s_record(net: Path, tmp_path: Path) -> None:
     path = net / "report.json"
     good = json.loads(path.read_text())
-    n_tried = 0
+    n_tried, true = 0, read_pruned_result(net)
     for place in leaves(good):
         path.write_text(json.dumps(forged(good, place)))
-        with pytest.raises(DataError, match=r"report\.json"):
-            read_pruned_result(net)
+        read = read_pruned_result(net)  # the record that counts is in the header of the weights
+        assert read.record == true.record and (true.marks, read.marks) == ((), (OTHER_COPY,))
         n_tried += 1
     assert n_tried > 100
     done = run("report", net, "--out", tmp_path / "page.html")
-    assert done.returncode == 2 and "changed after it was written" in done.stderr
+    assert done.returncode == 0 and "not about this network" in (tmp_path / "page.html").read_text()
 
 
 SEALED = ("kept", "n_weights", "keep", "dead_rows", "dense_hash", "pruned_hash", "format", "kind")

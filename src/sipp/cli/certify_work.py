@@ -24,7 +24,7 @@ from sipp.records.display import listed
 from sipp.records.hashing import SeenPoints, seen_points, with_all_points
 from sipp.records.schemas import PrunedRecord
 from sipp.report.results import PrunedModel, read_pruned_result
-from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, check_file, check_ledger, write_file
+from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, check_file, check_ledger, write_file
 from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
@@ -58,9 +58,13 @@ def answer(request: CertifyRequest) -> Answer:
 
 
 def _folder_of(pruned: Path) -> PrunedModel | None:
-    """The content of the folder of a pruned network; None if it is another folder, or damaged."""
+    """The content of the folder of a pruned network, also where its file of weights is named.
+
+    None if it is another folder, or holds other weights than its record speaks of.
+    """
+    folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
     try:
-        return read_pruned_result(pruned) if pruned.is_dir() and is_pruned_folder(pruned) else None
+        return read_pruned_result(folder) if folder.is_dir() and is_pruned_folder(folder) else None
     except DataError:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -98,6 +99,8 @@ def _check_places(request: PruneRequest) -> None:
         with naming_option(f"--out {request.out}", "give another place"):
             if request.weights is not None:
                 refuse_input(request.out, "--weights", request.weights)
+            if request.model.startswith(PREFIX):
+                refuse_input(request.out, "--model", Path(request.model.removeprefix(PREFIX)))
             if request.is_one_file:
                 check_file(request.out, NETWORK, force=request.force)
             else:

@@ -59,6 +59,7 @@ class Gap:
     layer: PrunableLayer
     off_BN: Tensor  # the distances of the values looked at; of a whole output one number, their norm
     values_BN: Tensor  # what these must be; their norm is no more than the root of all squared terms
+    exact_off: Callable[[], Tensor]  # the distances in float64, where two large numbers do not overflow
     squares: Callable[[], Tensor | float]  # the others of these
     tolerance: float
     least: float  # the distance that products which vanish in the layer's dtype may come to, in any order
@@ -128,7 +129,11 @@ def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) 
         off, values, n_times = _finite(off).norm().view(1, 1), _finite(values).norm().view(1, 1), MANY_STEPS
     tolerance = max(expected.tolerance, n_times * tolerance_of(real))
     least = torch.finfo(real.dtype).tiny * laid_out.numel() ** 0.5
-    return Gap(layer, off, values, expected.squares, tolerance, least)
+
+    def exact_off() -> Tensor:
+        return off if expected.use is None else laid_out.double() - values.double()
+
+    return Gap(layer, off, values, exact_off, expected.squares, tolerance, least)
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ def _refuse(gap: Gap, batch: Batch) -> None:
 
     What overflows in the layer is for the layers behind it to refuse.
     """
-    distance_B, norm_B = _norms(_finite(gap.off_BN)), _norms(_finite(gap.values_BN))
+    distance_B, norm_B = _norms(_finite(gap.exact_off())), _norms(_finite(gap.values_BN))
     if bool((distance_B <= gap.tolerance * norm_B).all()):
         return
     terms_B = _finite(gap.squares() + norm_B.square()).sqrt()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sipp.errors import DataError
-from sipp.inputs.batches import fresh, is_padding_mask, points_at
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.distance import error_of, outputs_of, squares
 from sipp.progress import progress_bar
@@ -81,7 +81,8 @@ def polish(
     try:
         added(is_mixed=False)
         if rounds[0].best < BY_HEART * steps and all(map(_can_be_mixed, split.fit)):
-            added(is_mixed=True)
+            with suppress(DataError, ModelError):  # a network may refuse what lies between two of its inputs
+                added(is_mixed=True)
         best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
         _put_back(trained, best.weights)
     finally:
@@ -196,10 +197,12 @@ def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) ->
 
 
 def _can_be_mixed(batch: Batch) -> bool:
-    """Whether all its inputs are tensors of real numbers, and none of them says what is padding."""
+    """Whether all its inputs are tensors of finite real numbers, and none of them is a mask."""
     values = [*batch.args, *batch.kwargs.values()]
     are_real = all(isinstance(value, Tensor) and value.is_floating_point() for value in values)
-    return are_real and not any(map(is_padding_mask, batch.kwargs))
+    return (
+        are_real and not any("mask" in name for name in batch.kwargs) and all(bool(v.isfinite().all()) for v in values)
+    )
 
 
 def _between(batch: Batch, others: Batch, shares: Tensor) -> Batch:

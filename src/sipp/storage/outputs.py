@@ -2,8 +2,8 @@
 
 Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: what is there already
 is replaced with --force only (a program always may), and only if it is of the kind that the same command writes. So no
-output replaces a foreign file, nor an input, which is of another kind. Only a network can be pruned from where it would
-be written to, which `refuse_input` refuses. Folders are written in `pruned_folder.py`.
+output replaces a foreign file, nor an input, which is of another kind. Where an input can be of the same kind, the
+network that is pruned or scored, `refuse_input` refuses it. Folders are written in `pruned_folder.py`.
 """
 
 from __future__ import annotations

@@ -20,14 +20,13 @@ from sipp.errors import DataError
 from sipp.records.hashing import entries_hash, with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
-from sipp.storage.files import CHANGED, make_folder, read_file, read_sealed, seal, write_atomic
+from sipp.storage.files import CHANGED, Values, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
 OTHER_COPY = (
-    f"{RECORD_NAME} is not about this network (a save was interrupted, or a file was replaced); the record stored in "
-    f"{WEIGHTS_NAME} is shown."
+    f"{RECORD_NAME} is missing, damaged or not about this network; the record stored in {WEIGHTS_NAME} is shown."
 )
 
 
@@ -74,7 +73,7 @@ def is_pruned_folder(folder: Path) -> bool:
 
 
 def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
-    """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if either was changed.
+    """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if it was changed.
 
     The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
     """
@@ -82,7 +81,6 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
     data = _bytes_of(path)
     if data is None:
         return _record(copy, _bytes_of(copy)), (NO_NETWORK,)
-    beside = None if (report := _bytes_of(copy)) is None else read_sealed(copy, report)
     own = _record_in(metadata_in(io.BytesIO(data)))
     if own is None:
         raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
@@ -95,7 +93,15 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
         weight = tensors.get(layer.name)  # of which one that is kept may be zero
         if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
             raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
-    return record, () if beside == read_sealed(path, own) else (OTHER_COPY,)
+    return record, () if _copied(copy) == read_sealed(path, own) else (OTHER_COPY,)
+
+
+def _copied(copy: Path) -> Values | None:
+    """What the copy of a record says; None where it is missing or damaged, which takes nothing from the record."""
+    try:
+        return None if (report := _bytes_of(copy)) is None else read_sealed(copy, report)
+    except DataError:
+        return None
 
 
 def _bytes_of(path: Path) -> bytes | None:

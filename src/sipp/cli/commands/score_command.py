@@ -13,7 +13,7 @@ from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, number, plain_table
 from sipp.records.options import DELTA
-from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, write_file
+from sipp.storage.outputs import SCORES, SCORES_MARK, check_file, refuse_input, write_file
 from sipp.storage.tensors import tensors_to_bytes
 
 
@@ -44,6 +44,8 @@ def score(
 
     if out is not None:
         with naming_option(f"--out {out}", "give another file"):
+            if weights is not None:
+                refuse_input(out, "--weights", weights)
             check_file(out, SCORES, force=force)
         if out.suffix != ".safetensors":
             raise CommandError(
