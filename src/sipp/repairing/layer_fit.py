@@ -23,7 +23,7 @@ from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.layer_search import DAMPING, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments
-from sipp.repairing.repair_options import PEERS, RepairMethod
+from sipp.repairing.repair_options import PEERS, REFIT_RIDGES, RepairMethod
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -265,6 +265,10 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: 
         if errors[-1] > min(errors):  # it falls, and then it rises
             break
     least = min(errors, default=0.0)
+    if math.isinf(least):  # rounding left sums without a factor, of inputs far from 0 perhaps: a larger ridge gives one
+        larger = (share for share in reversed(REFIT_RIDGES) if share > max(task.ridges))
+        fit = (share for share in larger if math.isfinite(_trial_error(blocks, mask_FK, share, N_TRIAL_ROWS)))
+        return next(fit, task.ridges[0])
     return next((r for r, error in zip(task.ridges, errors) if error <= (1 + RIDGE_NOISE) * least), task.ridges[0])
 
 
