@@ -374,9 +374,9 @@ class Negates(nn.Linear):
 
 def test_a_distance_beyond_float32_is_a_distance() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(Negates(4, 3, bias=False))
+    net = nn.Sequential(Negates(8, 3, bias=False))
     with torch.no_grad():
         net[0].weight.fill_(2.5e18)
-    points = torch.full((6, 4), 1e19) + torch.rand(6, 4) * 1e18  # outputs of 1e38, which are 2e38 apart
+    points = torch.full((6, 8), 1e19) + torch.rand(6, 8) * 1e18  # outputs of 2e38, which are 4e38 apart
     with pytest.raises(ModelError, match="off by"):
         sipp.sensitivity(net, points)

@@ -193,11 +193,18 @@ def test_experts_that_are_spared_are_told_as_such() -> None:
     torch.manual_seed(0)
     pruned = sipp.prune(_Routed(), torch.rand(300, 8), pattern="2:4", method="wanda", statements=False)
     assert (pruned.budget, pruned.kept) == (80, 112) and bool(pruned.masks["experts.1.weight"].all())
-    spared = next(layer for layer in pruned.layers if layer.name == "experts.1.weight")
-    assert spared.strategies.get("whole", spared.n_rows) == spared.n_rows
     text = str(pruned)
     assert "2:4 along every row that was pruned" in text and "positive sensitivity" not in text
     assert "80 were asked for, and 32 more stay: experts that saw too few tokens are left as they are" in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_spared_expert_has_lost_nothing() -> None:
+    torch.manual_seed(0)
+    pruned = sipp.prune(_Routed(), torch.rand(300, 8), keep=0.5, method="sipp-det")
+    spared = next(layer for layer in pruned.layers if layer.name == "experts.1.weight")
+    assert bool(pruned.masks[spared.name].all())
+    assert spared.strategies["whole"] == spared.n_rows and spared.eps == 0 and not bool(spared.eps_F.any())
 
 
 def test_a_number_on_inputs_that_were_fitted_in_the_end_says_so() -> None:
