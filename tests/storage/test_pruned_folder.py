@@ -56,6 +56,22 @@ def test_a_certificate_says_what_was_dense(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("name", [RECORD_NAME, WEIGHTS_NAME])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_in_a_folder_of_others_is_not_written_through(
+    pruned: sipp.Pruned, tmp_path: Path, name: str, is_there: bool
+) -> None:
+    folder, mine = sipp.save_folder(pruned, tmp_path / "net"), tmp_path / "mine"
+    if is_there:
+        (folder / name).rename(mine)  # so that the folder is whole, with the link
+    before = mine.read_bytes() if is_there else None
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(mine)
+    with pytest.raises(OptionError, match=f"{name} is a symbolic link"):
+        sipp.save_folder(pruned, folder)
+    assert (mine.read_bytes() if mine.exists() else None) == before and (folder / name).is_symlink()
+
+
 def test_only_a_folder_of_the_same_kind_is_replaced(dense: nn.Module, pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
     sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="wt"), folder)

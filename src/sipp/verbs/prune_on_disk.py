@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
-from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
+from sipp.storage.files import child_path, file_hash, make_folder, read_json, sha256_of, write_json
 from sipp.storage.renamed_weights import renamed_weights
 from sipp.storage.sharded_weights import (
     ShardedWeights,
@@ -394,12 +395,12 @@ class _Work:
     """The folder that is made, with the journal of what is finished and the states between two blocks."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        self.folder, self.place, self.task = folder, folder / WORK, task
+        self.folder, self.place, self.task = folder, child_path(folder, WORK), task
 
     def begin(self) -> int:
         """The number of blocks that are finished; OptionError where the folder holds something else."""
         make_folder(self.folder)
-        path = self.folder / JOURNAL
+        path = child_path(self.folder, JOURNAL)
         if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
         found = read_json(path) if path.is_file() else {"finished": 0}
@@ -433,7 +434,7 @@ class _Work:
     def end(self, source: Path) -> None:
         """Copies what belongs to the network beside its weights, and removes the states."""
         for path in companion_files(source, *CONFIGS):
-            if not (self.folder / path.name).exists():
+            if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.place, ignore_errors=True)
 
