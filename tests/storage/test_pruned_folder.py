@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sipp
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.records.network_hash import model_hash
-from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage import pruned_folder
+from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned
 from sipp.storage.tensors import metadata_in, tensors_to_bytes
 
@@ -43,6 +44,22 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
     values = json.loads((folder / RECORD_NAME).read_text())
     assert values["repair"] is True and values["model"] == "torch.nn.modules.container.Sequential"
+
+
+def test_inputs_that_are_too_many_for_a_header_are_left_out_with_a_word(
+    pruned: sipp.Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(pruned.seen) > 50 and len(read_pruned(sipp.save_folder(pruned, tmp_path / "a"))[0].seen) > 50 * 16
+    monkeypatch.setattr(pruned_folder, "MOST_SEEN", 50 * 16)
+    with pytest.warns(UserWarning, match="too many inputs"):
+        folder = sipp.save_folder(pruned, tmp_path / "b")
+    record, marks = read_pruned(folder)
+    assert (record.seen, record.seen_all, record.kept, marks) == ("", False, pruned.kept, ())
+
+
+def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
+    with pytest.raises(ModelError, match="100 MB"):
+        tensors_to_bytes({"a": torch.zeros(1)}, {RECORD_KEY: "x" * 100_000_001})
 
 
 def test_a_certificate_says_what_was_dense(
