@@ -269,6 +269,20 @@ def test_a_polish_in_float16_gains_as_much_as_one_in_float32() -> None:
     assert gains[0] < 0.95 and abs(gains[0] - gains[1]) < 0.02
 
 
+def test_inputs_far_from_zero_are_refitted_as_near_ones_are() -> None:
+    """Their products in float32 hold little but the mean."""
+    torch.manual_seed(0)
+    near, x, errors = nn.Linear(8, 5), points(400), []
+    for offset in (0.0, 1e4):
+        dense = copy.deepcopy(near)
+        dense.bias.data -= offset * near.weight.data.sum(1)  # the same outputs
+        pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+        fixed, fresh = sipp.repair(dense, pruned, x[:200] + offset), x[200:] + offset
+        errors.append(float((fixed.model(fresh) - dense(fresh)).norm() / near(x[200:]).norm()))
+        assert not done(fixed).layers[0].left_alone
+    assert errors[0] < 1 and errors[1] < 1.02 * errors[0]
+
+
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_tiny_and_huge_inputs(scale: float) -> None:
     torch.manual_seed(0)
