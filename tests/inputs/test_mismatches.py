@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import run_script
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -25,7 +24,7 @@ N_CASES = 100
 def test_random_mismatches_end_in_our_own_errors() -> None:
     """In a process of its own, for what is looked for is a crash; the script itself runs many more."""
     script = Path(__file__).parent / "mismatches.py"
-    done = subprocess.run([sys.executable, script, "0", str(N_CASES)], capture_output=True, text=True)
+    done = run_script(script, 0, N_CASES)
     results = [line for line in done.stdout.splitlines() if line.startswith("result|")]
     assert done.returncode == 0, f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-2000:]}"
     outcomes = {line.split("|")[4] for line in results}

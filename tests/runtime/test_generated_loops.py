@@ -1,14 +1,12 @@
 """The generated loops by themselves, without tracing a network: any size, zeros, one sign, huge and tiny values."""
 
 import math
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from fresh_process import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import runtime as oracle
@@ -207,8 +205,7 @@ assert torch.equal(values[OUT], before)
 
 def test_attention_on_a_thread_with_a_small_stack():
     """1,024 keys have 256 KB of scores; in a process of its own, as the stack's end is not always seen."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", SMALL_STACK], env=environment, capture_output=True, text=True)
+    done = run_python(SMALL_STACK)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -2,11 +2,10 @@
 
 import copy
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
+from fresh_process import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.nets import is_close, kernels, thin
@@ -401,5 +400,5 @@ def test_it_is_the_first_thing_a_program_does():
         "fast = sipp.sparse(net, x); assert fast.steps[0].kernel.startswith('sparse'), fast.steps; "
         "assert (fast(x) - net(x)).abs().max() < 1e-5"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import run_python
 from torch import Tensor, nn
 
 import sipp
@@ -45,8 +43,7 @@ def found() -> dict[str, Tensor]:
 def test_a_processor_without_vector_code(tmp_path: Path) -> None:
     """The whole way on plain loops, said once: the same scores but for rounding, the same number of weights."""
     saved = tmp_path / "found.pt"
-    command = [sys.executable, "-c", ELSEWHERE, str(Path(__file__).parents[2]), str(saved)]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    done = run_python(ELSEWHERE, Path(__file__).parents[2], saved)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("no vector code is written for riscv64 processors") == 1
     n_threads = torch.get_num_threads()

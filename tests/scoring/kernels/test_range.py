@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from fresh_process import run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.sensitivity import row_sensitivity
@@ -128,12 +126,7 @@ for method, draws in (("sipp-hybrid", "until"), ("sipp-rand", "fixed"), ("sipp-r
 def test_without_a_compiler(tmp_path: Any) -> None:
     """NUMBA_DISABLE_JIT=1: the definition runs, row loops are plain Python, and it is said once."""
     saved = tmp_path / "scores.pt"
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED, str(saved)],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(INTERPRETED, saved, NUMBA_DISABLE_JIT="1")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("NUMBA_DISABLE_JIT") == 1
     assert done.stdout.count("until 23 weights") == 3 and "fixed" in done.stdout  # half of 45

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fresh_process import run_script
 from scoring.kernels.many_ways import scores
 
 from sipp.allocation import curves, rows
@@ -26,9 +24,7 @@ BETWEEN_TARGETS = 1e-6
 
 def run(*asked: str, **environment: str) -> str:
     """What the script prints in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *asked], env={**os.environ, **environment}, capture_output=True, text=True
-    )
+    done = run_script(SCRIPT, *asked, **environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
