@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from fresh_process import run_script
 from typer.testing import CliRunner
 
 from sipp.cli.commands import run_command, runs_command
@@ -95,12 +96,7 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(KILL_LOOP), str(tmp_path), str(N_KILLS)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = run_script(KILL_LOOP, tmp_path, N_KILLS)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["equal"] and report["kills"] == N_KILLS and report["finished"] >= 1

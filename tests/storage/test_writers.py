@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_process import run_script
 from safetensors.torch import load_file
 from torch import nn
 
@@ -221,7 +220,7 @@ def test_a_hostile_record_in_the_header_is_refused(
 
 def test_killed_at_every_step_and_two_processes_at_once(tmp_path: Path) -> None:
     script = Path(__file__).with_name("killed_writers.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    done = run_script(script, tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["steps over a folder"] >= 8 and found["steps of a new folder"] >= 8 and found["steps of a file"] >= 5

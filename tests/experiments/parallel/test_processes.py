@@ -1,13 +1,11 @@
 """Several processes: the masks of one, errors in all at once, nothing published by half of them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import run_script
 
 from sipp.experiments.parallel.processes import ALONE, from_leader, in_every_process, max_over_processes
 
@@ -16,12 +14,7 @@ PROCESS_LOOP = Path(__file__).parent / "process_loop.py"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROCESS_LOOP), str(tmp_path_factory.mktemp("processes"))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = run_script(PROCESS_LOOP, tmp_path_factory.mktemp("processes"))
     assert done.returncode == 0, done.stderr
     value: dict[str, Any] = json.loads(done.stdout)
     return value
