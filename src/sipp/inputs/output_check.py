@@ -158,7 +158,7 @@ def _refuse(gap: Gap, batch: Batch) -> None:
 
     What overflows in the layer is for the layers behind it to refuse.
     """
-    if bool(gap.values_BN.isnan().all()) and bool(torch.as_tensor(gap.squares()).isfinite().all()):
+    if bool(gap.values_BN.isnan().all()) and math.isfinite(_sum(gap.squares())):
         raise ModelError(
             f"{gap.layer.label}: its output is nothing but NaN, although its inputs and weights are finite",
             fix="look at its bias",
@@ -172,6 +172,10 @@ def _refuse(gap: Gap, batch: Batch) -> None:
     if bool((distance_B > gap.tolerance * size_B).any()):
         ratio = float((distance_B / size_B).max())
         raise ModelError(f"{_not_the_map(gap.layer, batch)}: its output is off by {ratio:.2g} of its size")
+
+
+def _sum(squares: Tensor | float) -> float:
+    return float(squares.sum()) if isinstance(squares, Tensor) else squares
 
 
 def _norms(values_BN: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ MOST_SEEN = 80_000_000  # bytes of hashes of the inputs that chose a network: a 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
     """Writes the network and its record into the folder, both or neither, and gives {file: bytes}."""
-    if len(record["seen"]) > MOST_SEEN:
+    if len(record.get("seen", "")) > MOST_SEEN:
         warn_caller(
             "too many inputs chose this network to be listed in its record, so `sipp certify` can compare a holdout "
             "with them only if they are given to it (--calibration)"
