@@ -93,7 +93,7 @@ class RunningSensitivities:
                 where=f"batch {batch.index}",
                 fix="use a wider dtype, or drop the batch",
             )
-        with exact_matmul():
+        with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
             if self.reduce == "max":
                 for points, is_wide in self._runs(use, rows, values):
                     for part, maxima in self._halves(points, n_first):

@@ -87,7 +87,8 @@ def extremes(values_BN: Tensor) -> Tensor:
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
     checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
-    sums_GLP = _sums(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
+    with exact_matmul():
+        sums_GLP = torch.bmm(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
     return sums_GLP.unflatten(1, (2, -1)).transpose(0, 1)
 
 
@@ -125,11 +126,6 @@ def _both_signs(weight_GRK: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _plus_and_minus(device: torch.device) -> Tensor:
     return torch.tensor([1.0, -1.0], dtype=torch.float32, device=device)[:, None, None]
-
-
-def _sums(both_GLK: Tensor, patches_GKP: Tensor) -> Tensor:
-    with exact_matmul():
-        return torch.bmm(both_GLK, patches_GKP)
 
 
 def _sums_by_point(patches_GKBN: Tensor, inverse_GLBN: Tensor, positive_GRK: Tensor) -> Tensor:
@@ -174,7 +170,7 @@ def _inverted(
         part_GKP = patches_GKP if t == 0 else -patches_GKP
         if not is_pure:
             part_GKP = part_GKP.clamp(min=0)
-        sums_GLP = _sums(both_GLK, part_GKP)
+        sums_GLP = torch.bmm(both_GLK, part_GKP)  # in the precision that the caller has set
         shape = (n_groups, n_patches, 2, n_rows) if rows_last else sums_GLP.shape
         inverse = torch.empty(shape, dtype=torch.float32, device=sums_GLP.device)
         totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=sums_GLP.device)
