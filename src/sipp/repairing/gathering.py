@@ -26,7 +26,7 @@ from sipp.inputs.patches import split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
-from sipp.repairing.moments import Moments
+from sipp.repairing.moments import Moments, sums_of_products
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
@@ -362,7 +362,7 @@ class Gatherer:
             patches_GKP = patches_in(windows, use, dtype)
             if known is None:
                 with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
-                    here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
+                    here.add_inputs(sums_of_products(patches_GKP, patches_GKP), patches_GKP.sum(-1))
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
