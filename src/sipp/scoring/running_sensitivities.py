@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype, values_later
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
 from sipp.scoring.kernels import checks, float64_kernel
@@ -93,13 +93,12 @@ class RunningSensitivities:
                 where=f"batch {batch.index}",
                 fix="use a wider dtype, or drop the batch",
             )
-        with exact_matmul():
-            if self.reduce == "max":
-                for points, is_wide in self._runs(use, rows, values):
-                    for part, maxima in self._halves(points, n_first):
-                        self._add_max(maxima, use, rows, part, values, is_wide)
-            else:
-                self._add_mean(use, rows, values, batch, n_uses)
+        if self.reduce == "max":
+            for points, is_wide in self._runs(use, rows, values):
+                for part, maxima in self._halves(points, n_first):
+                    self._add_max(maxima, use, rows, part, values, is_wide)
+        else:
+            self._add_mean(use, rows, values, batch, n_uses)
 
     def _halves(self, points: slice, n_first: int | None) -> Iterator[tuple[slice, _Maxima]]:
         """The points before `n_first` (S1) and from it on (S2), with their maxima; an empty half is left out."""
@@ -203,11 +202,10 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors = use.windows, values.factors_TB[:, points]
+        windows, factors_TB = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
-            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), np.sign(factors)
-        # not before: float32 would lose the sign of a scale of 2^-600
-        factors_TB = torch.from_numpy(factors.astype(np.float32))
+            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
+        factors_TB = torch.from_numpy(factors_TB[:, points].astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
