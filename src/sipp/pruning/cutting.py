@@ -90,18 +90,31 @@ def n_tries(ranking: Ranking) -> int | None:
     return None if ranking.blend is None else n_candidates(ranking.blend)
 
 
-def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
-    """The rows of a network whose weights are given, whoever chose or fitted them, with the bound of T17."""
+def cut_as_given(
+    ranking: Ranking,
+    given: nn.Module,
+    masks: Mapping[str, Tensor],
+    *,
+    seed: int = 0,
+    budget: int | None = None,
+    choice: BlendChoice | None = None,
+) -> Cut:
+    """The rows of a network that was pruned, repaired or trained by any means, with the bound of T17.
+
+    A weight without a mask is kept where it is not 0. Without a `budget`, what is kept counts as asked for.
+    """
     dense, c_constant = prepare_rows(ranking).dense, ranking.options.constants.c_constant
-    rows, shown = list[SparseRows](), dict[str, Tensor]()
+    rows, all_masks = list[SparseRows](), dict[str, Tensor]()
     for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
         parameter = given.get_parameter(weight.name).detach()
-        shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
-        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
+        all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
+        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
         sensitivity_FK = None if ranking.scores is None else ranking.scores.layers[i].sensitivity_FK.cpu()
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
-    kept = sum(int(row.mask_FK.sum()) for row in rows)
-    return Cut(given, shown, tuple(rows), tuple(dense), kept, seed, others=_other_differences(ranking, given))
+    if budget is None:
+        budget = sum(int(row.mask_FK.sum()) for row in rows)
+    others = _other_differences(ranking, given)
+    return Cut(given, all_masks, tuple(rows), tuple(dense), budget, seed, choice, others)
 
 
 def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:

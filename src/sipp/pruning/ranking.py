@@ -228,6 +228,14 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 
 
+def within(masks: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks without weights that are already pruned; without `alive`, the masks as they are.
+
+    `only_alive` ranks pruned weights last, but a weight that is alive and exactly 0 ties with them.
+    """
+    return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+
+
 # --- Experts that saw too few tokens to be judged ---------------------------------------------------------------------
 
 FEWEST_TOKENS = 32  # below that, what an expert does is not known

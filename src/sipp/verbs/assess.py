@@ -21,7 +21,7 @@ from sipp.records.checking import check_choice, check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
 from sipp.records.pruned import Pruned
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
 
 @torch.inference_mode(False)

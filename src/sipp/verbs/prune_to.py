@@ -46,7 +46,7 @@ from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning.cutting import Cut, cut, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
@@ -54,7 +54,7 @@ from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certif
 from sipp.records.checking import check_drop, check_number, check_share, explain_unknown_options
 from sipp.records.display import exactly, percent
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of, integers
+from sipp.records.numerics import budget_of, device_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -70,14 +70,14 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
-from sipp.records.ranking import Ranking
-from sipp.records.repair import Repair
+from sipp.records.ranking import BlendChoice, Ranking
+from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.sensitivities import chunk_of
 from sipp.verbs.certify import accuracy_claim, output_claim
-from sipp.verbs.prune import warn_of_dead
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -336,8 +336,12 @@ class _Walker:
     ) -> None:
         self.ranking, self.output, self.claim, self.options = ranking, output, claim, options
         self.split = split  # None: levels are not repaired
-        self.like: Repair | None = None  # what the first level chose of a joint search
-        self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
+        self.repair_options = RepairOptions(
+            seed=options.seed,
+            chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(ranking.model)),
+            fits_all=False,
+        )
+        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
@@ -353,31 +357,32 @@ class _Walker:
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` gives it."""
+        seed = self.options.seed
         if self.split is None:
-            found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
-        else:
-            found, fixed = self._repaired(self.split, budget)
-        return pruned_of(self.ranking, found, repaired=fixed)
+            return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
+        repaired, choice = self._repaired(self.split, budget)
+        sparse = cut_as_given(self.ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice)
+        return pruned_of(self.ranking, sparse, repaired=repaired)
 
-    def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
-        """The repaired network of a level; the first one chooses for all."""
+    def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
+        """The repaired network of a level, and which blend it started from; the first level chooses for all."""
         if budget not in self.repaired:
-            found = cut(self.ranking, budget, seed=self.options.seed)
-            if found.choice is not None and self.ranking.blend is not None:
-                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
-            chunk_bytes = self.options.scoring.chunk_bytes
-            found, fixed = repaired_cut(
-                self.ranking,
-                found,
-                split,
-                [self.options.repair],
-                chunk_bytes=chunk_bytes,
-                like=self.like,
-                fits_all=False,
+            sparse = cut(self.ranking, budget, seed=self.options.seed)
+            if sparse.choice is not None and self.ranking.blend is not None:
+                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
+            repaired = apply_repairs(
+                self.ranking, sparse.masks, split, [self.options.repair], self.repair_options, start=sparse.model
             )
-            if self.like is None and fixed.record.way == "joint" and not fixed.record.undone:
-                self.like = fixed.record  # one that was undone says what it went back to, not what was best
-            self.repaired[budget] = found, fixed
+            record = repaired.record
+            is_chosen = self.repair_options.error_feedbacks is not None
+            # a repair that was undone says what it went back to, not what was best
+            if not is_chosen and record.way == "joint" and not record.undone and record.error_feedback is not None:
+                self.repair_options = replace(
+                    self.repair_options,
+                    error_feedbacks=(record.error_feedback,),
+                    budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
+                )
+            self.repaired[budget] = repaired, sparse.choice
         return self.repaired[budget]
 
     def forget_denser_than(self, budget: int) -> None:
@@ -391,7 +396,7 @@ class _Walker:
                 self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)[0]
             )
         else:
-            self.sparse = self._repaired(self.split, budget)[1].model
+            self.sparse = self._repaired(self.split, budget)[0].model
 
     def test(self, data: Any, role: str, points: Survey, keep: float, most: int | None = None) -> Level:
         """The verdict on one level; `points`: what the data held in its first pass. `most` of them are counted."""
