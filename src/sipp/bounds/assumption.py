@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, depends_on_batch, runner
 from sipp.inputs.data import AnyData, Data, data_of
@@ -35,6 +34,7 @@ from sipp.records.checking import check_flag, check_record
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.ranking import DrawUnit, Weight, to_rows
+from sipp.scoring.running_sensitivities import overflow_error, unreached_error
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 
@@ -130,12 +130,7 @@ def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-            raise DataError(
-                f"the values that reach {weight.name} are NaN or infinite, although the input itself is "
-                "finite: the model overflows on it",
-                where=batch.where,
-                fix="use a wider dtype, or drop the input",
-            )
+            raise overflow_error(weight.name, "input", where=batch.where)
         reached.add(weight.name)
 
     runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
@@ -164,12 +159,7 @@ def _calibrated(
             n_above[name] = n_above.get(name, 0) + is_above_FK.to(torch.int32)
     for name in fan_in:
         if name not in sensitivity:
-            raise ModelError(
-                f"no input reached {name}: the layer is not called in forward, or its weight is used "
-                "through a functional call that cannot be seen",
-                fix=f"leave it as it is with exclude={name!r}",
-                option="exclude",
-            )
+            raise unreached_error(name)
     return sensitivity, n_above, n_draws
 
 

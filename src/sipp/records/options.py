@@ -137,7 +137,7 @@ Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
 
 
 @dataclass(frozen=True)
-class Shown:
+class CliOption:
     """How a field is an option of `sipp prune`; a field without it is none."""
 
     words: str  # of --help; {methods} stands for their names
@@ -162,14 +162,18 @@ class PruneOptions:
         'method'
     """
 
-    keep: Annotated[float | None, Shown("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = None
-    budget: Annotated[int | None, Shown("Instead of --keep: the number of weights to keep.", "What to prune")] = None
+    keep: Annotated[float | None, CliOption("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = (
+        None
+    )
+    budget: Annotated[int | None, CliOption("Instead of --keep: the number of weights to keep.", "What to prune")] = (
+        None
+    )
     pattern: Annotated[
-        str | None, Shown("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
+        str | None, CliOption("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
     ] = None
     method: Annotated[
         Method,
-        Shown(
+        CliOption(
             "How weights are chosen: {methods}, or one that --code registers.",
             "What to prune",
             prune_to=True,
@@ -178,15 +182,19 @@ class PruneOptions:
     ] = DEFAULT_METHOD
     include: Annotated[
         Selector | None,
-        Shown("Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        CliOption(
+            "Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
+        ),
     ] = None
     exclude: Annotated[
         Selector | None,
-        Shown("All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        CliOption(
+            "All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
+        ),
     ] = None
     floor: Annotated[
         Floor,
-        Shown(
+        CliOption(
             "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
             "What to prune",
             prune_to=True,
@@ -195,7 +203,7 @@ class PruneOptions:
     ] = "method"
     reduce: Annotated[
         Reduce | None,
-        Shown(
+        CliOption(
             "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
             "What to prune",
             prune_to=True,
@@ -203,27 +211,31 @@ class PruneOptions:
     ] = None
     draws: Annotated[
         Draws,
-        Shown("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
+        CliOption("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
     ] = "until"
     confidence: Annotated[
-        float, Shown("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
+        float, CliOption("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
     ] = CONFIDENCE
-    delta: Annotated[float, Shown("Theory: the allowed failure probability.", "Guarantee")] = DELTA
-    bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")] = (
-        "paper"
-    )
+    delta: Annotated[float, CliOption("Theory: the allowed failure probability.", "Guarantee")] = DELTA
+    bound: Annotated[
+        Mode, CliOption("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")
+    ] = "paper"
     statements: Annotated[
-        bool, Shown("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
+        bool, CliOption("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
     ] = True
     repair: Annotated[
         Repairing,
-        Shown("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
+        CliOption("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
     ] = False
     blocks: Annotated[
         str | None,
-        Shown("The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"),
+        CliOption(
+            "The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"
+        ),
     ] = None
-    seed: Annotated[int, Shown("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)] = 0
+    seed: Annotated[
+        int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)
+    ] = 0
     scoring: Scoring = Scoring()
     constants: Constants = Constants()
 
@@ -267,7 +279,9 @@ def unused_in_prune_to(options: PruneOptions) -> list[str]:
 def _taken_by_prune_to() -> frozenset[str]:
     hints = get_type_hints(PruneOptions, include_extras=True)
     return frozenset(
-        name for name, hint in hints.items() if any(isinstance(one, Shown) and one.prune_to for one in get_args(hint))
+        name
+        for name, hint in hints.items()
+        if any(isinstance(one, CliOption) and one.prune_to for one in get_args(hint))
     )
 
 
