@@ -71,8 +71,8 @@ def assess(
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    return pruned_of(ranking, found, task, mode=bound, new_points=holdout)
+    sparse = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    return pruned_of(ranking, sparse, task, mode=bound, new_points=holdout)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
