@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from sipp.pruning.cutting import put_back, spared_by_name
+from sipp.pruning.cutting import restore_spared, spared_by_name
 from sipp.records.options import Fitting, Repairing
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import Ranking
@@ -45,5 +45,5 @@ def apply_repairs(
         own = None if model is None else own_weights(dense, model, masks)
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
         repaired = repair_network(dense, fitted, split, chosen, own)
-        model, masks = repaired.model, put_back(repaired.model, dense, repaired.masks, spared)
+        model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
     return Repaired(repaired.model, masks, repaired.record, split.keys)

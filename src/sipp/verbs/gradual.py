@@ -27,11 +27,11 @@ from sipp.pruning.adapters import adapters_merged
 from sipp.pruning.averages import (
     Average,
     Watched,
+    averages_to_watch,
     checked_averages,
     hold_all,
-    refuse_broken,
+    refuse_failed,
     refuse_updated,
-    unnamed,
 )
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
@@ -160,7 +160,9 @@ def gradual(
             with adapters_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
+            watched = (
+                watched if path else averages_to_watch(model, average)
+            )  # a copy that is made later holds by itself
             hold(model, masks, optimizer=optimizer)
             hold_all(averages, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
@@ -193,7 +195,7 @@ def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Wat
         train_step(step)
         refuse_updated(watched)
     except Exception as error:
-        refuse_broken(watched, error)
+        refuse_failed(watched, error)
         if step or not isinstance(error, TypeError):
             raise
         raise OptionError(

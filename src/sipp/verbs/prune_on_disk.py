@@ -28,7 +28,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning.cutting import budget_for, cut, put_back, spared_by_name
+from sipp.pruning.cutting import budget_for, cut, restore_spared, spared_by_name
 from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
@@ -326,7 +326,7 @@ def _prune_block(
             follows=i > 0,
             chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
         )
-        pruned, masks = fit.model, put_back(fit.model, dense, fit.masks, spared)
+        pruned, masks = fit.model, restore_spared(fit.model, dense, fit.masks, spared)
         errors = {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
     tensors = network.weights.as_in_files(pruned.state_dict())
     write_shard(output.folder, _file(i), tensors)
