@@ -1,6 +1,6 @@
-"""Options as frozen records: their defaults and checks stand here once, and signatures do not repeat them.
+"""Options as frozen records, with their defaults and checks.
 
-Importing this file loads no torch, so that the command line can show the choices at once.
+Importing this file does not import torch, so that the command line can show help quickly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
 
 
 def method_name(method: Method) -> str:
-    """What a method is called in records and tables: a score that was given as a function has the function's name."""
+    """The name of a method in records and tables; for a function, its own name."""
     if isinstance(method, str):
         return method
     name = getattr(method, "__name__", type(method).__name__)
@@ -56,7 +56,7 @@ def method_name(method: Method) -> str:
 
 
 def check_repair(repair: Any) -> Repairing:
-    """The way to repair, if it is True, False, "joint" or "refit"."""
+    """The repair option, if it is True, False, "joint" or "refit"."""
     if isinstance(repair, str):
         check_choice("repair", repair, ("joint", "refit"))
     else:
@@ -76,7 +76,7 @@ def check_floor(floor: Any) -> Floor:
 
 
 def floor_of(text: str) -> Floor:
-    """The floor that a text names: a share, or a word."""
+    """The floor from its text on the command line: a share, or a word."""
     with suppress(ValueError):
         return check_floor(float(text))
     return check_floor(text)
@@ -138,13 +138,13 @@ Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
 
 @dataclass(frozen=True)
 class CliOption:
-    """How a field is an option of `sipp prune`; a field without it is none."""
+    """Annotates a field that is an option of `sipp prune`; fields without it are not on the command line."""
 
-    words: str  # of --help; {methods} stands for their names
-    group: Group  # in which --help lists it
-    prune_to: bool = False  # whether it means the same for `prune_to`, which other fields would not reach
-    repeated: bool = False  # a list of words
-    parse: Callable[[str], Any] | None = None  # from its text, where a plain type does not say it
+    words: str  # its line in --help; {methods} is replaced by their names
+    group: Group  # its group in --help
+    prune_to: bool = False  # whether `prune_to` takes it too
+    repeated: bool = False  # may be given several times
+    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
     most: int | None = None
 
@@ -153,8 +153,8 @@ class CliOption:
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    How much is kept is said by exactly one of `keep`, `budget` and `pattern` (`budget_for` checks that). The words
-    beside a field are those of `sipp prune --help`, whose option it is.
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). Each `CliOption`
+    holds the help text of the field on the command line.
 
     Example:
         >>> from sipp.records.options import PruneOptions
@@ -267,7 +267,7 @@ class PruneOptions:
 
 
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
-    """The fields that were chosen and that `prune_to` does not take."""
+    """The fields that differ from their defaults and that `prune_to` does not take."""
     return [
         field.name
         for field in fields(PruneOptions)
@@ -275,13 +275,13 @@ def unused_in_prune_to(options: PruneOptions) -> list[str]:
     ]
 
 
-@cache  # reading the annotations takes as long as a small walk
+@cache  # reading annotations is slow
 def _taken_by_prune_to() -> frozenset[str]:
     hints = get_type_hints(PruneOptions, include_extras=True)
     return frozenset(
         name
         for name, hint in hints.items()
-        if any(isinstance(one, CliOption) and one.prune_to for one in get_args(hint))
+        if any(isinstance(note, CliOption) and note.prune_to for note in get_args(hint))
     )
 
 
@@ -305,7 +305,7 @@ class Pattern:
 
 
 def pattern_of(text: Any) -> Pattern:
-    """The pattern that "2:4" names; an OptionError where it names none."""
+    """Parses a pattern such as "2:4"; OptionError if it is none."""
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
     if not 1 <= n <= m <= MOST_GROUP:
