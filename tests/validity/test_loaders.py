@@ -103,8 +103,8 @@ def by_position() -> Callable[..., Tensor]:
 
 def believe_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """No certificate is compared with the walk."""
-    claim = WALK["_claim"]
-    monkeypatch.setitem(WALK, "_claim", lambda *args: _with_holds(claim(*args)))
+    claim = WALK["tolerance_of"]
+    monkeypatch.setitem(WALK, "tolerance_of", lambda *args: _with_holds(claim(*args)))
 
 
 def _with_holds(claim: Any) -> Any:

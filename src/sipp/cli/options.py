@@ -20,7 +20,7 @@ import typer
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, tell
 from sipp.errors import SippError
-from sipp.records.options import PruneOptions, Reduce, Shown
+from sipp.records.options import CliOption, PruneOptions, Reduce
 from sipp.scoring.methods import NAMES
 
 KINDS = (
@@ -94,7 +94,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         for field in fields(hint):
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
-    elif isinstance(said, Shown):
+    elif isinstance(said, CliOption):
         kind, words = get_args(hint)[0], said.words.replace("{methods}", ", ".join(NAMES))
         names: tuple[str, ...] = ()
         if isinstance(default, bool):  # a switch: what is on can be turned off

@@ -11,7 +11,7 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError, naming_option
 from sipp.errors import OptionError
 from sipp.records.checking import nearest
-from sipp.records.options import PruneOptions, Shown
+from sipp.records.options import CliOption, PruneOptions
 
 GOALS = ("keep", "budget", "pattern", "epsilon", "max_accuracy_drop")  # of which one is given
 TOLERANCES = ("epsilon", "max_accuracy_drop")
@@ -22,7 +22,9 @@ MAX_BYTES = 1 << 16
 def known_keys() -> list[str]:
     """What a recipe may say: the names of `sipp.prune`'s arguments that are options, and the two tolerances."""
     hints = get_type_hints(PruneOptions, include_extras=True)
-    shown = [one.name for one in fields(PruneOptions) if any(isinstance(a, Shown) for a in get_args(hints[one.name]))]
+    shown = [
+        one.name for one in fields(PruneOptions) if any(isinstance(a, CliOption) for a in get_args(hints[one.name]))
+    ]
     return [*shown, *TOLERANCES]
 
 

@@ -87,12 +87,7 @@ class RunningSensitivities:
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
         if not all(map(math.isfinite, values.peaks)):
-            raise DataError(
-                f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "
-                "is finite: the model overflows on it",
-                where=f"batch {batch.index}",
-                fix="use a wider dtype, or drop the batch",
-            )
+            raise overflow_error(self.weight.name, "batch", where=f"batch {batch.index}")
         with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
             if self.reduce == "max":
                 for points, is_wide in self._runs(use, rows, values):
@@ -136,12 +131,7 @@ class RunningSensitivities:
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
         if self.order is None:
-            raise ModelError(
-                f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is "
-                "used through a functional call that cannot be seen",
-                fix=f"leave it as it is with exclude={self.weight.name!r}",
-                option="exclude",
-            )
+            raise unreached_error(self.weight.name)
         s1_FK = self.sensitivities()
         s2_FK = None if self.second_half is None else self._times_weights(self.second_half)
         return LayerScores(
@@ -452,3 +442,23 @@ def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
         return rows_FK * torch.from_numpy(values.scale_B.astype(np.float32)[:, None]).to(values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
+
+
+def overflow_error(weight: str, unit: str, *, where: str) -> DataError:
+    """The error for a layer whose inputs are not finite, although the given data is; `unit` is "batch" or "input"."""
+    return DataError(
+        f"the values that reach {weight} are NaN or infinite, although the {unit} itself is finite: the model "
+        "overflows on it",
+        where=where,
+        fix=f"use a wider dtype, or drop the {unit}",
+    )
+
+
+def unreached_error(weight: str) -> ModelError:
+    """The error for a weight that no input ever reached."""
+    return ModelError(
+        f"no input reached {weight}: the layer is not called in forward, or its weight is used through a functional "
+        "call that cannot be seen",
+        fix=f"leave it as it is with exclude={weight!r}",
+        option="exclude",
+    )

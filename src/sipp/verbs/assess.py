@@ -21,7 +21,7 @@ from sipp.records.checking import check_choice, check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
 from sipp.records.pruned import Pruned
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
 
 @torch.inference_mode(False)
@@ -71,8 +71,8 @@ def assess(
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    return pruned_of(ranking, found, task, mode=bound, new_points=holdout)
+    sparse = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    return pruned_of(ranking, sparse, task, mode=bound, new_points=holdout)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

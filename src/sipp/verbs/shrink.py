@@ -1,4 +1,4 @@
-"""`shrink`: removes dead channels; the network computes the same."""
+"""`shrink`: removes dead rows and channels from a network without changing its output."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         was_training = {name: module.training for name, module in network.named_modules()}
     call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
     expected = _outputs(own, call)
-    if not any(isinstance(one, Tensor) for one in expected):
+    if not any(isinstance(output, Tensor) for output in expected):
         raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         program = program_of(own, *call, is_plain=False)
     channels, plan = _checked_plan(own, call, program)
-    made = copy.deepcopy(own)
-    apply(made, plan)
-    moved = off_by(_outputs(made, call), expected)
+    small = copy.deepcopy(own)
+    apply(small, plan)
+    moved = off_by(_outputs(small, call), expected)
     if not moved <= allowed(expected):
         raise _differs(moved)
-    for name, module in made.named_modules():
+    for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
     seen, is_all = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes, smaller_shapes = (
-        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, made)
+        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
     )
     counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
     layers = [
@@ -82,17 +82,17 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         if name in shapes  # others are products without a weight
     ]
     return Shrunk(
-        model=made,
+        model=small,
         layers=tuple(layers),
         n_parameters_before=sum(parameter.numel() for parameter in own.parameters()),
-        n_parameters=sum(parameter.numel() for parameter in made.parameters()),
+        n_parameters=sum(parameter.numel() for parameter in small.parameters()),
         multiply_adds_before=sum(counts.values()),
         multiply_adds=sum(smaller_counts.values()),
         example=_described(call),
         off_by=moved,
         left_alone=tuple(channels.left_alone),
         hash_before=before,
-        described_hash=tensors_hash(made),
+        described_hash=tensors_hash(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=seen,
         seen_all=is_all,
@@ -131,10 +131,7 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
 
 
 def _outputs(model: nn.Module, call: Call) -> list[Any]:
-    """All that the network gives for the example, in eval mode; what this pass changes is put back.
-
-    A network that draws numbers draws the same ones in every such pass.
-    """
+    """All outputs for the example, in eval mode and with a fixed seed; buffers that the pass changes are restored."""
     args, kwargs = copies(*call)
     batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
     with torch.random.fork_rng(), scoring_mode(model, "running"):
@@ -143,7 +140,7 @@ def _outputs(model: nn.Module, call: Call) -> list[Any]:
 
 
 def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
-    """A float64 copy of the network, the example for it and its outputs; None: it does not run in float64."""
+    """A float64 copy of the network, with example and outputs; None if it does not run in float64."""
     try:
         precise = copy.deepcopy(model).double()
         wide = pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
@@ -153,7 +150,7 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
 
 
 def _more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example with its points twice, and the network's outputs; nothing where it does not take that."""
+    """The example repeated along the batch dimension, and its outputs; empty if the network does not accept it."""
     doubled = pytree.tree_map(lambda x: torch.cat((x, x)) if isinstance(x, Tensor) and x.ndim else x, call)
     try:
         return [(doubled, _outputs(model, doubled))]

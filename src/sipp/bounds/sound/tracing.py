@@ -67,8 +67,10 @@ def trace(models: Sequence[nn.Module], inputs: Inputs) -> TracedNetworks:
 
 
 class _Tracer(fx.Tracer):
-    """The tracer of torch.fx, which replaces calls and attributes of nn.Module for all threads: those of others get
-    what they ask for."""
+    """A torch.fx tracer that is safe with other threads.
+
+    torch.fx patches nn.Module for the whole process; calls from other threads pass through unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +150,7 @@ def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...]
 
 
 def _check_model(side: str, model: nn.Module) -> None:
-    """Refuses weights that are no numbers, and modules that are not what they seem, which no graph shows."""
+    """Raises for weights that are NaN or infinite, and for modules with hooks or patches, which no graph shows."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity", fix="repair or reload it")

@@ -23,20 +23,23 @@ from sipp.experiments.training.feed import eval_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import only_alive, rank
+from sipp.pruning.cutting import cut, cut_as_given
+from sipp.pruning.ranking import only_alive, rank, within
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
+from sipp.records.numerics import device_of
 from sipp.records.options import NormStats, PruneOptions, Scoring
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
+from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.repairing.repair_options import RepairOptions
+from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
 # Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
 CERTIFICATE_DELTA = 0.05
@@ -102,11 +105,12 @@ def _cut(
     sparse = cut(left, budget, seed=seed)
     if repair:  # what is 0 in the network stays 0, so the dead stay dead
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
-        sparse, repaired = repaired_cut(left, sparse, split_data(ranking.model, points, seed=seed), [repair])
+        options = RepairOptions(seed=seed, chunk_bytes=chunk_of("auto", device_of(left.model)))
+        split = split_data(ranking.model, points, seed=seed)
+        repaired = apply_repairs(left, sparse.masks, split, [repair], options, start=sparse.model)
+        sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
     pruned = pruned_of(left, sparse, repaired=repaired)
-    masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
-    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
-    masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+    masks = within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)  # the record's count is exact
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
