@@ -55,9 +55,9 @@ def bench_file(
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
-            made = sipp.sparse(stored.model, example)
-            assert isinstance(made, Sparse)  # there was an example, and the model of a file is on the CPU
-            fast = made
+            compiled = sipp.sparse(stored.model, example)
+            assert isinstance(compiled, Sparse)  # there was an example, and the model of a file is on the CPU
+            fast = compiled
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
         return _record(stored, fast, runs, normalisation_lines(points))

@@ -77,12 +77,12 @@ def _seen(record: PrunedRecord) -> SeenPoints | None:
 
 def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
     """A line if other certificates in the folder used the same points; else empty."""
-    known = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
+    certificates = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
     names = [
         name
-        for name, one in known.items()
-        if one is not None and (one.model_extra or {}).get("data_hash") == certificate.data_hash
+        for name, earlier in certificates.items()
+        if earlier is not None and (earlier.model_extra or {}).get("data_hash") == certificate.data_hash
         and (request.pruned / name).resolve() != replaced
     ]  # fmt: skip
     if not names:
@@ -121,11 +121,16 @@ def _verified(
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
         certificate = from_json(_text(request.verify))
         output = parse_output(request.output)
-        found = verify(
+        verification = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
-    record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
-    return found.ok, str(found), record
+    record = {
+        "kind": "verification",
+        "verified": verification.ok,
+        "reasons": verification.reasons,
+        "unchecked": verification.unchecked,
+    }
+    return verification.ok, str(verification), record
 
 
 def _certified(
@@ -154,9 +159,10 @@ def _certified(
         with naming_option(f"--out {request.out}", "give another file"):
             write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
     if request.accuracy:
-        found = evaluate(*networks, fresh.batches, output)
-        if found.dense_accuracy is not None and found.pruned_accuracy is not None:
-            text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
+        evaluation = evaluate(*networks, fresh.batches, output)
+        dense, pruned = evaluation.dense_accuracy, evaluation.pruned_accuracy
+        if dense is not None and pruned is not None:
+            text = f"\naccuracy on these inputs: {dense:.2%} dense, {pruned:.2%} pruned"
     return ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert))
 
 

@@ -272,8 +272,12 @@ def summary(points: Points | None) -> dict[str, Any] | None:
 
 def normalisation_lines(*drawn: Points | None) -> list[str]:
     """How images were normalised, one line for each way; none where there are no images."""
-    found = (points.source.normalised for points in drawn if points is not None)
-    return [f"images:  {one.words}" for one in dict.fromkeys(found) if one is not None]
+    normalisations = (points.source.normalised for points in drawn if points is not None)
+    return [
+        f"images:  {normalisation.words}"
+        for normalisation in dict.fromkeys(normalisations)
+        if normalisation is not None
+    ]
 
 
 def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
@@ -294,15 +298,15 @@ def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | No
 
 def _text(spec: str, path: Path, model: str) -> Source:
     """One sentence a line, read by the tokenizer of the network `model` names."""
-    found = sentences(path, model)
-    n = len(next(iter(found.values())))
-    return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
+    tensors = sentences(path, model)
+    n = len(next(iter(tensors.values())))
+    return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in tensors.items()})
 
 
 def _sequences(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
     """Sequences of tokens, read by the tokenizer of the language model."""
-    found, words = sequences(path, model, length, role, seed)
-    return Source(spec, "text", len(found), words, lambda items: {"input_ids": found[items]})
+    ids, words = sequences(path, model, length, role, seed)
+    return Source(spec, "text", len(ids), words, lambda items: {"input_ids": ids[items]})
 
 
 def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
@@ -311,37 +315,37 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     Numbers are taken as they are; with --normalise they must be images, as bytes.
     """
     try:
-        found = _read(path)
+        tensors = _read(path)
     except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
         # numpy goes on with advice on how to run a pickle that it finds
         reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} could not be read ({reason})", fix="give a whole file of numbers") from error
-    if not found:
+    if not tensors:
         raise DataError(f"{path} holds no arrays", fix=f"expected {INPUTS}, or the names of the network's arguments")
-    lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
+    lengths = {name: len(t) if t.dim() else None for name, t in tensors.items()}
     if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
             f"{path} holds arrays of {lengths} inputs", fix="give arrays with equally many inputs along dimension 0"
         )
-    if set(found) == {LABELS}:
+    if set(tensors) == {LABELS}:
         raise DataError(
             f"{path} holds labels but no inputs", fix=f"expected {INPUTS}, or the names of the network's arguments"
         )
     n = next(iter(lengths.values())) or 0
     if n == 0:
         raise DataError(f"{path} holds no inputs", fix="give at least one")
-    if LABELS in found and not found[LABELS].is_floating_point():
-        found[LABELS] = found[LABELS].long()
+    if LABELS in tensors and not tensors[LABELS].is_floating_point():
+        tensors[LABELS] = tensors[LABELS].long()
     if chosen is not None:
-        name = INPUTS if INPUTS in found else next(iter(found))
-        found[name] = chosen.apply(found[name])
+        name = INPUTS if INPUTS in tensors else next(iter(tensors))
+        tensors[name] = chosen.apply(tensors[name])
 
     def take(items: Tensor) -> dict[str, Tensor]:
-        return {name: tensor[items] for name, tensor in found.items()}
+        return {name: tensor[items] for name, tensor in tensors.items()}
 
-    unlabelled = "" if LABELS in found else f"{path.name} holds no array {LABELS!r}"
+    unlabelled = "" if LABELS in tensors else f"{path.name} holds no array {LABELS!r}"
     return Source(spec, "file", n, f"inputs from {path.name}", take, normalised=chosen, unlabelled=unlabelled)
 
 
@@ -418,20 +422,20 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
 
 def _index_any(path: Path) -> FolderIndex:
     """All images below a folder in sorted order, with labels where each lies in one of several class folders."""
-    found = sorted(
+    images = sorted(
         os.path.relpath(os.path.join(root, name), path)
         for root, _, names in os.walk(path)
         for name in names
         if Path(name).suffix.lower() in SUFFIXES
     )
-    if not found:
+    if not images:
         raise DataError(
             f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
-    tops = [Path(one).parts[0] if len(Path(one).parts) > 1 else "" for one in found]
+    tops = [Path(image).parts[0] if len(Path(image).parts) > 1 else "" for image in images]
     classes = tuple(sorted(set(tops)))
     if len(classes) < 2 or "" in classes:
         classes = ()
     labels = torch.tensor([classes.index(top) if classes else 0 for top in tops], dtype=torch.int64)
-    return FolderIndex(path, classes, tuple(found), labels, len(found), "")
+    return FolderIndex(path, classes, tuple(images), labels, len(images), "")

@@ -74,10 +74,10 @@ def run_demo(
             records = _records(recipe, Path(runs), progress)
         except Interrupted as stop:
             raise SystemExit(stop.exit_status) from None
-        (found,) = [one for one in read_results([Path(runs)]) if isinstance(one, Run)]
+        (finished,) = [result for result in read_results([Path(runs)]) if isinstance(result, Run)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / PAGE, render([found], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
-    _draw(found, folder / FIGURE)
+    write_file(folder / PAGE, render([finished], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
+    _draw(finished, folder / FIGURE)
     return _result(recipe, records, folder / PAGE)
 
 
@@ -90,7 +90,7 @@ def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
     ):
         warnings.simplefilter("ignore", DeadRowsWarning)  # at the sparsest levels: the table shows what that costs
         return run(
-            recipe, out=out, device="cpu", on_progress=lambda now: advance(1) if now.epoch is None else None
+            recipe, out=out, device="cpu", on_progress=lambda update: advance(1) if update.epoch is None else None
         ).records
 
 

@@ -102,28 +102,28 @@ def _tell(error: BaseException, command: str, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, CommandError):
-        told = error
+        reported = error
     elif isinstance(error, SippError):
-        told = as_command_error(error, command, f"see {command} --help")
+        reported = as_command_error(error, command, f"see {command} --help")
     elif isinstance(error, _USAGE):
         known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
         fix = "give --keep, the share of weights to keep" if unknown in SHARES else f"see {place} --help"
-        told = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
+        reported = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
-        told = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
+        reported = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
     elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
         place = str(error.filename) if error.filename else f"{command}, its output"
-        told = CommandError(
+        reported = CommandError(
             error.strerror or str(error),
             where=place,
             fix="free space, allow reading and writing, or give another place",
         )
     else:
-        told = _unexpected(error, debug)
-    typer.echo(three_lines(told.what, told.where, told.fix), err=True)
-    return told.code
+        reported = _unexpected(error, debug)
+    typer.echo(three_lines(reported.what, reported.where, reported.fix), err=True)
+    return reported.code
 
 
 def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
@@ -155,13 +155,13 @@ def _one_line(text: str) -> str:
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """A context in which each different warning is one line on stderr, and at most `MOST_WARNINGS` are shown."""
-    told: set[str] = set()
+    seen: set[str] = set()
 
     def show(message: Warning | str, *args: object) -> None:
         text = _one_line(str(message))
-        if text not in told:
-            told.add(text)
-            if len(told) <= MOST_WARNINGS:
+        if text not in seen:
+            seen.add(text)
+            if len(seen) <= MOST_WARNINGS:
                 typer.echo(f"warning: {text}", err=True)
 
     with warnings.catch_warnings():
@@ -170,8 +170,8 @@ def _plain_warnings() -> Iterator[None]:
         try:
             yield
         finally:
-            if len(told) > MOST_WARNINGS:
-                typer.echo(f"warning: and {len(told) - MOST_WARNINGS} more", err=True)
+            if len(seen) > MOST_WARNINGS:
+                typer.echo(f"warning: and {len(seen) - MOST_WARNINGS} more", err=True)
 
 
 @contextmanager

@@ -84,22 +84,22 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> 
         dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
-    found = PointComparisons(*measured_nk.unbind(1))
-    is_labelled, is_finite_n = bool(found.has_label.all()), found.ratio.isfinite()
+    comparisons = PointComparisons(*measured_nk.unbind(1))
+    is_labelled, is_finite_n = bool(comparisons.has_label.all()), comparisons.ratio.isfinite()
     is_finite = bool(is_finite_n.all())
     return Evaluation(
-        n_points=len(found.ratio),
-        dense_accuracy=float(found.dense_right.mean()) if is_labelled else None,
-        pruned_accuracy=float(found.pruned_right.mean()) if is_labelled else None,
-        dense_loss=_finite(found.dense_loss) if is_labelled else None,
-        pruned_loss=_finite(found.pruned_loss) if is_labelled else None,
-        same_class=float(found.same_class.mean()) if bool(found.has_classes.all()) else None,
-        error_mean=float(found.ratio.mean()) if is_finite else None,
-        error_median=float(found.ratio.median()) if is_finite else None,
-        error_max=float(found.ratio.max()) if is_finite else None,
+        n_points=len(comparisons.ratio),
+        dense_accuracy=float(comparisons.dense_right.mean()) if is_labelled else None,
+        pruned_accuracy=float(comparisons.pruned_right.mean()) if is_labelled else None,
+        dense_loss=_finite(comparisons.dense_loss) if is_labelled else None,
+        pruned_loss=_finite(comparisons.pruned_loss) if is_labelled else None,
+        same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
+        error_mean=float(comparisons.ratio.mean()) if is_finite else None,
+        error_median=float(comparisons.ratio.median()) if is_finite else None,
+        error_max=float(comparisons.ratio.max()) if is_finite else None,
         n_not_finite=int((~is_finite_n).sum()),
-        n_outside=int(found.label_outside.sum()),
-        why_no_accuracy="" if bool(found.label_outside.any()) else why_not_measured(why, found.has_label),
+        n_outside=int(comparisons.label_outside.sum()),
+        why_no_accuracy="" if bool(comparisons.label_outside.any()) else why_not_measured(why, comparisons.has_label),
     )
 
 
@@ -139,16 +139,16 @@ def answer(request: EvalRequest) -> Answer:
         drawn = reader.holdout(request.data, request.points, "--data")
     output = parse_output(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
-        found = evaluate(dense, pruned, drawn.batches, output)
+        evaluation = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
-    if found.dense_accuracy is None and drawn.unlabelled:
-        found = replace(found, why_no_accuracy=drawn.unlabelled)
-    record = _record(request, hashes, summary(drawn)) | json_value(asdict(found))
+    if evaluation.dense_accuracy is None and drawn.unlabelled:
+        evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
+    record = _record(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {drawn.words}",
         *normalisation_lines(drawn),
-        str(found),
+        str(evaluation),
     ]
     if is_noise:
         lines.append("noise:           this shows what the networks do on random inputs, not on yours")
@@ -178,26 +178,27 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answe
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
         read_nT = all_nT[: request.points]
-        found = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
+        measured = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
-    words = f"{first} windows of {found.window:,} tokens of {Path(request.data).name}, read as one text"
+    words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"
     data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
-    measured = {
-        "n_points": found.n_windows, "dense_accuracy": None, "pruned_accuracy": None, "dense_loss": found.dense_loss,
-        "pruned_loss": found.loss, "same_class": found.same_token, "error_mean": None, "error_median": None,
-        "error_max": None, "n_not_finite": 0, "dense_perplexity": found.dense_perplexity,
-        "pruned_perplexity": found.perplexity, "kl": found.kl, "same_token": found.same_token, "window": found.window,
-        "stride": found.window, "n_tokens": found.n_tokens, "tokenizer": tokenizer,
+    values = {
+        "n_points": measured.n_windows, "dense_accuracy": None, "pruned_accuracy": None,
+        "dense_loss": measured.dense_loss, "pruned_loss": measured.loss, "same_class": measured.same_token,
+        "error_mean": None, "error_median": None, "error_max": None, "n_not_finite": 0,
+        "dense_perplexity": measured.dense_perplexity, "pruned_perplexity": measured.perplexity, "kl": measured.kl,
+        "same_token": measured.same_token, "window": measured.window, "stride": measured.window,
+        "n_tokens": measured.n_tokens, "tokenizer": tokenizer,
     }  # fmt: skip
     finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-              for key, value in measured.items()}  # fmt: skip
+              for key, value in values.items()}  # fmt: skip
     record = _record(request, hashes, data) | json_value(finite)
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
-        str(found),
+        str(measured),
         "                 measured on this text only; sipp certify bounds the error on new text",
     ]
     return Answer(lines + _written(request, record), record)

@@ -86,13 +86,13 @@ def checked_config(folder: Path) -> dict[str, Any]:
 def stage_tokenizer(folder: Path, place: Path) -> bool:
     """Puts the configuration and the tokenizer of `folder` into `place`; False where there is no vocabulary."""
     stage_config(folder, place)
-    found = [path.name for pattern in VOCABULARIES for path in sorted(folder.glob(pattern))]
-    for name in found + [path.name for pattern in BESIDE for path in sorted(folder.glob(pattern))]:
+    vocabularies = [path.name for pattern in VOCABULARIES for path in sorted(folder.glob(pattern))]
+    for name in vocabularies + [path.name for pattern in BESIDE for path in sorted(folder.glob(pattern))]:
         shutil.copyfile(plain_file(folder, name), place / name)
     for name in (TOKENIZER_CONFIG, TOKEN_NAMES):
         if os.path.lexists(folder / name):
             (place / name).write_text(json.dumps(_settings(_json(folder, name), folder / name)))
-    return bool(found)
+    return bool(vocabularies)
 
 
 def plain_file(folder: Path, name: str) -> Path:
@@ -129,14 +129,14 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_JSON:
             raise ValueError(f"more than {MOST_JSON:,} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
             raise ValueError("no names and values")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{folder} could not be loaded ({name} is not whole JSON: {error!s:.200})", fix=WHOLE
         ) from error
-    return found
+    return content
 
 
 def _checked(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
@@ -157,7 +157,9 @@ def _checked(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
 
 def _is_built_in(value: Any) -> bool:
     values = value.values() if isinstance(value, dict) else [value]
-    return all(one is None or isinstance(one, bool) or (isinstance(one, str) and one in BUILT_IN) for one in values)
+    return all(
+        name is None or isinstance(name, bool) or (isinstance(name, str) and name in BUILT_IN) for name in values
+    )
 
 
 def _value(value: Any, path: Path, where: str) -> Any:
@@ -165,7 +167,7 @@ def _value(value: Any, path: Path, where: str) -> Any:
     if isinstance(value, dict):
         return _checked(value, path, f"{where}.")
     if isinstance(value, list):
-        return [_value(one, path, where) for one in value]
+        return [_value(item, path, where) for item in value]
     if isinstance(value, str) and ("/" in value or "\\" in value) and not where.endswith(TOKEN):
         raise _refused(path, where, f"{value!r:.60}, which may be another place")
     return value

@@ -41,8 +41,8 @@ def gguf_in(folder: Path) -> str | None:
     """The name of the one GGUF file in a folder without config.json; None: there is none, or several."""
     if (folder / CONFIG).is_file() or not folder.is_dir():
         return None
-    found = sorted(path.name for path in folder.glob(f"*{GGUF}"))
-    return found[0] if len(found) == 1 else None
+    names = sorted(path.name for path in folder.glob(f"*{GGUF}"))
+    return names[0] if len(names) == 1 else None
 
 
 def hf_model(spec: str) -> nn.Module:
@@ -53,12 +53,12 @@ def hf_model(spec: str) -> nn.Module:
         file = gguf_in(folder)
         if file is None:
             stage_network(folder, Path(place))
-            network, told = _loaded(transformers, place)
+            network, loading_info = _loaded(transformers, place)
         else:
             stage_gguf(folder, file, Path(place))
-            network, told = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
+            network, loading_info = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
     network.config._name_or_path = str(folder)
-    missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
+    missing, unknown = (sorted(loading_info[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # which transformers fills with random numbers
         raise ModelError(f"{folder} has no weights for {listed(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
@@ -82,8 +82,8 @@ def hf_model_without_weights(spec: str) -> nn.Module:
         config, kind = _kind(transformers, place)
         with init_empty_weights():
             is_any = kind is transformers.AutoModel
-            found = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
-    return cast("nn.Module", found.eval())
+            network = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
+    return cast("nn.Module", network.eval())
 
 
 @contextmanager
@@ -119,10 +119,10 @@ def _transformers(purpose: str, spec: str) -> Any:
 def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
     """The network of a staged folder, and which weights were missing or too many."""
     config, kind = _kind(transformers, place)
-    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
     )
-    return found
+    return loaded
 
 
 def _kind(transformers: Any, place: str) -> tuple[Any, Any]:
@@ -179,8 +179,8 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         if not texts:
             raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
         tokenizer, longest = _tokenizer(transformers, folder)
-        found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-        _warn_of_unknown(found["input_ids"], tokenizer, path)
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        _warn_of_unknown(tokens["input_ids"], tokenizer, path)
     except SippError:
         raise
     except Exception as error:  # no text, or a broken tokenizer
@@ -188,7 +188,7 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
             f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
             fix="give UTF-8 text, one sentence per line, and a folder that holds its tokenizer",
         ) from error
-    return dict(found) | ({} if labels is None else {"labels": labels})
+    return dict(tokens) | ({} if labels is None else {"labels": labels})
 
 
 def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
@@ -197,21 +197,22 @@ def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
     if file is not None:
         with needed_for("reading GGUF files"):
             import gguf  # noqa: F401
-        with TemporaryDirectory() as made:
-            stage_gguf(folder, file, Path(made))
-            return transformers.AutoTokenizer.from_pretrained(made, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
-    with TemporaryDirectory() as made:
-        if not stage_tokenizer(folder, Path(made)):  # transformers would make an empty one
+        with TemporaryDirectory() as staged:
+            stage_gguf(folder, file, Path(staged))
+            return transformers.AutoTokenizer.from_pretrained(staged, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
+    with TemporaryDirectory() as staged:
+        if not stage_tokenizer(folder, Path(staged)):  # transformers would make an empty one
             raise DataError(
                 f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
                 fix="save it there: tokenizer.save_pretrained",
             )
-        config = transformers.AutoConfig.from_pretrained(made, **OWN_CODE_ONLY)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(made, config=config, **OWN_CODE_ONLY)
+        config = transformers.AutoConfig.from_pretrained(staged, **OWN_CODE_ONLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(staged, config=config, **OWN_CODE_ONLY)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    told = getattr(config, "max_position_embeddings", None)
-    return tokenizer, min(told, MOST_TOKENS) if isinstance(told, int) and told > 0 else MOST_TOKENS
+    max_positions = getattr(config, "max_position_embeddings", None)
+    has_limit = isinstance(max_positions, int) and max_positions > 0
+    return tokenizer, min(max_positions, MOST_TOKENS) if has_limit else MOST_TOKENS
 
 
 def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:

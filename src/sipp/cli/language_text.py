@@ -21,7 +21,7 @@ def is_text(path: Path) -> bool:
     """Whether these are files that hold text: one, or a folder with some."""
     suffixes = (*PLAIN, *JSON_LINES)
     if path.is_dir():
-        return any(one.suffix in suffixes for one in path.rglob("*"))
+        return any(file.suffix in suffixes for file in path.rglob("*"))
     return path.suffix in suffixes
 
 
@@ -37,11 +37,13 @@ def is_language_model(model: str) -> bool:
 def length_of(model: str, asked: int | None) -> int:
     """Tokens of a sequence: what --length says, or the usual number, or fewer where the network takes no more."""
     config = _config(folder_of(model))
-    told = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
+    limits = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
     if asked is None:
-        return min([LENGTH, *told])
-    if told and asked > min(told):
-        raise OptionError(f"the network takes {min(told):,} tokens at most", fix=f"give --length {min(told)} or less")
+        return min([LENGTH, *limits])
+    if limits and asked > min(limits):
+        raise OptionError(
+            f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
+        )
     return asked
 
 
@@ -54,11 +56,11 @@ def sequences(path: Path, model: str, length: int | None, role: str, seed: int) 
 
     As a holdout there is one of each document where there are several: those of one text are not independent (T22).
     """
-    long, n_documents = length_of(model, length), len(documents(path))
-    is_one = role == "holdout" and n_documents > 1
-    found = text(path, tokenizer_of(model), length=long, one_a_document=is_one, seed=seed)
-    many = f"{n_documents:,} documents" if n_documents > 1 else "one document"
-    return found, f"sequences of {long:,} tokens of {path.name} ({'one of each of ' if is_one else ''}{many})"
+    n_tokens, n_documents = length_of(model, length), len(documents(path))
+    is_one_each = role == "holdout" and n_documents > 1
+    ids = text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
+    source = f"{n_documents:,} documents" if n_documents > 1 else "one document"
+    return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({'one of each of ' if is_one_each else ''}{source})"
 
 
 def windows(path: Path, model: str, length: int | None) -> Tensor:

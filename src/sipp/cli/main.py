@@ -52,10 +52,10 @@ def command_of(name: str) -> Any:
     """The command as typer builds it from its function."""
     alone = typer.Typer(add_completion=False)
     alone.command(name)(function_of(name))
-    made = typer.main.get_command(alone)
-    help_option: Any = made.get_help_option(typer.Context(made))
+    command = typer.main.get_command(alone)
+    help_option: Any = command.get_help_option(typer.Context(command))
     help_option.rich_help_panel = OUTPUT_PANEL  # else it stands first, alone
-    return made
+    return command
 
 
 class Commands(TyperGroup):

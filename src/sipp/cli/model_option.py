@@ -54,8 +54,8 @@ def load_model(
         model = _made(spec, n_classes)
         state = None if content is None else _state_of(content, set(model.state_dict()))
         if spec in NETS and state is not None:
-            found = n_classes_in(spec, {name: value.shape for name, value in state.items()})
-            model = model if found in (None, NETS[spec].n_classes) else build(spec, n_classes=found)
+            n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
+            model = model if n_stored in (None, NETS[spec].n_classes) else build(spec, n_classes=n_stored)
     if weights is not None:
         with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
             _load_into(model, state, weights_file(weights))
@@ -98,19 +98,19 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def weights_file(path: Path) -> Path:
     """The file of weights that `path` means: itself, or the network in a folder; of several there, their index."""
-    found = path / WEIGHTS_NAME if path.is_dir() else path
-    found = path / INDEX if path.is_dir() and not found.exists() and (path / INDEX).exists() else found
-    if not found.exists():
-        raise OptionError(f"{found} does not exist", fix="check the name, and the folder you are in")
-    if not found.is_file():
-        raise OptionError(f"{found} is not a file of weights", fix="give .safetensors or .pt")
-    return found
+    file = path / WEIGHTS_NAME if path.is_dir() else path
+    file = path / INDEX if path.is_dir() and not file.exists() and (path / INDEX).exists() else file
+    if not file.exists():
+        raise OptionError(f"{file} does not exist", fix="check the name, and the folder you are in")
+    if not file.is_file():
+        raise OptionError(f"{file} is not a file of weights", fix="give .safetensors or .pt")
+    return file
 
 
 def _build_own(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives, or that stands there already made."""
-    made = call_user_code(spec, "network", lambda: import_named(spec))
-    model = made if isinstance(made, nn.Module) else call_user_code(spec, "network", made)
+    named = call_user_code(spec, "network", lambda: import_named(spec))
+    model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
@@ -122,8 +122,8 @@ def _read(path: Path) -> Any:
     """What a file of weights holds, by safetensors or by torch.load with weights_only, and never anything else."""
     try:
         if path.name == INDEX:
-            found = sharded_weights(path.parent)
-            return found.read(found.file_of)
+            shards = sharded_weights(path.parent)
+            return shards.read(shards.file_of)
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
             content = load(path)
@@ -155,9 +155,9 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         raise ModelError(f"{path} does not fit {type(model).__name__}, {' '.join(str(error).split())}") from error
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(parameter) for name, parameter in parameters.items() if name in state}
-    made = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
+    buffers = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
     missing = [n for n in missing if not n.endswith(COUNTER) and id(parameters.get(n)) not in loaded]  # unless tied
-    unknown = [name for name in unknown if name not in made]
+    unknown = [name for name in unknown if name not in buffers]
     differences = [
         f"{words}: {listed(names)}"
         for words, names in (("not in the file", missing), ("not in the network", unknown))

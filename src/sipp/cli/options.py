@@ -52,8 +52,8 @@ def option(
     metavar: str | None = None,
 ) -> Any:
     """What an option's annotation says of it: its words and group in --help, its names where they are not its own."""
-    given = names or (...,)
-    return typer.Option(*given, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
+    declarations = names or (...,)
+    return typer.Option(*declarations, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
 
 
 def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
@@ -62,10 +62,14 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
     """
     hints = get_type_hints(work, include_extras=True)
     del hints["return"]
-    given = inspect.signature(work).parameters.values()
-    found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
-    found += _parameters("as_json", Json, False)
-    found.sort(key=_place)
+    own_parameters = inspect.signature(work).parameters.values()
+    parameters = [
+        parameter
+        for declared in own_parameters
+        for parameter in _parameters(declared.name, hints[declared.name], declared.default)
+    ]
+    parameters += _parameters("as_json", Json, False)
+    parameters.sort(key=_place)
 
     @wraps(work)
     def command(*, as_json: bool, **typed: Any) -> None:  # by the names of the signature below
@@ -75,8 +79,8 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
         if answer is not None:
             tell(answer, as_json=as_json)
 
-    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in found}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
@@ -88,24 +92,24 @@ def _place(parameter: inspect.Parameter) -> int:
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
     """The parameters of a command that a parameter or a field stands for: itself, those of its record, or none."""
-    said = get_args(hint)[1] if get_origin(hint) is Annotated else None
+    metadata = get_args(hint)[1] if get_origin(hint) is Annotated else None
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         for field in fields(hint):
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
-    elif isinstance(said, Shown):
-        kind, words = get_args(hint)[0], said.words.replace("{methods}", ", ".join(NAMES))
+    elif isinstance(metadata, Shown):
+        kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(NAMES))
         names: tuple[str, ...] = ()
         if isinstance(default, bool):  # a switch: what is on can be turned off
             name = typed_name(name, default)
             names, default, kind = (f"--{name.replace('_', '-')}",), False, bool
-        kind = list[str] | None if said.repeated else str if said.parse is not None else kind
-        shown = option(words, said.group, *names, least=said.least, most=said.most)
+        kind = list[str] | None if metadata.repeated else str if metadata.parse is not None else kind
+        shown = option(words, metadata.group, *names, least=metadata.least, most=metadata.most)
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
         )
-    elif said is not None or hint is typer.Context:
+    elif metadata is not None or hint is typer.Context:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 

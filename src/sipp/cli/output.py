@@ -38,12 +38,12 @@ def tell(answer: Answer, *, as_json: bool) -> None:
         raise answer.failure
 
 
-def listing(what: str, meaning: str, kind: str, found: dict[str, str]) -> Answer:
+def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) -> Answer:
     """Names and what each is, as a table and as the document `kind`."""
     table = plain_table(what, meaning, texts=(meaning,))
-    for name, words in found.items():
+    for name, words in descriptions.items():
         table.add_row(name, words)
-    rows = [{"name": name, "description": words} for name, words in found.items()]
+    rows = [{"name": name, "description": words} for name, words in descriptions.items()]
     return Answer([table], {"kind": kind, kind: rows})
 
 

@@ -22,7 +22,9 @@ MAX_BYTES = 1 << 16
 def known_keys() -> list[str]:
     """What a recipe may say: the names of `sipp.prune`'s arguments that are options, and the two tolerances."""
     hints = get_type_hints(PruneOptions, include_extras=True)
-    shown = [one.name for one in fields(PruneOptions) if any(isinstance(a, Shown) for a in get_args(hints[one.name]))]
+    shown = [
+        field.name for field in fields(PruneOptions) if any(isinstance(a, Shown) for a in get_args(hints[field.name]))
+    ]
     return [*shown, *TOLERANCES]
 
 

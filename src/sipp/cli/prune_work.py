@@ -74,10 +74,10 @@ def check(request: PruneRequest) -> None:
         "--epsilon": request.epsilon,
         "--max-accuracy-drop": request.max_accuracy_drop,
     }
-    given = [name for name, value in goals.items() if value is not None]
-    if len(given) != 1:
+    chosen = [name for name, value in goals.items() if value is not None]
+    if len(chosen) != 1:
         raise CommandError(
-            "nothing says how far to prune" if not given else f"{' and '.join(given)} exclude each other",
+            "nothing says how far to prune" if not chosen else f"{' and '.join(chosen)} exclude each other",
             where="sipp prune",
             fix=f"give exactly one of {', '.join(goals)}",
         )
@@ -89,7 +89,7 @@ def check(request: PruneRequest) -> None:
         )
     load_code(request.code)
     _check_places(request)
-    _refuse_ignored(request, given[0])
+    _refuse_ignored(request, chosen[0])
     _check_numbers(request)
 
 
@@ -168,8 +168,8 @@ def _check_numbers(request: PruneRequest) -> None:
 
 def _shard(request: PruneRequest) -> int | None:
     """Bytes of the largest file; None: there is one."""
-    said = request.shard
-    return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
+    text = request.shard
+    return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)
 
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
@@ -373,8 +373,8 @@ class Written:
         values = {
             "format": self.contents.precision,
             "moved": self.contents.moved,
-            "largest_change": max(one.largest_change for one in self.contents.tensors),
-            "norm_change": max(one.norm_change for one in self.contents.tensors),
+            "largest_change": max(tensor.largest_change for tensor in self.contents.tensors),
+            "norm_change": max(tensor.norm_change for tensor in self.contents.tensors),
             "certificate_about": self.contents.certificate_about,
             "statements_about": self.contents.statements_about,
         }

@@ -59,15 +59,15 @@ def read_contents(path: Path) -> SavedFile:
 
 def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
     """The contents of a file, of the built-in network `name`, in JSON's types."""
-    said = contents.statements
+    statements = contents.statements
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
     return {
         "kind": "network file",
         "sipp": sipp.__version__,
         **{key: getattr(contents, key) for key in keys},
         "network": name,
-        "tensors": [asdict(one) | {"bound_bytes": one.bound_bytes} for one in contents.tensors],
-        "statements": None if said is None else said.model_dump(),
+        "tensors": [asdict(tensor) | {"bound_bytes": tensor.bound_bytes} for tensor in contents.tensors],
+        "statements": None if statements is None else statements.model_dump(),
         "statements_about": contents.statements_about,
         "breaking_pattern": contents.breaking_pattern,
         "certificate": certificate_values(contents.certificate),
@@ -86,7 +86,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     name = model or built_in(contents)
     if name is None:
         raise _unknown(path, contents.model)
-    shapes = {key: one.shape for one in contents.tensors for key in one.names}
+    shapes = {key: tensor.shape for tensor in contents.tensors for key in tensor.names}
     network = load_model(name, n_classes=n_classes_in(name, shapes) if name in NETS else None)
     with naming_option(f"FILE {path}, --model {name}", "give the network that was saved"):
         sipp.load(path, into=network)
@@ -95,7 +95,9 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 
 def built_in(contents: SavedFile) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
-    return _known(contents.model, {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names})
+    return _known(
+        contents.model, {name: (tensor.shape, tensor.dtype) for tensor in contents.tensors for name in tensor.names}
+    )
 
 
 def _known(model: str, tensors: Tensors) -> str | None:
@@ -128,12 +130,12 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
     """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
     with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
-        said = (record.model_extra or {}).get("model")
+        recorded = (record.model_extra or {}).get("model")
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
-    kinds = {key: (one.shape, one.dtype.removeprefix("torch.")) for key, one in raw.items()}
-    name = model or (said if said in NETS else _known(str(said), kinds))
+    kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
+    name = model or (recorded if recorded in NETS else _known(str(recorded), kinds))
     if name is None:
-        raise _unknown(folder, f"{said!r:.60}")
+        raise _unknown(folder, f"{recorded!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
         contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
@@ -142,8 +144,8 @@ def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
 
 def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> SavedFile:
     """Writes a stored network to one small file, with what is certified of its values."""
-    found = stored.contents
-    certificate = found.certificate if found.certificate_about == "stored values" else None
+    contents = stored.contents
+    certificate = contents.certificate if contents.certificate_about == "stored values" else None
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
 
 

@@ -12,6 +12,7 @@ from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.reuse import find_reusable, stage_key
 from sipp.experiments.studies import Study
+from sipp.records.schemas import Manifest
 from sipp.report import read_results, render
 from sipp.report.contents import About, Finding
 from sipp.storage import state_files
@@ -32,20 +33,22 @@ class PlannedRun:
 
 def planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
     """What each run of the study still has to train, by names and manifests alone: data are not compared."""
-    found, before = [], set[str]()
+    planned, before = [], set[str]()
     code = runs.code_version()
+
+    def suits(manifest: Manifest) -> bool:
+        return accept_changes or all(origin.code == code for origin in manifest.origins)
+
     for recipe in study.recipes:
         name, stages = runs.run_name(config_of(recipe)), plan(recipe)
         there = [stage for stage in stages if state_files.has_state(out / name / stage.name, runs.FINAL)]
         todo = [stage for stage in stages if stage not in there]
-        made = find_reusable(
-            out, recipe, todo, lambda one: accept_changes or all(origin.code == code for origin in one.origins)
-        )
-        new = [stage for stage in todo if stage not in made and stage_key(recipe, stage) not in before]
+        reusable = find_reusable(out, recipe, todo, suits)
+        new = [stage for stage in todo if stage not in reusable and stage_key(recipe, stage) not in before]
         before |= {stage_key(recipe, stage) for stage in stages}
         n_epochs = sum((recipe.train if stage.method is None else recipe.retraining).epochs for stage in new)
-        found.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
-    return found
+        planned.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
+    return planned
 
 
 def write_page(study: Study, folders: Sequence[Path], page: Path) -> None:

@@ -36,7 +36,7 @@ def load_scores(path: Path) -> None:
         raise OptionError(
             f"it cannot be run ({type(error).__name__}: {error})", where=f"--code {path}", fix="correct the file"
         ) from error
-    if all(before.get(one) is row for one, row in own_methods().items()):
+    if all(before.get(name) is row for name, row in own_methods().items()):
         raise OptionError(
             "it registers no method", where=f"--code {path}", fix="call sipp.register_method(name, function) in it"
         )

@@ -70,12 +70,12 @@ def compiled(function: Callable[..., Any], *, calls_into: Path | None = None) ->
         return _interpreted(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
-        made = numba.njit(cache=True, **options)(_stamped(function, calls_into))
+        dispatcher = numba.njit(cache=True, **options)(_stamped(function, calls_into))
     except RuntimeError:  # neither beside this file nor in the user's cache folder
         _not_kept("no folder can be written")
         return numba.njit(**options)(function)
-    _survive_full_disk(made)
-    return made
+    _survive_full_disk(dispatcher)
+    return dispatcher
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,9 +83,9 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
 
 
-def _survive_full_disk(made: Any) -> None:
+def _survive_full_disk(dispatcher: Any) -> None:
     """Lets a compiled function that cannot be saved be used all the same. Numba has no public way to say so."""
-    cache: Any = getattr(made, "_cache", None)
+    cache: Any = getattr(dispatcher, "_cache", None)
     save = getattr(cache, "save_overload", None)
     if save is None:  # another version of Numba: its own behaviour
         return
@@ -103,9 +103,9 @@ def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as Python runs it (NUMBA_DISABLE_JIT=1), with compiled code's silence about 1 / 0."""
 
     @functools.wraps(function)
-    def run(*given: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):
-            return function(*given)
+            return function(*arguments)
 
     return run
 
@@ -162,10 +162,10 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
     """A decorator: `emit(b, *values)`, which writes LLVM instructions, becomes a function for compiled code to call."""
 
     def wrap(emit: Callable[..., Any]) -> Any:
-        def typed(typingctx: Any, *given: Any) -> Any:
+        def typed(typingctx: Any, *argument_types: Any) -> Any:
             def codegen(context: Any, b: Any, signature: Any, values: Any) -> Any:
-                made = emit(b, *values)
-                return context.get_dummy_value() if result is VOID else made
+                value = emit(b, *values)
+                return context.get_dummy_value() if result is VOID else value
 
             return result(*arguments), codegen
 
@@ -200,10 +200,10 @@ def reading(record: type) -> Any:
 
     @primitive(types.NamedUniTuple(INT, n, record), INT)
     def read(b: Any, address: Any) -> Any:
-        made = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
+        packed = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
         for i in range(n):
-            made = b.insert_value(made, load(b, address, I64, INT64_BYTES * i), i)
-        return made
+            packed = b.insert_value(packed, load(b, address, I64, INT64_BYTES * i), i)
+        return packed
 
     return read
 

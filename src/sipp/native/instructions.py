@@ -65,10 +65,10 @@ def element(b: Any, address: Any, i: Any, kind: Any) -> Any:
 
 def variables(b: Any, values: Sequence[Any]) -> list[Any]:
     """Variables (LLVM turns them into registers) that start with these values."""
-    made = [on_stack(b, value.type) for value in values]
-    for cell, value in zip(made, values):
+    cells = [on_stack(b, value.type) for value in values]
+    for cell, value in zip(cells, values):
         b.store(value, cell)
-    return made
+    return cells
 
 
 def on_stack(b: Any, kind: Any) -> Any:
@@ -85,10 +85,10 @@ def floats_on_heap(b: Any, n: int) -> Iterator[Any]:
     b.call(_of_c(b, "free", ir.VoidType(), _BYTE), [b.inttoptr(address, _BYTE)])
 
 
-def _of_c(b: Any, name: str, result: Any, given: Any) -> Any:
+def _of_c(b: Any, name: str, result: Any, argument: Any) -> Any:
     """A function of the C library."""
     known = b.module.globals.get(name)
-    return known or ir.Function(b.module, ir.FunctionType(result, [given]), name)
+    return known or ir.Function(b.module, ir.FunctionType(result, [argument]), name)
 
 
 # --- Loops and calls --------------------------------------------------------------------------------------------------
@@ -112,10 +112,10 @@ def each(b: Any, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
     b.position_at_end(end)
 
 
-def call(b: Any, name: str, result: Any, given: Sequence[Any]) -> Any:
+def call(b: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
     """The result of LLVM's own function of this name."""
-    kind = ir.FunctionType(result, [value.type for value in given])
-    return b.call(b.module.declare_intrinsic(name, (), kind), given)
+    kind = ir.FunctionType(result, [value.type for value in arguments])
+    return b.call(b.module.declare_intrinsic(name, (), kind), arguments)
 
 
 def call_at(b: Any, address: Any, numbers: Sequence[Any]) -> None:
@@ -161,8 +161,8 @@ def splat(b: Any, scalar: Any, lanes: int) -> Any:
     """A vector with this number in all lanes."""
     if lanes == 1:
         return scalar
-    one = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
-    return pick(b, one, one, [0] * lanes)
+    first = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
+    return pick(b, first, first, [0] * lanes)
 
 
 def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:

@@ -12,16 +12,16 @@ PROCESSOR = platform.machine()
 
 def _features() -> str:
     """The features that code may use, as LLVM writes them; Numba's settings count here as well."""
-    given: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
-    if given is not None:
-        return given
+    configured: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
+    if configured is not None:
+        return configured
     try:
-        found = llvm.get_host_cpu_features()
+        features = llvm.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know this processor
         return ""
     if not numba.config.ENABLE_AVX:  # type: ignore[attr-defined]
-        found.update({name: False for name in found if name.startswith("avx")})
-    return str(found.flatten())
+        features.update({name: False for name in features if name.startswith("avx")})
+    return str(features.flatten())
 
 
 FEATURES = _features()

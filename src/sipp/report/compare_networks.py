@@ -44,37 +44,42 @@ def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
 
 def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
     """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
-    known = [one for model in models for one in model.evaluations.values() if one.accuracies is not None]
-    counts = Counter(one.data.hash for one in known)
-    return max(known, key=lambda one: (counts[one.data.hash], one.n_points), default=None)
+    evaluations = [
+        evaluation for model in models for evaluation in model.evaluations.values() if evaluation.accuracies is not None
+    ]
+    counts = Counter(evaluation.data.hash for evaluation in evaluations)
+    return max(evaluations, key=lambda evaluation: (counts[evaluation.data.hash], evaluation.n_points), default=None)
 
 
 def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
     """The accuracy of the dense and of the pruned network on these points, None if it was not measured there."""
     evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
-    return next((one.accuracies for one in evaluations if one.accuracies is not None), None)
+    return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
 
 
 def certified(model: PrunedModel) -> float | None:
     """The certified error of the output; of several certificates the largest: the best of several is no claim."""
-    known = [one.output_limit for one in model.all_certificates]
-    return max((limit for limit in known if limit is not None), default=None)
+    limits = [certificate.output_limit for certificate in model.all_certificates]
+    return max((limit for limit in limits if limit is not None), default=None)
 
 
 def certified_drop(model: PrunedModel) -> float | None:
     """The certified drop of accuracy; of several the largest."""
-    return max((one.drop_upper for one in model.all_certificates if one.drop_upper is not None), default=None)
+    return max(
+        (certificate.drop_upper for certificate in model.all_certificates if certificate.drop_upper is not None),
+        default=None,
+    )
 
 
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
     """The value against keep, one curve for each method, repaired or not; networks of one method and keep are one."""
     arms: dict[str, dict[float, list[float]]] = {}
-    for model in sorted(models, key=lambda one: -one.record.keep):
+    for model in sorted(models, key=lambda network: -network.record.keep):
         known = value(model)
         if known is None:
             continue
         points = arms.setdefault(model.arm, {})
-        keep = next((one for one in points if abs(one - model.record.keep) <= SAME_KEEP * one), model.record.keep)
+        keep = next((k for k in points if abs(k - model.record.keep) <= SAME_KEEP * k), model.record.keep)
         points.setdefault(keep, []).append(known)
     return tuple(
         Curve(arm, tuple(Point(k, fsum(v) / len(v), min(v), max(v), len(v)) for k, v in points.items()))
@@ -96,17 +101,21 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
     points = common_points(group)
     measured = {id(model): accuracies_on(model, points) for model in group}
-    dense = next((one[0] for one in measured.values() if one is not None), None)
+    dense = next((accuracies[0] for accuracies in measured.values() if accuracies is not None), None)
     accuracy = network_curves(group, lambda model: (measured[id(model)] or (None, None))[1])
     errors = {
-        "moved": ("Output moved", "output moved on calibration inputs", network_curves(group, lambda one: one.moved)),
+        "moved": (
+            "Output moved",
+            "output moved on calibration inputs",
+            network_curves(group, lambda model: model.moved),
+        ),
         "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
     }
     view = curve_view(accuracy, "accuracy, measured", "share", dense=dense)
-    found = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
+    comparisons = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
     for key, (title, label, curves) in errors.items():
-        found.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
-    return [one for one in found if one.curves]
+        comparisons.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
+    return [comparison for comparison in comparisons if comparison.curves]
 
 
 # --- the article ----------------------------------------------------------------------------------------------------
@@ -121,8 +130,8 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
         rows.append(
             [
-                lines(f"networks{index}-{one.key}", f"{one.title}{of}", one.view, of="network")
-                for one in comparisons_of(group)
+                lines(f"networks{index}-{comparison.key}", f"{comparison.title}{of}", comparison.view, of="network")
+                for comparison in comparisons_of(group)
             ]
         )
     has_accuracy = common_points(models) is not None
@@ -149,11 +158,11 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
         "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
     }
-    known = [one for group in groups for one in comparisons_of(group) if one.key in words]
-    for one in known:
-        if (near := _nearest(one.curves)) is not None:
+    comparisons = [comparison for group in groups for comparison in comparisons_of(group) if comparison.key in words]
+    for comparison in comparisons:
+        if (near := _nearest(comparison.curves)) is not None:
             keep, values = near
-            find_best, find_worst, does, sentence = words[one.key]
+            find_best, find_worst, does, sentence = words[comparison.key]
             best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
             shown = (number(values[best], "share"), worst, number(values[worst], "share"))
             return Finding(f"At keep {number(keep, 'share')}, {best} {does}", sentence.format(*shown))
@@ -178,7 +187,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     points = common_points(models)
     has_drops = any(certified_drop(model) is not None for model in models)
     rows = []
-    for model in sorted(models, key=lambda one: -one.record.keep):
+    for model in sorted(models, key=lambda network: -network.record.keep):
         cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.record.keep, "share"))}
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
@@ -197,13 +206,13 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, TableCell]:
-    if found is None:
+def _accuracy_cells(accuracies: tuple[float, float] | None) -> dict[str, TableCell]:
+    if accuracies is None:
         return {
             "accuracy": TableCell("not measured", "", "on these inputs"),
             "accuracy, dense": TableCell("not measured"),
         }
-    dense, pruned = found
+    dense, pruned = accuracies
     title = f"{number(pruned - dense, 'points')} against the dense network"
     cell = TableCell(number(pruned, "share"), tone_of(pruned - dense), title)
     return {"accuracy": cell, "accuracy, dense": TableCell(number(dense, "share"))}
@@ -213,8 +222,9 @@ def certified_cell(model: PrunedModel) -> TableCell:
     """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
     limit = certified(model)
     if limit is None:
-        others = [one for one in model.all_certificates if one.limit is not None]
-        return TableCell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
+        others = [certificate for certificate in model.all_certificates if certificate.limit is not None]
+        limits = [certified_limit(certificate.limit or 0.0, certificate.measure) for certificate in others]
+        return TableCell(", ".join(limits) or "none")
     if is_useless(limit):
         return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return TableCell(percent_up(limit))

@@ -98,7 +98,11 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
     """The panels of these runs, in the order of the first run of each."""
     groups: list[list[Run]] = []
     for run in runs:
-        fitting = (one for one in groups if _same(one[0], run) and all(_fits(other, run) for other in one))
+        fitting = (
+            candidate
+            for candidate in groups
+            if _same(candidate[0], run) and all(_fits(other, run) for other in candidate)
+        )
         if (group := next(fitting, None)) is not None:
             group.append(run)
         else:
@@ -116,13 +120,13 @@ def _bare(run: Run) -> dict[str, Any]:
     return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
 
 
-def _same(one: Run, other: Run) -> bool:
-    return _bare(one) == _bare(other) and {o.data for o in one.origins} == {o.data for o in other.origins}
+def _same(run: Run, other: Run) -> bool:
+    return _bare(run) == _bare(other) and {o.data for o in run.origins} == {o.data for o in other.origins}
 
 
-def _fits(one: Run, other: Run) -> bool:
+def _fits(run: Run, other: Run) -> bool:
     """Whether networks of the same seed and method are the same in both: otherwise changes have two references."""
-    known = {key: _content(record) for key, record in _by_place(one).items()}
+    known = {key: _content(record) for key, record in _by_place(run).items()}
     return all(known.get(key, _content(record)) == _content(record) for key, record in _by_place(other).items())
 
 
@@ -152,8 +156,13 @@ def _titles(runs: Sequence[Run]) -> list[str]:
     short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
-        twins = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]
-        differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
+        namesakes = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]
+        differ = {
+            key
+            for config in namesakes
+            for key in config
+            if any(config.get(key) != other.get(key) for other in namesakes)
+        }
         own = dict(flat(_bare(run)))
         shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
         ends = [key.rpartition(".")[2] for key in shown]

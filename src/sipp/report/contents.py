@@ -113,5 +113,7 @@ def key_value_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _as_text(value: Any) -> str:
-    text = ", ".join(str(one) for one in value) if isinstance(value, list) else "none" if value is None else str(value)
+    text = (
+        ", ".join(str(item) for item in value) if isinstance(value, list) else "none" if value is None else str(value)
+    )
     return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]} ..."

@@ -106,25 +106,25 @@ def _file_name(name: str, kind: str) -> str:
 def _figures(results: Sequence[Result]) -> dict[str, Draw]:
     """{name: what draws it} of all figures."""
     runs = [result for result in results if isinstance(result, Run) and result.records]
-    found: dict[str, Draw] = {}
+    figures: dict[str, Draw] = {}
     for index, run in enumerate(runs):
-        n_before = sum(one.name == run.name for one in runs[:index])  # folders may have the same name
+        n_before = sum(earlier.name == run.name for earlier in runs[:index])  # folders may have the same name
         stem = run.name if not n_before else f"{run.name}-{n_before + 1}"
         views = {key.replace("_", "-"): view for key, view in metric_views(run).items()}
         views |= {f"{name}-epsilon": view for name, view in epsilon_views(run).items()}
-        found |= {f"{stem}-{name}": _alone(view, series.methods_of(run)) for name, view in views.items()}
-        found |= {f"{stem}-layers-{name}": draw for name, draw in _layer_figures(run).items()}
+        figures |= {f"{stem}-{name}": _alone(view, series.methods_of(run)) for name, view in views.items()}
+        figures |= {f"{stem}-layers-{name}": draw for name, draw in _layer_figures(run).items()}
     groups = by_parent([result for result in results if isinstance(result, PrunedModel)])
     for index, group in enumerate(group for group in groups if len(group) > 1):
         stem = "networks" if index == 0 else f"networks-{index + 1}"
-        found |= {f"{stem}-{one.key}": _alone(one.view, ()) for one in comparisons_of(group)}
+        figures |= {f"{stem}-{shown.key}": _alone(shown.view, ()) for shown in comparisons_of(group)}
     if along := pipeline_curves(results):
         view = curve_view(along, METRICS["top1"].label, "share", dense=series.dense_mean(runs[0], "top1"))
-        found[PIPELINES] = _alone(view, (), f"{runs[0].config['net']}, {series.methods_of(runs[0])[0]}")
+        figures[PIPELINES] = _alone(view, (), f"{runs[0].config['net']}, {series.methods_of(runs[0])[0]}")
     panels = [panel for panel in panels_of(runs) if series.methods_of(panel.run)] if len(runs) > 1 else []
     if panels:
-        found[PANELS] = partial(_draw_panels, panels=panels)
-    return found
+        figures[PANELS] = partial(_draw_panels, panels=panels)
+    return figures
 
 
 def _alone(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
@@ -163,10 +163,10 @@ def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
     for run in runs:
         for curve in series.metric_curves(run, "top1"):
             points.setdefault(run.config["pipeline"], []).extend(curve.points)
-    is_twice = any(len({round(one.keep, 4) for one in found}) < len(found) for found in points.values())
+    is_twice = any(len({round(point.keep, 4) for point in reached}) < len(reached) for reached in points.values())
     if len(points) < 2 or len(methods) > 1 or len(networks) > 1 or is_twice:
         return ()
-    falling = {name: sorted(found, key=lambda point: -point.keep) for name, found in points.items()}
+    falling = {name: sorted(reached, key=lambda point: -point.keep) for name, reached in points.items()}
     return tuple(Curve(name, tuple(falling[name])) for name in sorted(falling))
 
 
@@ -186,8 +186,8 @@ def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
     curves, unit = view["series"], view["y"]["unit"]
     scale = 1.0 if unit == "number" else 100.0
     for curve in curves:
-        style = palette.style_of(curve["name"], methods or tuple(one["name"] for one in curves))
-        at, mean, low, high = ([one[i] * (scale if i else 100.0) for one in curve["points"]] for i in range(4))
+        style = palette.style_of(curve["name"], methods or tuple(shown["name"] for shown in curves))
+        at, mean, low, high = ([point[i] * (scale if i else 100.0) for point in curve["points"]] for i in range(4))
         axes.fill_between(at, low, high, color=style.light, alpha=0.14, linewidth=0)
         axes.plot(at, mean, label=_literal(curve["name"]), **_line(style))
     keeps = [point[0] for curve in curves for point in curve["points"]]
@@ -275,7 +275,7 @@ def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str,
     row = DENSE_ROW if len(names) > MANY else ROW
     figure.set_size_inches(WIDE, max(LEAST_HEIGHT, n_blocks * (row * len(names) + MARGINS)))
     grid = figure.subplots(n_blocks, n_across, squeeze=False, sharex=True, sharey=True)
-    values = [scale * value for one in columns for value in one["values"] if value is not None]
+    values = [scale * value for shown in columns for value in shown["values"] if value is not None]
     is_steep = view["y"]["log"] and _is_steep(values)
     for place, axes in enumerate(grid.flat):
         if place >= len(columns):

@@ -18,8 +18,8 @@ from sipp.report.rendering import render
 from sipp.report.results import PrunedModel
 from sipp.storage.outputs import PAGE, check_file, write_file
 
-One = Pruned | PrunedTo
-Networks = One | Sequence[One] | Mapping[str, One]
+PruneResult = Pruned | PrunedTo
+Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
 
 
 def page(
@@ -45,9 +45,9 @@ def page(
     target = check_path("path", path, "page.html")
     check_file(target, PAGE, force=True)
     networks = _named(pruned)
-    held = (certificate_of(one, None) for one in networks.values())
-    claims = list(dict.fromkeys((*_claims(certificate), *(one for one in held if one is not None))))
-    results = [_shown(name, record_of(one), claims) for name, one in networks.items()]
+    held = (certificate_of(network, None) for network in networks.values())
+    claims = list(dict.fromkeys((*_claims(certificate), *(claim for claim in held if claim is not None))))
+    results = [_shown(name, record_of(network), claims) for name, network in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
@@ -55,7 +55,7 @@ def page(
     return target
 
 
-def _named(pruned: Networks) -> dict[str, One]:
+def _named(pruned: Networks) -> dict[str, PruneResult]:
     """The networks by their names: given, or of the class, numbered where there are several."""
     if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
@@ -63,13 +63,13 @@ def _named(pruned: Networks) -> dict[str, One]:
         raise OptionError(
             f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give what sipp.prune gave"
         )
-    found = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
-    for name, one in found.items():
-        if not isinstance(one, Pruned | PrunedTo):
-            raise OptionError(f"{name!r:.40} is a {type(one).__name__}", fix="give what sipp.prune gave")
+    by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
+    for name, network in by_name.items():
+        if not isinstance(network, Pruned | PrunedTo):
+            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix="give what sipp.prune gave")
     if isinstance(pruned, Mapping):
-        return {str(name): one for name, one in pruned.items()}
-    return {f"{type(one.model).__name__} {number}": one for number, one in found.items()}
+        return {str(name): network for name, network in pruned.items()}
+    return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}
 
 
 def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
@@ -86,7 +86,7 @@ def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedMod
     if ours:
         record = checked(PrunedRecord, pruned_values(pruned, ours[0]), name)
     others = {
-        f"certificate {number}": checked(CertificateRecord, certificate_values(one), name)
-        for number, one in enumerate(ours[1:], start=2)
+        f"certificate {number}": checked(CertificateRecord, certificate_values(claim), name)
+        for number, claim in enumerate(ours[1:], start=2)
     }
     return PrunedModel(name, record, (), None, others)

@@ -96,12 +96,16 @@ def style_of(method: str, methods: tuple[str, ...]) -> Style:
         return replace(style, dash=dash, hollow=True)
     name = method.partition(BETWEEN)[0]
     if not _is_free(method):
-        beside = [one for one in methods if one.partition(BETWEEN)[0] == name and one.partition(BETWEEN)[2] != REPAIRED]
+        beside = [
+            other
+            for other in methods
+            if other.partition(BETWEEN)[0] == name and other.partition(BETWEEN)[2] != REPAIRED
+        ]
         style = STYLES[name]
         is_first = name not in beside and beside[:1] == [method]
         return style if is_first or len(beside) < 2 else replace(style, dash=() if style.dash else ARM_DASH)
-    bare = (one.removesuffix(BETWEEN + REPAIRED) for one in methods)
-    others = [one for one in dict.fromkeys((*bare, method)) if _is_free(one)]
+    bare = (other.removesuffix(BETWEEN + REPAIRED) for other in methods)
+    others = [other for other in dict.fromkeys((*bare, method)) if _is_free(other)]
     return FREE_STYLES[others.index(method) % len(FREE_STYLES)]
 
 

@@ -99,7 +99,7 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
     """Every plot that this run has numbers for, by section."""
     if not series.methods_of(run):
         return {}
-    found = {
+    plots = {
         **_side_by_side(run, ident),
         "accuracy": accuracy_plot(run, f"{ident}-accuracy"),
         **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
@@ -107,7 +107,7 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
         "layers": _layers_plot(run, f"{ident}-layers"),
         "times": _times_plot(run, f"{ident}-times"),
     }
-    return {key: plot for key, plot in found.items() if plot}
+    return {key: plot for key, plot in plots.items() if plot}
 
 
 def metric_view(run: Run, key: str) -> dict[str, Any]:
@@ -145,12 +145,12 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
 def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
     """Plain accuracy just pruned and retrained, on one scale; what the run does not know is left out."""
     known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
-    found = {
+    panels = {
         name: (title, curves) for name, (title, key) in known.items() if (curves := series.metric_curves(run, key))
     }
-    points = [point for _, curves in found.values() for curve in curves for point in curve.points]
+    points = [point for _, curves in panels.values() for curve in curves for point in curve.points]
     plots = {}
-    for name, (title, curves) in found.items():
+    for name, (title, curves) in panels.items():
         view = curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
         view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
         plots[name] = lines(f"{ident}-{name}", title, view)
@@ -173,8 +173,8 @@ def _statements_plot(run: Run, ident: str) -> Plot:
     for method in series.methods_of(run):
         by_level = []
         for level in series.levels_of(run):
-            found = {record.seed: record for record in series.records_at(run, method, level)}
-            by_level.append([_network_cards(found[seed]) if seed in found else None for seed in seeds])
+            by_seed = {record.seed: record for record in series.records_at(run, method, level)}
+            by_level.append([_network_cards(by_seed[seed]) if seed in by_seed else None for seed in seeds])
         views.append(by_level)
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
     choices = [_method_choice(run), _level_choice(run), seed_choice]
@@ -239,7 +239,7 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
 
 def layer_view(field: str, rows: Mapping[str, Sequence[series.LayerRow]]) -> dict[str, Any]:
     """One value of every layer, of the methods that know it."""
-    values = {name: [_rounded(getattr(row, field), LAYER_DIGITS) for row in found] for name, found in rows.items()}
+    values = {name: [_rounded(getattr(row, field), LAYER_DIGITS) for row in layers] for name, layers in rows.items()}
     known = {name: column for name, column in values.items() if any(value is not None for value in column)}
     return bar_view(*LAYER_VALUES[field], known, log=field == "eps")
 
@@ -263,16 +263,16 @@ def _layers_plot(run: Run, ident: str) -> Plot:
 
 
 def _times_plot(run: Run, ident: str) -> Plot:
-    found = series.times(run)
-    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in found.values())]
+    by_method = series.times(run)
+    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in by_method.values())]
     if not used:
         return {}
-    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in found.values()]} for part in used]
+    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in by_method.values()]} for part in used]
     return {
         "id": ident,
         "kind": "stack",
         "title": "Time by part",
-        "names": list(found),
+        "names": list(by_method),
         "unit": "seconds",
         "choices": [],
         "views": {"series": stacks},

@@ -70,8 +70,8 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
         return None
     text = "Distance from the dense network's output, divided by its norm."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
-    found = shown_output_change(pruned)
-    heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
+    change = shown_output_change(pruned)
+    heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
     finding = Finding(heading, "The other numbers on this page answer different questions:")
     return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
 
@@ -104,7 +104,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
-    cards[1:1] = [certificate_card(one, name) for name, one in pruned.certificates.items()]
+    cards[1:1] = [certificate_card(certificate, name) for name, certificate in pruned.certificates.items()]
     if record.certificate is None and pruned.certificates:
         cards = cards[1:]
     finding = Finding(
@@ -129,26 +129,30 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    cards = [_evaluation_card(name, one) for name, one in ordered]
+    cards = [_evaluation_card(name, evaluation) for name, evaluation in ordered]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
 
 
-def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
+def _evaluation_card(name: str, evaluation: EvalRecord) -> dict[str, Any]:
     """One evaluation in numbers; what is not known has no row."""
     rows = []
-    if one.accuracies is not None:
-        dense, pruned = one.accuracies
+    if evaluation.accuracies is not None:
+        dense, pruned = evaluation.accuracies
         rows.append(["accuracy", f"{number(pruned, 'share')} pruned, {number(dense, 'share')} dense"])
-    if one.dense_loss is not None and one.pruned_loss is not None:
-        rows.append(["loss", f"{number(one.pruned_loss)} pruned, {number(one.dense_loss)} dense (cross-entropy)"])
-    if one.same_class is not None:
-        rows.append(["same class", f"{number(one.same_class, 'share')} of inputs"])
-    if one.error_mean is None:
-        rows.append(["output", f"not finite on {counted(one.n_not_finite, 'input')}"])
+    if evaluation.dense_loss is not None and evaluation.pruned_loss is not None:
+        rows.append(
+            ["loss", f"{number(evaluation.pruned_loss)} pruned, {number(evaluation.dense_loss)} dense (cross-entropy)"]
+        )
+    if evaluation.same_class is not None:
+        rows.append(["same class", f"{number(evaluation.same_class, 'share')} of inputs"])
+    if evaluation.error_mean is None:
+        rows.append(["output", f"not finite on {counted(evaluation.n_not_finite, 'input')}"])
     else:
-        mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
+        mean, median, largest = (
+            number(x, "share") for x in (evaluation.error_mean, evaluation.error_median, evaluation.error_max)
+        )
         rows.append(["output moves by", f"{mean} mean, {median} median, {largest} largest"])
-    return {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": rows}
+    return {"title": f"Measured ({name})", "text": f"On {evaluation.data.what}.", "rows": rows}
 
 
 # --- method: which blend of sensitivity and magnitude was taken -----------------------------------------------------
@@ -163,8 +167,8 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     rows = []
     if n_tried > 1:
         others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
-        names = [f"{one.name} (chosen)" if one.is_taken else one.name for one in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
+        names = [f"{blend.name} (chosen)" if blend.is_taken else blend.name for blend in choice.tried]
+        view = bar_view("error of the output", "share", {THIS: [blend.error for blend in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
     detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
@@ -242,13 +246,13 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
 
 
 def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
-    found = bench.bytes
+    sizes = bench.bytes
     stored = [
-        ["stored", f"{found.file:,} bytes"],
-        ["values and entropy", f"{found.bound:,.0f} bytes"],
-        ["before pruning", f"{found.dense:,} bytes"],
-        ["weights in memory", f"{found.memory:,} bytes"],
-        ["before pruning, in memory", f"{found.memory_dense:,} bytes"],
+        ["stored", f"{sizes.file:,} bytes"],
+        ["values and entropy", f"{sizes.bound:,.0f} bytes"],
+        ["before pruning", f"{sizes.dense:,} bytes"],
+        ["weights in memory", f"{sizes.memory:,} bytes"],
+        ["before pruning, in memory", f"{sizes.memory_dense:,} bytes"],
     ]
     entropy = "Values and entropy: the kept values and the fewest bytes that their positions need."
     cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]

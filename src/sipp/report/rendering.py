@@ -65,7 +65,7 @@ def render(
         explained=_explained(results, methods),
         lede=LEDE,
         articles=articles,
-        broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
+        broken=[f"Not shown: {result.folder.name} is broken. {result.reason}" for result in broken],
         version=version,
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),
@@ -128,8 +128,8 @@ def _colours(methods: dict[str, Style]) -> str:
     """CSS classes of methods and parts, on light and on dark."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
-    light = "".join(f".{name}{{color:{one[0]}}}" for name, one in pairs.items())
-    dark = "".join(f".{name}{{color:{one[1]}}}" for name, one in pairs.items())
+    light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
+    dark = "".join(f".{name}{{color:{pair[1]}}}" for name, pair in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
@@ -141,6 +141,6 @@ def _heading(articles: Sequence[Article], results: Sequence[Result], about: Abou
 
 def _explained(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
     """What words of the page mean: shown when they are pointed at, and in a list at its end."""
-    found = {name: about_method(name) for name in methods}
+    explained = {name: about_method(name) for name in methods}
     only_runs = all(isinstance(result, Run) for result in results)
-    return {**found, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}
+    return {**explained, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}

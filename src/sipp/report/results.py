@@ -84,7 +84,11 @@ class PrunedModel:
     @property
     def all_certificates(self) -> list[CertificateRecord]:
         """The certificate of `sipp prune`, then those of `sipp certify`."""
-        return [one for one in (self.record.certificate, *self.certificates.values()) if one is not None]
+        return [
+            certificate
+            for certificate in (self.record.certificate, *self.certificates.values())
+            if certificate is not None
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,15 +104,15 @@ Result = Run | PrunedModel
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
     """Reads these folders: runs, pruned models, or folders of them. Raises an error if one is broken."""
-    found, broken = read_whole_results(paths)
+    results, broken = read_whole_results(paths)
     if broken:
         raise DataError(broken[0].reason)
-    return found
+    return results
 
 
 def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
     """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
-    found: dict[Path, Result] = {}
+    results: dict[Path, Result] = {}
     broken: dict[Path, Broken] = {}
     for path in paths:
         folders = _result_folders(path)
@@ -120,15 +124,15 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             )
         for folder in folders:
             resolved = folder.resolve()
-            if resolved in found:
+            if resolved in results:
                 continue
             try:
-                found[resolved] = (read_run_result if (folder / MANIFEST).exists() else read_pruned_result)(folder)
+                results[resolved] = (read_run_result if (folder / MANIFEST).exists() else read_pruned_result)(folder)
             except (DataError, OSError) as error:
                 if folder == path:  # it was itself named
                     raise
                 broken[resolved] = Broken(folder, str(error))
-    return list(found.values()), list(broken.values())
+    return list(results.values()), list(broken.values())
 
 
 def _is_result(folder: Path) -> bool:
@@ -148,7 +152,7 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
         direct = [inner for inner in folders if _is_result(inner)]
         if direct or depth == 0:
             return direct
-        return [found for inner in folders for found in _result_folders(inner, depth - 1)]
+        return [folder for inner in folders for folder in _result_folders(inner, depth - 1)]
     except FileNotFoundError as error:
         raise DataError(
             "there is no such folder", where=path, fix="check the name, and the folder you are in"
@@ -159,9 +163,9 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 
 def read_run_result(folder: Path) -> Run:
     """The run in this folder, with the records of the networks that are done."""
-    found = reading.read_run_files(folder)
-    records = tuple(record for _, record in found.records)
-    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, found.marks)
+    files = reading.read_run_files(folder)
+    records = tuple(record for _, record in files.records)
+    return Run(folder.resolve().name, files.config, files.origins, records, files.n_stages, files.marks)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:
@@ -177,14 +181,14 @@ def read_pruned_result(folder: Path) -> PrunedModel:
         bench = None
         marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)
     beside, more = _beside(folder, record)
-    certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
-    evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
+    certificates = {name: entry for name, entry in beside.items() if isinstance(entry, CertificateRecord)}
+    evaluations = {name: entry for name, entry in beside.items() if isinstance(entry, EvalRecord)}
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
 
 
 def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
     """The certificates and evaluations in a folder, and marks for those that are not about its network, or broken."""
-    found: dict[str, Beside] = {}
+    records: dict[str, Beside] = {}
     marks = []
     for path in sorted(folder.glob("*.json")):
         if path.name in (RECORD_NAME, BENCH_NAME):
@@ -196,18 +200,18 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
                 continue  # another file of the user's
             if values.get("kind") == EVAL_KIND:
                 what = "evaluation"
-                found[path.name] = checked(EvalRecord, read_sealed(path), path)
+                records[path.name] = checked(EvalRecord, read_sealed(path), path)
             else:
-                found[path.name] = checked(CertificateRecord, values, path)
+                records[path.name] = checked(CertificateRecord, values, path)
         except (OSError, ValueError, RecursionError, DataError):
             marks.append(f"{path.name} cannot be read as {'a' if what == 'certificate' else 'an'} {what}.")
             continue
         is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
-            del found[path.name]
+            del records[path.name]
             marks.append(
                 f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} for other networks and is not shown."
             )
         elif what == "certificate":
             marks.append(f"{path.name} is shown unchecked; sipp certify --verify checks it.")
-    return found, tuple(marks)
+    return records, tuple(marks)

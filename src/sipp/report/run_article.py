@@ -52,7 +52,7 @@ def run_titles(runs: Sequence[Run]) -> list[str]:
     with_seeds = [f"{title}, {_seeds(series.seeds_of(run))}" for title, run in zip(short, runs)]
     with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
     return [
-        next((one[i] for one in (short, with_seeds) if one.count(one[i]) == 1), with_folders[i])
+        next((titles[i] for titles in (short, with_seeds) if titles.count(titles[i]) == 1), with_folders[i])
         for i in range(len(runs))
     ]
 
@@ -121,8 +121,8 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
         rows += [(prefix + key, value) for key, value in key_value_rows(given_values(origin))]
-    certified = [one.certificate for one in run.records if one.certificate is not None]
-    hashes = [str(given_values(one)["data_hash"]) for one in certified if not one.is_refusal]
+    certificates = [record.certificate for record in run.records if record.certificate is not None]
+    hashes = [str(given_values(made)["data_hash"]) for made in certificates if not made.is_refusal]
     return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
 
 
@@ -146,13 +146,13 @@ def sparsest_within_tolerance(curve: Curve) -> float | None:
 
 def best_choice(run: Run) -> Finding | None:
     """Which method to use at which keep: the smallest within the tolerance, then the most accurate."""
-    found = series.metric_curves(run, "delta_top1")
-    reached = {curve.method: kept for curve in found if (kept := sparsest_within_tolerance(curve)) is not None}
+    curves = series.metric_curves(run, "delta_top1")
+    reached = {curve.method: kept for curve in curves if (kept := sparsest_within_tolerance(curve)) is not None}
     limit = f"{100 * TOLERANCE:g} percentage points"
-    if not found:
+    if not curves:
         return None
     if not reached:
-        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in found for p in curve.points)
+        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in curves for p in curve.points)
         return Finding(
             f"No method stays within {limit} of the dense network",
             f"The closest is {method} at keep {number(-keep, 'share')}: {number(change, 'points')} top-1.",
@@ -161,7 +161,7 @@ def best_choice(run: Run) -> Finding | None:
     near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
     means = {
         curve.method: next(p.mean for p in curve.points if p.keep == reached[curve.method])
-        for curve in found
+        for curve in curves
         if curve.method in near
     }
     best = max(means, key=lambda method: means[method])
@@ -208,11 +208,11 @@ def spread_words(run: Run) -> str:
 
     Empty where nothing is pruned yet.
     """
-    found = series.metric_curves(run, "delta_top1")
-    if not found:
+    curves = series.metric_curves(run, "delta_top1")
+    if not curves:
         return ""
-    n_common = min(len(curve.points) for curve in found)
-    last = {curve.method: curve.points[n_common - 1] for curve in found}
+    n_common = min(len(curve.points) for curve in curves)
+    last = {curve.method: curve.points[n_common - 1] for curve in curves}
     best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
     text = f"At keep {number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
     text += number(last[best].mean, "points")
@@ -231,9 +231,9 @@ def spread_words(run: Run) -> str:
 
 def certificate_finding(run: Run) -> Finding:
     """What the holdout certifies at the least and at the most pruning."""
-    found = series.certified_curves(run)
+    curves = series.certified_curves(run)
     n_tried = sum(record.certificate is not None for record in run.records)
-    if not found:
+    if not curves:
         if n_tried:
             return Finding("No network got a certificate", "The reason for each refusal is given below.")
         return Finding(
@@ -241,7 +241,7 @@ def certificate_finding(run: Run) -> Finding:
             "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
         )
     # All methods, not the best of them: the confidence of a certificate does not hold for the best of several.
-    first = {curve.method: curve.points[0] for curve in found}
+    first = {curve.method: curve.points[0] for curve in curves}
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
     heading = (
         f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"

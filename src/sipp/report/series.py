@@ -46,18 +46,20 @@ class Metric:
 
 def _change(value: Callable[[NetworkRecord], float]) -> Value:
     # Far below one test point: equal shares differ by nothing, not by rounding.
-    return lambda one, dense: None if dense is None else round(value(one) - value(dense), 12)
+    return lambda record, dense: None if dense is None else round(value(record) - value(dense), 12)
 
 
 METRICS: dict[str, Metric] = {
-    "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda one: one.after.top1)),
-    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda one: one.after.top5)),
-    "top1": Metric("top-1 accuracy", "share", lambda one, dense: one.after.top1),
-    "top5": Metric("top-5 accuracy", "share", lambda one, dense: one.after.top5),
+    "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda record: record.after.top1)),
+    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda record: record.after.top5)),
+    "top1": Metric("top-1 accuracy", "share", lambda record, dense: record.after.top1),
+    "top5": Metric("top-5 accuracy", "share", lambda record, dense: record.after.top5),
     "before_top1": Metric(
-        "top-1 accuracy before training", "share", lambda one, dense: None if one.before is None else one.before.top1
+        "top-1 accuracy before training",
+        "share",
+        lambda record, dense: None if record.before is None else record.before.top1,
     ),
-    "dead_rows": Metric("dead rows", "count", lambda one, dense: float(one.dead_rows)),
+    "dead_rows": Metric("dead rows", "count", lambda record, dense: float(record.dead_rows)),
 }
 
 
@@ -100,8 +102,8 @@ def dense_of(run: Run) -> dict[int, NetworkRecord]:
 
 def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
     """The networks of one method and level, by seed."""
-    found = [record for record in run.records if record.method == method and record.level == level]
-    return sorted(found, key=lambda record: record.seed)
+    records = [record for record in run.records if record.method == method and record.level == level]
+    return sorted(records, key=lambda record: record.seed)
 
 
 def metric_curves(run: Run, metric: str) -> tuple[Curve, ...]:
@@ -132,21 +134,21 @@ def theory_curves(run: Run) -> tuple[Curve, ...]:
 
 
 def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
-    found = {}
+    points = {}
     for method in methods_of(run):
         for level in levels_of(run):
             records = records_at(run, method, level)
             point = _point(_mean([record.keep for record in records]), [value(record) for record in records])
             if point is not None:
-                found[method, level] = point
-    return found
+                points[method, level] = point
+    return points
 
 
 def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
-    found: dict[str, list[Point]] = {}
+    by_method: dict[str, list[Point]] = {}
     for (method, _), point in points.items():
-        found.setdefault(method, []).append(point)
-    return tuple(Curve(method, tuple(of_method)) for method, of_method in found.items())
+        by_method.setdefault(method, []).append(point)
+    return tuple(Curve(method, tuple(of_method)) for method, of_method in by_method.items())
 
 
 def _point(keep: float, values: list[float | None]) -> Point | None:
@@ -209,15 +211,15 @@ def rows_of_layers(networks: Sequence[Sequence[LayerRecord]]) -> list[LayerRow]:
 
 def times(run: Run) -> dict[str, Mapping[str, float]]:
     """{method, or "dense": {part: seconds}}, over levels and seeds; they add up to the whole without compilation."""
-    found: dict[str, Mapping[str, float]] = {}
+    by_method: dict[str, Mapping[str, float]] = {}
     for method in (None, *methods_of(run)):
         records = [record for record in run.records if record.method == method]
         if not records:
             continue
         sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
         rest = fsum(_working(record) for record in records) - fsum(sums.values())
-        found[method or DENSE] = {**sums, "other": max(0.0, rest)}
-    return found
+        by_method[method or DENSE] = {**sums, "other": max(0.0, rest)}
+    return by_method
 
 
 def seconds_of(run: Run) -> float:

@@ -20,8 +20,10 @@ ARROW = " \N{RIGHTWARDS ARROW} "
 
 def best_evaluation(model: PrunedModel) -> EvalRecord | None:
     """The evaluation on the most points, preferring those with an accuracy."""
-    known = list(model.evaluations.values())
-    return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
+    evaluations = list(model.evaluations.values())
+    return max(
+        evaluations, key=lambda evaluation: (evaluation.accuracies is not None, evaluation.n_points), default=None
+    )
 
 
 def lead(pruned: PrunedModel) -> Finding:
@@ -56,7 +58,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
-        before, after = (number(one, "share") for one in measured.accuracies)
+        before, after = (number(share, "share") for share in measured.accuracies)
         accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
     size = SummaryTile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
     speed = SummaryTile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
@@ -71,18 +73,22 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
-    found = shown_output_change(pruned)
+    change = shown_output_change(pruned)
     moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
-    if found is not None:
-        words = f"of its norm, {found[1]}; this was measured, the guarantee is a limit for new inputs"
-        moved = SummaryTile("output moves by", number(found[0], "share"), words)
+    if change is not None:
+        words = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
+        moved = SummaryTile("output moves by", number(change[0], "share"), words)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
 
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The first certificate that promises something, one about the accuracy before those about outputs."""
     about_accuracy = accuracy_promise(pruned)
-    about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
+    about_outputs = [
+        certificate
+        for certificate in pruned.all_certificates
+        if certificate.drop_upper is None and promise(certificate)
+    ]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
         drop = points_up(about_accuracy[0]).replace("percentage ", "")  # which the words below say
@@ -92,8 +98,8 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
         within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
         return SummaryTile("guarantee", "useless" if first.is_useless else within, words)
     if pruned.record.certificate is not None:
-        said = pruned.record.certificate.verdict or pruned.record.certificate.mode
-        return SummaryTile("guarantee", "none", f"Certificate: {said}")
+        verdict = pruned.record.certificate.verdict or pruned.record.certificate.mode
+        return SummaryTile("guarantee", "none", f"Certificate: {verdict}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return SummaryTile("guarantee", "in theory", "The theory's bound holds, for the share of inputs given below")
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
@@ -101,10 +107,16 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
 
 def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
     """The drop of accuracy that is certified, of several the largest, and its sentence; None where none is."""
-    known = [one for one in pruned.all_certificates if one.drop_upper is not None and promise(one)]
+    known = [
+        certificate
+        for certificate in pruned.all_certificates
+        if certificate.drop_upper is not None and promise(certificate)
+    ]
     if not known:
         return None, ""
-    widest = max(known, key=lambda one: one.drop_upper or 0.0)  # the best of several looks has less confidence
+    widest = max(
+        known, key=lambda certificate: certificate.drop_upper or 0.0
+    )  # the best of several looks has less confidence
     return widest.drop_upper, promise(widest)
 
 
@@ -141,7 +153,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
         command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
         command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
         steps.append(NextStep("Measure its accuracy on new data with labels:", command))
-    if not any(promise(one) for one in pruned.all_certificates):
+    if not any(promise(certificate) for certificate in pruned.all_certificates):
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(NextStep("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
@@ -187,7 +199,7 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         mean, median, largest = (
-            number(one, "share") for one in (measured.error_mean, measured.error_median, measured.error_max)
+            number(error, "share") for error in (measured.error_mean, measured.error_median, measured.error_max)
         )
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
         rows.append(["half of the inputs", f"at most {median}"])
@@ -200,5 +212,5 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
                 f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
             ]
         )
-    rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]
+    rows += [["guaranteed", words] for shown in pruned.all_certificates if (words := promise(shown))]
     return rows

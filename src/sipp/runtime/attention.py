@@ -181,9 +181,9 @@ def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask:
             q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
             queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
             for j, line in enumerate(sums):
-                one = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
+                key_splat = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
                 for cell, query in zip(line, queries):
-                    b.store(fused(b, one, query, b.load(cell)), cell)
+                    b.store(fused(b, key_splat, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
             to = address_of(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
             mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number("mask_pitch")))
@@ -221,9 +221,9 @@ def _emit_means(
             line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
             powers = [load(b, line, vector(lanes), i * lanes * FLOAT_BYTES) for i in range(n_vectors)]
             for row, cells in zip(rows, sums):
-                one = splat(b, load(b, address_of(b, row, key)), lanes)
+                value_splat = splat(b, load(b, address_of(b, row, key)), lanes)
                 for cell, power in zip(cells, powers):
-                    b.store(fused(b, one, power, b.load(cell)), cell)
+                    b.store(fused(b, value_splat, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
             to = b.add(out, b.mul(b.add(d, I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(line):

@@ -120,22 +120,22 @@ def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")
 
 
-def off_by(found: list[Any], expected: list[Any]) -> float:
+def off_by(outputs: list[Any], expected: list[Any]) -> float:
     """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ.
 
     What is not finite has to be the same: no difference is computed of it.
     """
-    if [_kind(output) for output in found] != [_kind(output) for output in expected]:
+    if [_kind(output) for output in outputs] != [_kind(output) for output in expected]:
         return torch.inf
     worst = 0.0
-    for one, other in zip(found, expected):
-        if isinstance(other, Tensor) and not torch.equal(one, other):
-            one, other = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (one, other))
+    for output, other in zip(outputs, expected):
+        if isinstance(other, Tensor) and not torch.equal(output, other):
+            output, other = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (output, other))
             known = other.isfinite()
-            if not torch.allclose(one[~known], other[~known], rtol=0, atol=0, equal_nan=True):
+            if not torch.allclose(output[~known], other[~known], rtol=0, atol=0, equal_nan=True):
                 return torch.inf
             if bool(known.any()):
-                gap = (one - other)[known].abs().max() / other[known].abs().max()
+                gap = (output - other)[known].abs().max() / other[known].abs().max()
                 worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
     return worst
 

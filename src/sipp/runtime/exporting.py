@@ -204,20 +204,20 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
     return n_bytes, beside
 
 
-def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
+def _belonging(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str, ...]:
     """Puts what belongs to the model beside it, and gives the names of these files."""
-    before = {path.name for path in made.iterdir()}
+    before = {path.name for path in target.iterdir()}
     if tokenizer is not None:
         if not callable(getattr(tokenizer, "save_pretrained", None)):
             raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give one of transformers")
-        tokenizer.save_pretrained(made)
+        tokenizer.save_pretrained(target)
     origin = getattr(getattr(model, "config", None), "_name_or_path", "")
     folder = Path(origin) if isinstance(origin, str) and origin else None
     if tokenizer is None and folder is not None and folder.is_dir():
         for path in companion_files(folder):
             if path.name not in before:
-                shutil.copyfile(path, made / path.name)
-    return tuple(sorted(path.name for path in made.iterdir() if path.name not in before))
+                shutil.copyfile(path, target / path.name)
+    return tuple(sorted(path.name for path in target.iterdir() if path.name not in before))
 
 
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:

@@ -128,8 +128,8 @@ def _read(exported: Any) -> Graph:
         number = numbers.setdefault(node, len(numbers))
         shapes[number] = shape_of(node)
 
-        def known(given: Any) -> Any:
-            return torch.fx.node.map_arg(given, to_ref)
+        def known(arguments: Any) -> Any:
+            return torch.fx.node.map_arg(arguments, to_ref)
 
         if node.op == "placeholder" and sources[node.name].kind.name == "USER_INPUT":
             inputs.append(number)
@@ -189,9 +189,9 @@ def _without_copies(graph: Graph) -> Graph:
     same: dict[int, int] = {}
     ops = []
 
-    def known(given: Any) -> Any:
+    def known(arguments: Any) -> Any:
         return pytree.tree_map(
-            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, given
+            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, arguments
         )
 
     for op in graph.ops:

@@ -74,14 +74,14 @@ def strides_of(model: nn.Module) -> Strides:
     }
 
 
-def other_strides(model: nn.Module, given: Strides) -> list[Strides]:
+def other_strides(model: nn.Module, current: Strides) -> list[Strides]:
     """The same weights, all of them in one of torch's two formats, where they are not so already."""
     weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
     choices = [
-        {name: weights[name].contiguous(memory_format=form).stride() for name in given}
+        {name: weights[name].contiguous(memory_format=form).stride() for name in current}
         for form in (torch.contiguous_format, torch.channels_last)
     ]
-    return [strides for strides in choices if strides != given]
+    return [strides for strides in choices if strides != current]
 
 
 def lay_out(model: nn.Module, strides: Strides) -> None:

@@ -60,11 +60,11 @@ class Plan:
                 step.run(values)
             if flag.is_raised:
                 return None
-            theirs, outputs = {*self.places, *_places(inputs)}, []
+            shared, outputs = {*self.places, *_places(inputs)}, []
             for ref in self.graph.outputs:
-                outputs.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
+                outputs.append(self._own(values[ref.value], shared) if isinstance(ref, Ref) else ref)
                 if len(self.graph.outputs) > 1:
-                    theirs |= _places(outputs[-1:])
+                    shared |= _places(outputs[-1:])
             return outputs
 
     @property
@@ -85,11 +85,11 @@ class Plan:
         values.update(zip(self.graph.inputs, inputs))
         return values
 
-    def _own(self, value: Any, theirs: set[int]) -> Any:
+    def _own(self, value: Any, shared: set[int]) -> Any:
         """The value in memory of its own: no later call writes to it, and it is no input, constant or other result."""
         if not isinstance(value, Tensor):
             return value
-        is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in theirs
+        is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in shared
         return value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
 
 

@@ -210,11 +210,11 @@ class Sparse:
         return sparse_words(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
 
 
-def _is_same(found: Any, expected: Any) -> bool:
+def _is_same(outputs: Any, expected: Any) -> bool:
     """Whether all numbers are the same to rounding, but whole ones, of which rounding may decide."""
-    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+    for output, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
         is_real = isinstance(other, Tensor) and (other.is_floating_point() or other.is_complex())
-        if is_real and not off_by([one], [other]) <= allowed([other]):
+        if is_real and not off_by([output], [other]) <= allowed([other]):
             return False
     return True
 

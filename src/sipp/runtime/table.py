@@ -16,14 +16,14 @@ MS, MB = 1e3, 1e6
 Words = tuple[tuple[str, str], ...]  # labels and texts
 
 
-def as_text(table: Table, said: Words) -> str:
+def as_text(table: Table, labels: Words) -> str:
     """A table, and labels with texts below it."""
-    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in said)))
+    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in labels)))
 
 
-def as_html(table: Table, said: Words) -> str:
+def as_html(table: Table, labels: Words) -> str:
     """The same for a notebook."""
-    return table_html(table, bars=("ms torch", "ms here")) + labels_html(said)
+    return table_html(table, bars=("ms torch", "ms here")) + labels_html(labels)
 
 
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:

@@ -97,7 +97,7 @@ def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
         rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
-    found = record.bytes
+    sizes = record.bytes
     return [
         f"{record.network} on {record.machine}, {threads}",
         *([] if record.images is None else [record.images]),
@@ -107,10 +107,10 @@ def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
         calls,
         "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;",
         "  speed: the median over pairs of calls that take turns, and the range of the middle 80 %",
-        f"file:            {bytes_in_words(found.file)}, before pruning {bytes_in_words(found.dense)} (values and the "
-        f"entropy of their positions: {bytes_in_words(round(found.bound))})",
-        f"in memory:       {bytes_in_words(found.memory)} of weights, before pruning "
-        f"{bytes_in_words(found.memory_dense)}",
+        f"file:            {bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} (values and the "
+        f"entropy of their positions: {bytes_in_words(round(sizes.bound))})",
+        f"in memory:       {bytes_in_words(sizes.memory)} of weights, before pruning "
+        f"{bytes_in_words(sizes.memory_dense)}",
         *([] if out is None else [f"written:         {out}"]),
         record.line,
     ]

@@ -87,7 +87,7 @@ def compare(
 
 def _numbers(keeps: str) -> list[float]:
     """The shares between the commas."""
-    found = []
+    shares = []
     for text in keeps.split(","):
         try:
             share = float(text)
@@ -97,8 +97,8 @@ def _numbers(keeps: str) -> list[float]:
             raise CommandError(
                 f"{text!r} is not a share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
             )
-        found.append(share)
-    return found
+        shares.append(share)
+    return shares
 
 
 def _names(methods: str | None) -> list[str] | None:

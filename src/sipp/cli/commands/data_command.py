@@ -24,17 +24,17 @@ def data(
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10."""
     if name == "list":
-        found = [_digits(), _cifar10(folder), _imagenet(folder)]
+        data_sets = [_digits(), _cifar10(folder), _imagenet(folder)]
     elif name == "digits":
-        found = [_digits()]
+        data_sets = [_digits()]
     elif name == IMAGENET:
-        found = [_imagenet(folder, is_checked=True)]
+        data_sets = [_imagenet(folder, is_checked=True)]
     else:
-        found = [_fetched(folder)]
+        data_sets = [_fetched(folder)]
     table = plain_table("set", "here", "what", texts=("here", "what"))
-    for one in found:
-        table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
-    return Answer([table], {"kind": "data", "sets": found})
+    for data_set in data_sets:
+        table.add_row(data_set["name"], "yes" if data_set["here"] else "no", data_set["what"])
+    return Answer([table], {"kind": "data", "sets": data_sets})
 
 
 def _digits() -> dict[str, Any]:

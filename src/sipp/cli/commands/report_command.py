@@ -52,12 +52,14 @@ def report(
     values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
     values["marked"] = marked
     if broken:
-        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": HOW_TO_REPAIR} for one in broken]
+        values["broken"] = [
+            {"folder": str(damaged.folder), "what": damaged.reason, "do": HOW_TO_REPAIR} for damaged in broken
+        ]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
     lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
     lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {one.reason}; {HOW_TO_REPAIR}" for one in broken]
+    lines += [f"broken: {damaged.reason}; {HOW_TO_REPAIR}" for damaged in broken]
     return Answer(lines, values)
 
 

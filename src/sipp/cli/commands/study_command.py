@@ -63,13 +63,13 @@ def study(
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
-    write_page(chosen, [one.folder for one in done], page)
-    runs = [{"folder": one.folder, "n_made": one.n_made, "records": one.records} for one in done]
-    n_made = sum(one.n_made for one in done)
-    made = f"{n_made} networks trained now" if n_made else "nothing left to do"
-    tables = [part for one in done for part in (one.folder.name, records_table(one.records))]
+    write_page(chosen, [finished.folder for finished in done], page)
+    runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
+    n_made = sum(finished.n_made for finished in done)
+    summary = f"{n_made} networks trained now" if n_made else "nothing left to do"
+    tables = [part for finished in done for part in (finished.folder.name, records_table(finished.records))]
     values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
-    return Answer([*tables, f"{made}; page: {page}"], values)
+    return Answer([*tables, f"{summary}; page: {page}"], values)
 
 
 def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:

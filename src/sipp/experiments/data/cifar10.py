@@ -35,8 +35,10 @@ def load_cifar10(folder: Path | str) -> ImageSet:
 
     Anything but the published bytes is refused.
     """
-    given, n_bytes = Path(folder), N_PER_FILE * RECORD_BYTES
-    place = next((one for one in (given / BIN_FOLDER, given) if (one / f"{FILES[0]}.bin").is_file()), None)
+    root, n_bytes = Path(folder), N_PER_FILE * RECORD_BYTES
+    place = next(
+        (candidate for candidate in (root / BIN_FOLDER, root) if (candidate / f"{FILES[0]}.bin").is_file()), None
+    )
     if place is None:
         raise DataError(
             f"no CIFAR-10 in {folder}",

@@ -103,8 +103,8 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
                 lambda name, row: None,
                 memory=memory,
             )
-            made = tuple(train_network(context, stage))
-            outcome = StageOutcome("done", parents=tuple(done for done in made if done != stage))
+            trained = tuple(train_network(context, stage))
+            outcome = StageOutcome("done", parents=tuple(done for done in trained if done != stage))
         except Interrupted:
             outcome = StageOutcome("stopped")
         except SippError as error:

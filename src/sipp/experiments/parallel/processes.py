@@ -115,7 +115,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
         parts.append(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     digests: list[str] = [""] * processes.count
     dist.all_gather_object(digests, sha256_of(*parts), group=processes.group)
-    others = [index for index, one in enumerate(digests) if one != digests[0]]
+    others = [index for index, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ModelError(
             f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"

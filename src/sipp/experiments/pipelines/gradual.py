@@ -48,8 +48,8 @@ def _cut_once(
 
     share_buffers(context.processes, state.model)  # all score the same network, the leader's
     began, compiled = clock(), compiling_seconds()
-    now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
-    ranking = rank_for(context, stage, now, norm_stats="running")
+    current = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
+    ranking = rank_for(context, stage, current, norm_stats="running")
     budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
     prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(prepared.network.state)  # sampling changes the weights that it keeps (T8)

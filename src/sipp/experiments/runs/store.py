@@ -150,23 +150,23 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool) -> None:
     """Writes the manifest of a new run; refuses one that was begun with something else."""
-    path, now = files.child_path(folder, MANIFEST), given_values(origin)
+    path, current = files.child_path(folder, MANIFEST), given_values(origin)
     if not path.exists():
-        files.write_json(path, {"config": config, "origins": [now]})
+        files.write_json(path, {"config": config, "origins": [current]})
         return
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
     origins = [given_values(source) for source in known.origins]
     last = origins[-1]
-    changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
+    changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
     if changed and not accept_changes:
         raise OptionError(
             f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
             "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
         )
     if changed:
-        files.write_json(path, {"config": config, "origins": [*origins, now]})
+        files.write_json(path, {"config": config, "origins": [*origins, current]})
 
 
 def add_origins(folder: Path, other: Manifest) -> None:

@@ -90,7 +90,7 @@ def train_batches(
         images, sizes = feed.data.images[items], [len(batch) for batch in items.split(batch_size)]
         if augmented:  # drawn for whole batches: an item looks the same in any number of processes
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
-            drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
+            drawn = [draw_shifts(n, torch.Generator().manual_seed(shift_seed)) for n, shift_seed in zip(sizes, seeds)]
             images = shift(images, join_shifts(drawn, images.device))
         images, labels = _ready(feed, images, feed.data.labels[items])
         for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):

@@ -46,12 +46,12 @@ class CompiledOnGpu:
         return self.how != BY_STEPS
 
 
-def _why_off(found: Any, expected: Any) -> str:
+def _why_off(outputs: Any, expected: Any) -> str:
     """Why the steps are not to run the network, where they give something else than it; empty where they do not."""
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
-    for one, other in pairs:
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    for output, other in pairs:
         if isinstance(other, Tensor) and other.is_floating_point():
-            by = off_by([one], [other])
+            by = off_by([output], [other])
             if not by <= N_ROUNDINGS * AGREEMENT.get(other.dtype, AGREEMENT[torch.float32]):
                 return f"its steps are {by:.0e} off on the example"
     return ""
@@ -110,13 +110,13 @@ class SparseOnGpu:
         inputs, spec = pytree.tree_flatten((args, kwargs))
         cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
 
-        def dense(given: list[Any]) -> Any:
-            own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+        def dense(leaves: list[Any]) -> Any:
+            own_args, own_kwargs = pytree.tree_unflatten(leaves, spec)
             with torch.autocast(DEVICE, dtype=cast, enabled=cast is not None, cache_enabled=False):
                 return self._model(*own_args, **own_kwargs)
 
-        def as_called(given: list[Any]) -> Any:
-            return recording.own_results(dense(given))
+        def as_called(leaves: list[Any]) -> Any:
+            return recording.own_results(dense(leaves))
 
         ways: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
         steps, why = [], ""

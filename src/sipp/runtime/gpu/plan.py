@@ -153,9 +153,9 @@ def _steps_of(
     outs = [each.out for each in group]
 
     def run_step(current: Values) -> None:
-        given = current[op.args[0].value]
-        found = way.call(given.reshape(-1, given.shape[-1]), way.tensors)
-        current.update(zip(outs, found.reshape(*given.shape[:-1], -1).split(sizes, -1)))
+        source = current[op.args[0].value]
+        result = way.call(source.reshape(-1, source.shape[-1]), way.tensors)
+        current.update(zip(outs, result.reshape(*source.shape[:-1], -1).split(sizes, -1)))
 
     first = Step(
         op.name, way.name, run_step, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,

@@ -48,9 +48,9 @@ class Recorded:
         return results
 
 
-def own_results(found: Any) -> Any:
+def own_results(results: Any) -> Any:
     """The same results with memory of their own, laid out as they were."""
-    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, found)
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
 
 
 def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:

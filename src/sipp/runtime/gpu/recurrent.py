@@ -67,10 +67,10 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
     )  # fmt: skip
 
 
-def _agree(found: Tensor, expected: Tensor) -> bool:
+def _agree(outputs: Tensor, expected: Tensor) -> bool:
     """Whether they are the same to rounding of a few steps: numbers of a state are at most 1."""
-    off_by = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1.0)
-    return bool(off_by <= N_ROUNDINGS * AGREEMENT[found.dtype])
+    off_by = (outputs.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1.0)
+    return bool(off_by <= N_ROUNDINGS * AGREEMENT[outputs.dtype])
 
 
 def _read(op: Op, values: Values, constants: Values) -> Lstm | None:

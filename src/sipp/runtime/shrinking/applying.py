@@ -45,20 +45,20 @@ def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
-def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, made: dict[str, Tensor]) -> None:
+def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
     """Moves what the layer reads of constant channels that are not needed to its bias, or to its stand-in."""
     product = layer.product
     taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)
     if not bool(taken.any()):
         return
-    weight, constant = made[product.weight], layer.constant
+    weight, constant = new[product.weight], layer.constant
     values = weight.double()
     dim = 0 if product.is_transposed else 1
     if layer.stand_in is None:
         assert product.bias is not None
         sums = summed(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
-        bias = made[product.bias]
-        made[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
+        bias = new[product.bias]
+        new[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
     elif taken[layer.stand_in]:
         return  # nothing that is needed reads any of them
     else:
@@ -68,7 +68,7 @@ def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, made: dict[str,
     of_rows = taken.view(product.groups, -1).repeat_interleave(weight.shape[1 - dim] // product.groups, 0)
     of_rows = of_rows.T if product.is_transposed else of_rows
     values[of_rows.to(weight.device)] = 0.0
-    made[product.weight] = values.to(weight.dtype)
+    new[product.weight] = values.to(weight.dtype)
 
 
 Owners = list[tuple[nn.Module, str]]

@@ -348,8 +348,8 @@ def _permuted(channels: Channels, node: Node) -> Axis | None:
     if "dims" in arguments:
         order = [d % n_dims for d in arguments["dims"]]
     elif n_dims > 1:
-        one, other = arguments.get("dim0", 0) % n_dims, arguments.get("dim1", 1) % n_dims
-        order[one], order[other] = other, one
+        first, second = arguments.get("dim0", 0) % n_dims, arguments.get("dim1", 1) % n_dims
+        order[first], order[second] = second, first
     return Axis(order.index(axis.dim), axis.ids, axis.constant)
 
 
