@@ -16,7 +16,7 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.pipelines.shared import next_budget
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
 from sipp.experiments.runs.plan import plan
-from sipp.experiments.runs.reading import list_runs, read_run_files
+from sipp.experiments.runs.reading import list_runs, read_run
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, run_name, step_name, without_clock
 from sipp.experiments.training import loop
@@ -247,4 +247,4 @@ def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -
         hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
     assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
     assert equal(saved(hurt.folder), saved(whole.folder))
-    assert read_run_files(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all
+    assert read_run(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all

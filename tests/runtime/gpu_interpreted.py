@@ -128,7 +128,7 @@ class Plain:
 
     def __call__(self, inputs):
         pytree.tree_map(lambda own, new: own.copy_(new), self.found, self.function(inputs))
-        return recording.own_results(self.found)
+        return recording.cloned_results(self.found)
 
 
 @pytest.fixture
@@ -141,12 +141,12 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "DEVICE", "cpu")
     monkeypatch.setattr(recording, "Recorded", Plain)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
-    monkeypatch.setattr(linear, "way_seconds", seconds)
-    monkeypatch.setattr(plan, "way_seconds", seconds)
+    monkeypatch.setattr(linear, "time_kernel", seconds)
+    monkeypatch.setattr(plan, "time_kernel", seconds)
     times = itertools.cycle([0.5, 1.0])
     monkeypatch.setattr(recording, "kernel_seconds", lambda calls: next(times))
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
-    monkeypatch.setattr(linear, "FEW_WAYS", ((8, 8, 1),))  # the interpreter takes its time
+    monkeypatch.setattr(linear, "FEW_TOKEN_SHAPES", ((8, 8, 1),))  # the interpreter takes its time
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
 
 
@@ -220,7 +220,7 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fast.latest.how == network.RECORDED and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
     for room in (linear, plan):
-        monkeypatch.setattr(room, "way_seconds", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
+        monkeypatch.setattr(room, "time_kernel", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
     slow = network.SparseOnGpu(model, (x,), {})
     assert {step.note for step in slow.steps if step.name in "qko"} == {"dense is as fast"}
     assert slow.latest.is_dense

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import sipp
 from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
+from sipp.native import pytree
 from sipp.records.display import size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
 from sipp.report.summary import claim_of
-from sipp.runtime.examples import call_of, off_by
+from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
 
 AGREEMENT = 1e-4  # of the largest output
@@ -68,7 +68,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
-        gap = off_by(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
+        gap = output_difference(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
         if not gap <= AGREEMENT:
             raise CommandError(
                 f"the sparse network's outputs differ by {gap:.1e} of their size: not timed",

@@ -14,6 +14,7 @@ from rich.table import Table
 from sipp import __version__
 from sipp.errors import DeadRowsWarning
 from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs.reading import Run
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
@@ -21,7 +22,6 @@ from sipp.progress import progress_bar
 from sipp.report import read_results, render
 from sipp.report.figures import PRINT_STYLE, draw_lines
 from sipp.report.plots import metric_view
-from sipp.report.results import Run
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
 from sipp.storage.outputs import PAGE as PAGE_KIND

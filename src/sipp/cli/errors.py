@@ -78,7 +78,7 @@ def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
         except (Exception, Terminated) as error:
-            return _tell(error, command, debug)
+            return _report_error(error, command, debug)
     if code == INTERRUPTED:
         typer.echo("stopped by Ctrl-C", err=True)
     return code if isinstance(code, int) else 0
@@ -89,7 +89,7 @@ def three_lines(what: str, where: str, fix: str) -> str:
     return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
 
 
-def _tell(error: BaseException, command: str, debug: bool) -> int:
+def _report_error(error: BaseException, command: str, debug: bool) -> int:
     """Reports an error on stderr and returns the exit code."""
     if isinstance(error, Terminated):
         typer.echo("stopped by SIGTERM", err=True)

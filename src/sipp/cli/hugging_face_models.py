@@ -211,8 +211,9 @@ def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     max_positions = getattr(config, "max_position_embeddings", None)
-    has_limit = isinstance(max_positions, int) and max_positions > 0
-    return tokenizer, min(max_positions, MOST_TOKENS) if has_limit else MOST_TOKENS
+    if isinstance(max_positions, int) and max_positions > 0:
+        return tokenizer, min(max_positions, MOST_TOKENS)
+    return tokenizer, MOST_TOKENS
 
 
 def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:

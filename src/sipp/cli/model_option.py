@@ -51,7 +51,7 @@ def load_model(
         with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
             content = _read(weights_file(weights))
     with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
-        model = _made(spec, n_classes)
+        model = _build(spec, n_classes)
         state = None if content is None else _state_of(content, set(model.state_dict()))
         if spec in NETS and state is not None:
             n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
@@ -80,7 +80,7 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
-def _made(spec: str, n_classes: int | None) -> nn.Module:
+def _build(spec: str, n_classes: int | None) -> nn.Module:
     """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
@@ -89,7 +89,7 @@ def _made(spec: str, n_classes: int | None) -> nn.Module:
         raise OptionError(
             f"{spec} is a file of code", fix=f"name the function in it that builds the network, {module}:FUNCTION"
         )
-    return _build_own(spec) if ":" in spec else build(spec, n_classes=n_classes)
+    return _build_by_user_code(spec) if ":" in spec else build(spec, n_classes=n_classes)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -107,7 +107,7 @@ def weights_file(path: Path) -> Path:
     return file
 
 
-def _build_own(spec: str) -> nn.Module:
+def _build_by_user_code(spec: str) -> nn.Module:
     """The network that a callable of the user's own code gives, or that stands there already made."""
     named = call_user_code(spec, "network", lambda: import_named(spec))
     model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from sipp.cli.errors import as_command_error
-from sipp.cli.output import Answer, tell
+from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
 from sipp.records.options import PruneOptions, Reduce, Shown
 from sipp.scoring.methods import NAMES
@@ -69,7 +69,7 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
         for parameter in _parameters(declared.name, hints[declared.name], declared.default)
     ]
     parameters += _parameters("as_json", Json, False)
-    parameters.sort(key=_place)
+    parameters.sort(key=_panel_index)
 
     @wraps(work)
     def command(*, as_json: bool, **typed: Any) -> None:  # by the names of the signature below
@@ -77,14 +77,14 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             answer = work(**asked)
         if answer is not None:
-            tell(answer, as_json=as_json)
+            print_answer(answer, as_json=as_json)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
-def _place(parameter: inspect.Parameter) -> int:
+def _panel_index(parameter: inspect.Parameter) -> int:
     """Where a parameter stands in --help: arguments and options of no group first."""
     panel = getattr((*get_args(parameter.annotation), None, None)[1], "rich_help_panel", None)
     return -1 if panel is None else PANELS.index(panel)
@@ -102,7 +102,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(NAMES))
         names: tuple[str, ...] = ()
         if isinstance(default, bool):  # a switch: what is on can be turned off
-            name = typed_name(name, default)
+            name = option_name(name, default)
             names, default, kind = (f"--{name.replace('_', '-')}",), False, bool
         kind = list[str] | None if metadata.repeated else str if metadata.parse is not None else kind
         shown = option(words, metadata.group, *names, least=metadata.least, most=metadata.most)
@@ -113,7 +113,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def typed_name(name: str, default: Any) -> str:
+def option_name(name: str, default: Any) -> str:
     return f"no_{name}" if default is True else name
 
 
@@ -122,7 +122,7 @@ def _record(kind: Any, typed: dict[str, Any]) -> Any:
     hints, values = get_type_hints(kind, include_extras=True), {}
     try:
         for field in fields(kind):
-            name, hint = typed_name(field.name, field.default), hints[field.name]
+            name, hint = option_name(field.name, field.default), hints[field.name]
             if is_dataclass(hint):
                 values[field.name] = _record(hint, typed)
             elif name in typed:

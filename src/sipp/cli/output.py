@@ -28,7 +28,7 @@ class Answer:
     failure: Exception | None = None  # raised once all is told; None: the exit code is 0
 
 
-def tell(answer: Answer, *, as_json: bool) -> None:
+def print_answer(answer: Answer, *, as_json: bool) -> None:
     """Prints the answer, and ends as it says."""
     if as_json:
         typer.echo(json.dumps(json_value(answer.values), indent=2, allow_nan=False))

@@ -81,7 +81,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     What a file says of its class is not run: code of others has to be named on the command line.
     """
     if path.is_dir():
-        return _of_folder(path, model)
+        return _from_folder(path, model)
     contents = read_contents(path)
     name = model or built_in(contents)
     if name is None:
@@ -95,12 +95,12 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 
 def built_in(contents: SavedFile) -> str | None:
     """The built-in network of this class with these tensors; None: there is none."""
-    return _known(
+    return _matching_net(
         contents.model, {name: (tensor.shape, tensor.dtype) for tensor in contents.tensors for name in tensor.names}
     )
 
 
-def _known(model: str, tensors: Tensors) -> str | None:
+def _matching_net(model: str, tensors: Tensors) -> str | None:
     shapes = {key: shape for key, (shape, _) in tensors.items()}
     return next((name for name in NETS if _built(name, n_classes_in(name, shapes)) == (model, tensors)), None)
 
@@ -126,14 +126,14 @@ def example_for(
     return batch.kwargs or batch.args, points
 
 
-def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
+def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
     with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
         recorded = (record.model_extra or {}).get("model")
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
     kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
-    name = model or (recorded if recorded in NETS else _known(str(recorded), kinds))
+    name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
         raise _unknown(folder, f"{recorded!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)

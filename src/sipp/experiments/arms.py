@@ -14,7 +14,7 @@ from sipp.errors import OptionError
 from sipp.records.options import Reduce
 from sipp.scoring.methods import method_of, refuse_fitted
 
-BETWEEN = " "
+SEPARATOR = " "
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Arm:
     @property
     def label(self) -> str:
         """Its name, except in names of folders."""
-        return self.method if self.reduce is None else f"{self.method}{BETWEEN}{self.reduce}"
+        return self.method if self.reduce is None else f"{self.method}{SEPARATOR}{self.reduce}"
 
 
 def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:

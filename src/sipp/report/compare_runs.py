@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.reading import Run
+from sipp.experiments.runs.store import TAKEN_FROM, without_clock
 from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flat
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
-from sipp.report.results import Run
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 
 # Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
 N_OPEN = 2  # panels that are open: with the main comparison, about three screens
-TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN}
+    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN_FROM}
 
 
 def _joined(group: Sequence[Run]) -> Run:

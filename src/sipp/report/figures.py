@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from sipp.experiments.runs.reading import Run
 from sipp.extras import needed_for
 from sipp.records.display import short_names
 from sipp.report import palette, series
@@ -19,7 +20,7 @@ from sipp.report.compare_runs import Panel, panels_of
 from sipp.report.numbers import number
 from sipp.report.palette import MARKERS, Style
 from sipp.report.plots import curve_view, epsilon_views, layer_view, metric_view, metric_views
-from sipp.report.results import PrunedModel, Result, Run
+from sipp.report.results import PrunedModel, Result
 from sipp.report.series import METRICS, Curve, Point
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.outputs import FIGURE_MARK

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from sipp.experiments.arms import BETWEEN
+from sipp.experiments.arms import SEPARATOR
 
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 
@@ -89,27 +89,27 @@ def style_of(method: str, methods: tuple[str, ...]) -> Style:
     """
     if method in STYLES:
         return STYLES[method]
-    if method.endswith(BETWEEN + REPAIRED):
-        style = style_of(method.removesuffix(BETWEEN + REPAIRED), methods)
+    if method.endswith(SEPARATOR + REPAIRED):
+        style = style_of(method.removesuffix(SEPARATOR + REPAIRED), methods)
         # A solid line becomes long strokes with a dot between them
         dash = (*style.dash, 1, style.dash[-1]) if style.dash else (12, 3, 1, 3)
         return replace(style, dash=dash, hollow=True)
-    name = method.partition(BETWEEN)[0]
+    name = method.partition(SEPARATOR)[0]
     if not _is_free(method):
         beside = [
             other
             for other in methods
-            if other.partition(BETWEEN)[0] == name and other.partition(BETWEEN)[2] != REPAIRED
+            if other.partition(SEPARATOR)[0] == name and other.partition(SEPARATOR)[2] != REPAIRED
         ]
         style = STYLES[name]
         is_first = name not in beside and beside[:1] == [method]
         return style if is_first or len(beside) < 2 else replace(style, dash=() if style.dash else ARM_DASH)
-    bare = (other.removesuffix(BETWEEN + REPAIRED) for other in methods)
+    bare = (other.removesuffix(SEPARATOR + REPAIRED) for other in methods)
     others = [other for other in dict.fromkeys((*bare, method)) if _is_free(other)]
     return FREE_STYLES[others.index(method) % len(FREE_STYLES)]
 
 
 def _is_free(method: str) -> bool:
     """Whether it is neither a method with a row above nor an arm of one that names a reduction."""
-    name, _, reduce = method.partition(BETWEEN)
+    name, _, reduce = method.partition(SEPARATOR)
     return method not in STYLES and not (name in STYLES and reduce)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sipp.experiments.runs.reading import Run
 from sipp.records.certificate import USELESS
 from sipp.records.display import points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, certified_limit, number, rounded_up
-from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
 DIGITS = 10  # significant, of a number in the page: more than any of them was measured with

@@ -10,16 +10,17 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from sipp.experiments.runs.reading import Run
 from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.compare_networks import networks_article
 from sipp.report.compare_runs import runs_article
 from sipp.report.contents import About, Article
+from sipp.report.glossary import OF_RUNS, WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
-from sipp.report.results import Broken, PrunedModel, Result, Run
+from sipp.report.results import BrokenResult, PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.report.words import OF_RUNS, WORDS, about_method
 from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
@@ -30,7 +31,7 @@ def render(
     results: Sequence[Result],
     *,
     version: str,
-    broken: Sequence[Broken] = (),
+    broken: Sequence[BrokenResult] = (),
     about: About | None = None,
     title: str = "",
 ) -> str:

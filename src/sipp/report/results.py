@@ -11,12 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sipp.errors import DataError
-from sipp.experiments.arms import BETWEEN
-from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
-from sipp.experiments.runs import reading
+from sipp.experiments.arms import SEPARATOR
+from sipp.experiments.runs.reading import Run, read_run
 from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
     BENCH_FORMAT,
@@ -24,8 +22,6 @@ from sipp.records.schemas import (
     BenchRecord,
     CertificateRecord,
     EvalRecord,
-    NetworkRecord,
-    OriginRecord,
     PrunedRecord,
     checked,
 )
@@ -36,28 +32,6 @@ from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
 MOST_CERTIFICATE = 1 << 20  # bytes
 DEPTH = 2  # of folders of results: results/STUDY/RUN
 Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder, finished or not."""
-
-    name: str
-    config: Mapping[str, Any]
-    origins: tuple[OriginRecord, ...]
-    records: tuple[NetworkRecord, ...]
-    n_stages: int
-    marks: tuple[str, ...]  # what could not be checked, or is not as `sipp run` left it
-
-    @property
-    def finished(self) -> bool:
-        return len(self.records) >= self.n_stages
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The pipeline that made it, None where this version knows none of that name."""
-        name = str(self.config["pipeline"])
-        return pipeline_of(name) if name in pipeline_names() else None
 
 
 @dataclass(frozen=True)
@@ -74,7 +48,7 @@ class PrunedModel:
     @property
     def arm(self) -> str:
         """Its method, and whether it was repaired: its label beside others."""
-        return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
+        return f"{self.record.method}{SEPARATOR}repaired" if self.record.repair else self.record.method
 
     @property
     def moved(self) -> float | None:
@@ -92,7 +66,7 @@ class PrunedModel:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenResult:
     """A folder among others that cannot be read, and why."""
 
     folder: Path
@@ -110,10 +84,10 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
     return results
 
 
-def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
+def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[BrokenResult]]:
     """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
     results: dict[Path, Result] = {}
-    broken: dict[Path, Broken] = {}
+    broken: dict[Path, BrokenResult] = {}
     for path in paths:
         folders = _result_folders(path)
         if not folders:
@@ -127,11 +101,11 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             if resolved in results:
                 continue
             try:
-                results[resolved] = (read_run_result if (folder / MANIFEST).exists() else read_pruned_result)(folder)
+                results[resolved] = (read_run if (folder / MANIFEST).exists() else read_pruned_result)(folder)
             except (DataError, OSError) as error:
                 if folder == path:  # it was itself named
                     raise
-                broken[resolved] = Broken(folder, str(error))
+                broken[resolved] = BrokenResult(folder, str(error))
     return list(results.values()), list(broken.values())
 
 
@@ -159,13 +133,6 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
         ) from error
     except OSError as error:
         raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
-
-
-def read_run_result(folder: Path) -> Run:
-    """The run in this folder, with the records of the networks that are done."""
-    files = reading.read_run_files(folder)
-    records = tuple(record for _, record in files.records)
-    return Run(folder.resolve().name, files.config, files.origins, records, files.n_stages, files.marks)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:

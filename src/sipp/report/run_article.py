@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sipp.experiments.runs.reading import Run
 from sipp.records.display import percent_up
 from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
 from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
 from sipp.report.plots import run_plots
-from sipp.report.results import Run
 from sipp.report.series import Curve
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"

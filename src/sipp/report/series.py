@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from sipp.experiments.runs.reading import Run
 from sipp.records.schemas import LayerRecord, NetworkRecord
 from sipp.report.numbers import Unit
-from sipp.report.results import Run
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of the time of a stage; "other" is what no part accounts for
 COMPILE = "compile"  # a part that no plot counts

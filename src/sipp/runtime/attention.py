@@ -138,7 +138,7 @@ class _Mask:
 def _is_ready(x: Any, arena: Arena) -> bool:
     """Whether queries (keys, values) N x H x T x D lie in a buffer, tokens side by side."""
     is_heads = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32
-    return is_heads and arena.of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
+    return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
 def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:

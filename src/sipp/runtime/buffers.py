@@ -18,7 +18,7 @@ from sipp.native import memory
 
 VECTOR = 8  # points are rounded up to this many
 SLACK = 16  # floats of the widest vector
-FEWEST = 6  # fewer points than this are not worth rounding up; rows of pixels are read as vectors instead
+FEWEST_POINTS = 6  # fewer points than this are not worth rounding up; rows of pixels are read as vectors instead
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Buffer:
         return self.data_CHWN.as_strided((*lead, n_features), (*strides, n))
 
 
-def rounded(n: int, fewest: int = FEWEST) -> int:
+def rounded_up(n: int, fewest: int = FEWEST_POINTS) -> int:
     return n if n < fewest else -(-n // VECTOR) * VECTOR
 
 
 def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[int, int] = (0, 0)) -> Buffer:
-    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded(n)), border, n)
+    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded_up(n)), border, n)
 
 
 def token_columns(n: int) -> int:
     """How many tokens lie side by side for n of them: one alone, or whole vectors."""
-    return 1 if n == 1 else rounded(n, 2)
+    return 1 if n == 1 else rounded_up(n, 2)
 
 
 def token_buffer(n: int, features: int) -> Buffer:
@@ -134,24 +134,24 @@ class Arena:
 
     def release(self, tensor: Tensor) -> None:
         """Lets a later result of the same shape take this buffer; only its kept border is relied upon."""
-        buffer = self.of(tensor)
+        buffer = self.buffer_of(tensor)
         if buffer is not None and buffer.data_CHWN.data_ptr() in self._shared:
             n, *shape = buffer.inner.shape
             self._free.setdefault((n, *shape, buffer.border), []).append(buffer)
 
     def pin(self, tensor: Tensor) -> None:
         """Keeps the buffer of this tensor from being written by others: torch may hold views of it."""
-        buffer = self.of(tensor)
+        buffer = self.buffer_of(tensor)
         if buffer is not None:
             self._shared.discard(buffer.data_CHWN.data_ptr())
 
-    def of(self, tensor: Tensor) -> Buffer | None:
+    def buffer_of(self, tensor: Tensor) -> Buffer | None:
         """The buffer that this tensor is a view of, from its first element on."""
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
     def image_of(self, tensor: Tensor) -> Buffer | None:
         """The buffer whose images this tensor shows, all of them and as they are."""
-        buffer = self.of(tensor)
+        buffer = self.buffer_of(tensor)
         if buffer is None or tensor.ndim != 4:
             return None
         inner = buffer.inner

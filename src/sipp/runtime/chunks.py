@@ -17,11 +17,11 @@ from sipp.runtime.pools import POOLS
 SMALLEST = 16  # points: whole vectors
 NEAR_CACHE = 1_300_000  # bytes of the largest value, for each thread
 
-_EACH = {
+_ELEMENTWISE = {
     ATEN.relu.default, ATEN.gelu.default, ATEN.silu.default, ATEN.sigmoid.default, ATEN.tanh.default,
     ATEN.hardtanh.default, ATEN.hardswish.default, ATEN.leaky_relu.default, ATEN.elu.default, ATEN.dropout.default,
 }  # fmt: skip
-_PAIRS = {ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor}
+_BINARY = {ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor}
 
 
 def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
@@ -37,12 +37,12 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
     return max(sizes, default=SMALLEST)
 
 
-def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
+def same_but_for_batch_size(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
     """Whether the graph for fewer points is the same but for their number, which stands first in every shape.
 
     Every number that an operation is given is compared, and every constant: a forward pass may compute them from n.
     """
-    if [_written(op, n) for op in graph.ops] != [_written(op, n_part) for op in part.ops]:
+    if [_signature(op, n) for op in graph.ops] != [_signature(op, n_part) for op in part.ops]:
         return False
     if graph.inputs != part.inputs or graph.outputs != part.outputs or graph.constants.keys() != part.constants.keys():
         return False
@@ -51,7 +51,7 @@ def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
     return has_points and all(_is_same(value, part.constants[number]) for number, value in graph.constants.items())
 
 
-def _written(op: Op, n: int) -> str:
+def _signature(op: Op, n: int) -> str:
     """An operation with all it is given, in words; the number of points in the shape of a view is left out."""
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
@@ -67,13 +67,13 @@ def _is_same(value: Tensor, other: Tensor) -> bool:
 def _is_pointwise(graph: Graph, n: int) -> bool:
     points = set(graph.inputs)  # values whose first dimension is that of the points
     for op in graph.ops:
-        if not _keeps_points(op, points, graph.constants, n):
+        if not _is_per_point(op, points, graph.constants, n):
             return False
         points.add(op.out)
     return all(isinstance(ref, Ref) and ref.value in points for ref in graph.outputs)
 
 
-def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
+def _is_per_point(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
     args, target = op.args, op.target
     values = [number for number in op.reads() if number not in constants]
     if not values or not all(number in points for number in values) or op.n_dims < 2:
@@ -82,9 +82,9 @@ def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int
         return False  # its weight is made of points
     if target is CONV and op.n_dims != 4:
         return False  # one image alone
-    if target in (CONV, LINEAR) or target in POOLS or target in _EACH:
+    if target in (CONV, LINEAR) or target in POOLS or target in _ELEMENTWISE:
         return isinstance(args[0], Ref)
-    if target in _PAIRS:
+    if target in _BINARY:
         fixed = [constants[a.value] for a in args if isinstance(a, Ref) and a.value in constants]
         return all(t.ndim < op.n_dims for t in fixed)
     if target is ATEN.cat.default:

@@ -38,7 +38,7 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, ready to be traced: a tensor that occurs twice is cloned, and so is one from inference mode.
 
     torch.export would take one tensor in two places for one input, and the graph would read it in both.
@@ -54,12 +54,12 @@ def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     return pytree.tree_map(own, (args, kwargs))
 
 
-def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with tensors of their own, for a network that writes to its input."""
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
 
-def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The named arguments in the order of the forward pass's signature: a call may give them in any order."""
     if len(kwargs) < 2:
         return kwargs
@@ -68,16 +68,16 @@ def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
 
-def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
+def input_signature(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
     """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return cast, _kind_of_leaf(args[0])
+        return cast, _leaf_signature(args[0])
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    return cast, repr(spec), *(_kind_of_leaf(leaf) for leaf in leaves)
+    return cast, repr(spec), *(_leaf_signature(leaf) for leaf in leaves)
 
 
-def _kind_of_leaf(leaf: Any) -> Hashable:
+def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.layout, leaf.device
     if isinstance(leaf, float | complex):
@@ -97,13 +97,13 @@ def try_example(
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
             raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
-    args, kwargs = copies(args, kwargs)
+    args, kwargs = cloned(args, kwargs)
     batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):
         run_batch(model, batch)
 
 
-def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def guess_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call with noise in the shape that the model's first layer takes, of the first size that the model runs on."""
     for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
         if isinstance(first, nn.Linear):
@@ -120,7 +120,7 @@ def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")
 
 
-def off_by(outputs: list[Any], expected: list[Any]) -> float:
+def output_difference(outputs: list[Any], expected: list[Any]) -> float:
     """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ.
 
     What is not finite has to be the same: no difference is computed of it.
@@ -140,7 +140,7 @@ def off_by(outputs: list[Any], expected: list[Any]) -> float:
     return worst
 
 
-def allowed(expected: list[Any]) -> float:
+def rounding_tolerance(expected: list[Any]) -> float:
     """How far outputs may lie apart by rounding."""
     kinds = [output.dtype for output in expected if isinstance(output, Tensor) and output.is_floating_point()]
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])

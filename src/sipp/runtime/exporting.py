@@ -26,7 +26,7 @@ from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
 from sipp.records.pruned_to import NetworkLike, network_of
-from sipp.runtime.examples import call_of, own_tensors, try_example
+from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage import standalone_reader
@@ -121,7 +121,7 @@ def export(
         return Exported(target, to, n_bytes, 0.0, None, beside=beside)
     if to in TRACED:
         turn_off_caches(own.modules())
-        call = own_tensors(*call_of(example))
+        call = without_aliases(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
             traced = (onnx_bytes if to == "onnx" else program_bytes)(own, call)

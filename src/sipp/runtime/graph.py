@@ -23,7 +23,7 @@ from sipp.runtime.activations import NONE, activation_of
 ATEN = torch.ops.aten
 CONV, LINEAR, BATCH_NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
 ADD = ATEN.add.Tensor
-_BY_MEMORY = (
+_LAYOUT_OPS = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
 )  # fmt: skip
 
@@ -71,12 +71,12 @@ class Graph:
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The operations of the model, which is in eval mode, for inputs of the shapes of this example; fused."""
-    return _fused(trace_plain(model, args, kwargs))
+    return _fuse(trace_unfused(model, args, kwargs))
 
 
-def trace_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+def trace_unfused(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The same operations as torch.export lists them, none of them fused."""
-    return _read(program_of(model, args, kwargs))
+    return _graph_of(program_of(model, args, kwargs))
 
 
 def program_of(
@@ -90,7 +90,7 @@ def program_of(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
-            is_done = not is_plain and not any(_writes(node.target) for node in exported.graph.nodes)
+            is_done = not is_plain and not any(_is_mutating(node.target) for node in exported.graph.nodes)
             return exported if is_done else exported.run_decompositions({})
     except Exception as error:
         raise ModelError(
@@ -100,16 +100,16 @@ def program_of(
         ) from error
 
 
-def _writes(target: Any) -> bool:
+def _is_mutating(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def reads_memory(graph: Graph) -> bool:
+def depends_on_layout(graph: Graph) -> bool:
     """Whether an operation takes memory as it lies: places that torch's layout decides, or bits that rounding does."""
-    return any(op.target in _BY_MEMORY for op in graph.ops)
+    return any(op.target in _LAYOUT_OPS for op in graph.ops)
 
 
-def _read(exported: Any) -> Graph:
+def _graph_of(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
         raise ModelError("the forward pass changes a buffer or an input", fix="let it compute new tensors instead")
@@ -128,7 +128,7 @@ def _read(exported: Any) -> Graph:
         number = numbers.setdefault(node, len(numbers))
         shapes[number] = shape_of(node)
 
-        def known(arguments: Any) -> Any:
+        def with_refs(arguments: Any) -> Any:
             return torch.fx.node.map_arg(arguments, to_ref)
 
         if node.op == "placeholder" and sources[node.name].kind.name == "USER_INPUT":
@@ -136,13 +136,15 @@ def _read(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            args, shape = tuple(known(node.args)), shapes[number]
+            args, shape = tuple(with_refs(node.args)), shapes[number]
             is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
-            dtype = getattr(_first(node.meta.get("val")), "dtype", None)
-            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape), dtype))
+            dtype = getattr(_first_result(node.meta.get("val")), "dtype", None)
+            ops.append(
+                Op(name, node.target, args, dict(with_refs(node.kwargs)), number, len(shape), prod(shape), dtype)
+            )
         elif node.op == "output":
-            outputs = [known(arg) for arg in node.args[0]]
+            outputs = [with_refs(arg) for arg in node.args[0]]
         else:
             raise ModelError(
                 f"the traced graph has a node of kind {node.op!r}",
@@ -152,31 +154,31 @@ def _read(exported: Any) -> Graph:
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 
 
-def _first(value: Any) -> Any:
+def _first_result(value: Any) -> Any:
     """A result, or the first one of several."""
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
     """The shape of a node's result, or of the first one; a number has none."""
-    return tuple(getattr(_first(node.meta.get("val")), "shape", ()))
+    return tuple(getattr(_first_result(node.meta.get("val")), "shape", ()))
 
 
-def _fused(graph: Graph) -> Graph:
+def _fuse(graph: Graph) -> Graph:
     """The graph with copies dropped, batch norms folded, sums and activations moved into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
     for op in graph.ops:
         if op.target is BATCH_NORM:
-            _norm_to_product(op, ops, constants, _readers(graph, ops))
+            _fold_batch_norm(op, ops, constants, _readers(graph, ops))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
         act = activation_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
-            if source is not None and _is_open(source, _readers(graph, ops)):
+            if source is not None and _can_fuse(source, _readers(graph, ops)):
                 del ops[source.out]
                 ops[op.out] = replace(source, out=op.out, act=act)
     ordered = sorted(ops.values(), key=lambda op: op.out)
@@ -189,17 +191,17 @@ def _without_copies(graph: Graph) -> Graph:
     same: dict[int, int] = {}
     ops = []
 
-    def known(arguments: Any) -> Any:
+    def with_refs(arguments: Any) -> Any:
         return pytree.tree_map(
             lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, arguments
         )
 
     for op in graph.ops:
         if op.target is ATEN.clone.default:
-            same[op.out] = known(op.args[0]).value
+            same[op.out] = with_refs(op.args[0]).value
         else:
-            ops.append(replace(op, args=known(op.args), kwargs=known(op.kwargs)))
-    return replace(graph, ops=ops, outputs=known(graph.outputs))
+            ops.append(replace(op, args=with_refs(op.args), kwargs=with_refs(op.kwargs)))
+    return replace(graph, ops=ops, outputs=with_refs(graph.outputs))
 
 
 def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
@@ -210,12 +212,12 @@ def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
     return count
 
 
-def _is_open(op: Op, readers: dict[int, int]) -> bool:
+def _can_fuse(op: Op, readers: dict[int, int]) -> bool:
     """Whether an operation can take a sum or an activation: a product without activation, read once."""
     return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 
-def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
+def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
     """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own.
 
     In float32 or wider: torch computes norms of half precision in float32, and their parameters may be float32.
@@ -263,7 +265,7 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
     is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
-    if not (is_product and is_constant and _is_open(source, readers) and source.addend is None):
+    if not (is_product and is_constant and _can_fuse(source, readers) and source.addend is None):
         return False
     old = constants[source.args[1].value]
     scaled, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
@@ -283,7 +285,7 @@ def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: di
         return
     for at, addend in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
         source = ops.get(at)
-        if source is not None and _is_open(source, readers) and source.addend is None:
+        if source is not None and _can_fuse(source, readers) and source.addend is None:
             # runs where the sum stood: both terms are there, and nobody has asked for the product before
             del ops[at]
             ops[total.out] = replace(source, out=total.out, addend=addend)

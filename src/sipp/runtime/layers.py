@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, finished
+from sipp.runtime.steps import Step, Values, apply_epilogue
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
         result = F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     else:
         result = F.linear(x.contiguous(), weight, layer.bias)
-    return finished(values, layer.op, result)
+    return apply_epilogue(values, layer.op, result)
 
 
 def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:

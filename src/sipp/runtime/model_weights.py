@@ -63,7 +63,7 @@ def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> N
             del packed[name]  # not before: memory may end
 
 
-def strides_of(model: nn.Module) -> Strides:
+def conv_strides(model: nn.Module) -> Strides:
     """Those of the weights of convolutions that lie in one of torch's two formats."""
     formats = (torch.contiguous_format, torch.channels_last)
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 4}
@@ -74,7 +74,7 @@ def strides_of(model: nn.Module) -> Strides:
     }
 
 
-def other_strides(model: nn.Module, current: Strides) -> list[Strides]:
+def other_formats(model: nn.Module, current: Strides) -> list[Strides]:
     """The same weights, all of them in one of torch's two formats, where they are not so already."""
     weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
     choices = [
@@ -84,7 +84,7 @@ def other_strides(model: nn.Module, current: Strides) -> list[Strides]:
     return [strides for strides in choices if strides != current]
 
 
-def lay_out(model: nn.Module, strides: Strides) -> None:
+def set_strides(model: nn.Module, strides: Strides) -> None:
     """Lays out these parameters with these strides, where they are not so already."""
     for name, parameter in model.named_parameters():
         if name in strides and parameter.stride() != strides[name]:

@@ -14,7 +14,7 @@ from sipp.runtime.buffers import (
     Buffer,
     image_buffer,
     plain_strides,
-    rounded,
+    rounded_up,
     token_buffer,
     token_columns,
     token_strides,
@@ -62,7 +62,7 @@ def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
     buffer = arena.image_of(x)
     n, channels, height, width = x.shape
     is_ready = buffer is not None and all(have >= need for have, need in zip(buffer.border, padding))
-    if rounded(n) % 8 and layer.stride[1] > 1:
+    if rounded_up(n) % 8 and layer.stride[1] > 1:
         return _phases(number, x, layer)
     if buffer is None or not is_ready:
         buffer = image_buffer(n, channels, height, width, padding)
@@ -86,7 +86,7 @@ def image_output(buffer: Buffer) -> Operand:
 def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[int, ...]]:
     """The input of a linear layer, and the strides of its tokens."""
     lead, n = tuple(x.shape[:-1]), prod(x.shape[:-1])
-    strides, buffer = token_strides(x), arena.of(x)
+    strides, buffer = token_strides(x), arena.buffer_of(x)
     is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
     if is_ready and buffer is not None and strides is not None:
         n_columns = buffer.data_CHWN.shape[3]  # of images these may be no whole vectors

@@ -15,10 +15,10 @@ from sipp.native import pytree
 from sipp.runtime import steps
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
+from sipp.runtime.cat_and_pad import CAT_AND_PAD, cat_or_pad_step
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.layers import read_layer
 from sipp.runtime.norms import LAYER_NORM, norm_step
-from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
 from sipp.runtime.recurrent import LSTM, RECURRENT, recurrent_step
@@ -43,12 +43,12 @@ class Plan:
     constants: Values
     arena: Arena
     lock: Any
-    places: frozenset[int]  # where the constants lie
+    storages: frozenset[int]  # where the constants lie
 
     def run(self, inputs: list[Any]) -> list[Any] | None:
         """The outputs, flat; None where a value on the way is not finite: times a zero it is not zero."""
         flag = self.arena.flag
-        with self.lock, torch.no_grad(), _as_traced():
+        with self.lock, torch.no_grad(), _without_autocast():
             values = self._start(inputs)
             flag.clear()
             for value in inputs:
@@ -60,11 +60,11 @@ class Plan:
                 step.run(values)
             if flag.is_raised:
                 return None
-            shared, outputs = {*self.places, *_places(inputs)}, []
+            shared, outputs = {*self.storages, *_storages(inputs)}, []
             for ref in self.graph.outputs:
-                outputs.append(self._own(values[ref.value], shared) if isinstance(ref, Ref) else ref)
+                outputs.append(self._owned(values[ref.value], shared) if isinstance(ref, Ref) else ref)
                 if len(self.graph.outputs) > 1:
-                    shared |= _places(outputs[-1:])
+                    shared |= _storages(outputs[-1:])
             return outputs
 
     @property
@@ -85,18 +85,18 @@ class Plan:
         values.update(zip(self.graph.inputs, inputs))
         return values
 
-    def _own(self, value: Any, shared: set[int]) -> Any:
+    def _owned(self, value: Any, shared: set[int]) -> Any:
         """The value in memory of its own: no later call writes to it, and it is no input, constant or other result."""
         if not isinstance(value, Tensor):
             return value
-        is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in shared
+        is_shared = self.arena.buffer_of(value) or value.untyped_storage().data_ptr() in shared
         return value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
-    with torch.no_grad(), _as_traced():
-        graph = computed(graph)
+    with torch.no_grad(), _without_autocast():
+        graph = fold_constants(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
@@ -108,21 +108,21 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
             for n in set(op.reads()):
                 if last[n] == i and n not in kept and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        used = {n for op, step in zip(graph.ops, steps) for n in _kept_reads(op, step)} | kept
+        used = {n for op, step in zip(graph.ops, steps) for n in _still_read(op, step)} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
-        watched = _checked(graph, steps, arena)
+        watched = _with_finite_checks(graph, steps, arena)
         return Plan(
-            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _places(constants.values())
+            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _storages(constants.values())
         )
 
 
-def whole_plan(graph: Graph) -> Plan:
+def torch_plan(graph: Graph) -> Plan:
     """The plan of a network that torch runs as a whole: its operations, for the table."""
     steps = [torch_step(op) for op in graph.ops]
     return Plan(replace(graph, constants={}), steps, {}, Arena(), threading.Lock(), frozenset())
 
 
-def table_of(plan: Plan) -> Plan:
+def without_weights(plan: Plan) -> Plan:
     """The plan with what is printed of it, and no weights and buffers: it cannot be run."""
 
     def run(values: Values) -> None:
@@ -132,17 +132,17 @@ def table_of(plan: Plan) -> Plan:
     return replace(plan, steps=steps, constants={}, arena=Arena())
 
 
-def _as_traced() -> AbstractContextManager[object]:
+def _without_autocast() -> AbstractContextManager[object]:
     """Without autocast, whose casts are operations of the graph: where it is on, torch would cast once more."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
-def _places(values: Iterable[Any]) -> frozenset[int]:
+def _storages(values: Iterable[Any]) -> frozenset[int]:
     """Where the memory of tensors begins."""
     return frozenset(value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor))
 
 
-def _kept_reads(op: Op, step: Step) -> list[int]:
+def _still_read(op: Op, step: Step) -> list[int]:
     """The values that a step reads in calls to come: no weights that it has taken for itself."""
     if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
         return op.reads()
@@ -151,7 +151,7 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     return [n for n in op.reads() if n not in own or n == op.addend]
 
 
-def computed(graph: Graph) -> Graph:
+def fold_constants(graph: Graph) -> Graph:
     """The graph without operations on constants alone, whose results become constants; but nothing that is drawn."""
     constants, ops = dict(graph.constants), []
     for op in graph.ops:
@@ -165,13 +165,13 @@ def computed(graph: Graph) -> Graph:
 
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
     """The step of one operation; leaves its result in `values`."""
-    if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
+    if op.target in (CONV, LINEAR) and _can_be_sparse(op, graph, values):
         return _product_step(op, graph, values, arena, border)
     step = None
     if op.target in POOLS:
         step = pool_step(op, values, arena, border)
-    elif op.target in PLACINGS:
-        step = placing_step(op, values, arena, border)
+    elif op.target in CAT_AND_PAD:
+        step = cat_or_pad_step(op, values, arena, border)
     elif op.target is LAYER_NORM:
         step = norm_step(op, values, arena, graph.constants)
     elif op.target is ATTENTION:
@@ -210,7 +210,7 @@ def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tu
     return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))
 
 
-def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
+def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
     """Whether a product is in float32, has constant weights, and gets a batch that is not empty."""
     x = values[op.args[0].value]
     refs = [ref for ref in op.args[1:3] if ref is not None]
@@ -234,7 +234,7 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
     return borders
 
 
-def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
     """The steps; where our own kernels read a result that its step does not check, a check follows.
 
     Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow. A
@@ -249,14 +249,14 @@ def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
         1.0 if op.overflow_factor is None else float(graph.constants[op.overflow_factor].max()) for op in graph.ops
     ]
     return [
-        _with_check(step, arena, limit)
+        _with_finite_check(step, arena, limit)
         if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
         else step
         for op, step, is_blind, limit in zip(graph.ops, steps, unwatched, limits)
     ]
 
 
-def _with_check(step: Step, arena: Arena, limit: float) -> Step:
+def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
     """The step, followed by a check that its result is finite, and `limit` times it too."""
 
     def run(values: Values) -> None:

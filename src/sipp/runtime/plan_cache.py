@@ -14,9 +14,9 @@ from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
-PATIENCE = 16  # calls of one more kind while the plan used longest ago is not used: then that one makes room
+PATIENCE = 16  # calls of one more signature while the plan used longest ago is not used: then that one makes room
 MOST_WAITING = 256  # kinds whose calls are counted
-BEYOND = (
+TOO_MANY = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
     "pad inputs to fewer shapes, and pass numbers that change as tensors"
 )
@@ -24,7 +24,7 @@ BEYOND = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
+    """How inputs of one signature are run: by a plan, or by torch as a whole where that is faster."""
 
     plan: Plan
     chunk: int | None  # points that the plan takes at a time; None: all
@@ -49,7 +49,7 @@ class PlanCache(Generic[Kept]):
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.is_beyond = False  # whether a kind had no place
+        self.has_overflowed = False  # whether a signature had no place
         self._plans: dict[Hashable, Kept] = {}  # the one used longest ago first
         self._waiting: dict[Hashable, int] = {}
 
@@ -59,41 +59,41 @@ class PlanCache(Generic[Kept]):
     def all(self) -> list[Kept]:
         return list(self._plans.values())
 
-    def plan_for(self, kind: Hashable, make: Callable[[], Kept]) -> Kept | None:
-        """The plan for this kind, made now where it is to have a place; None where torch runs it, with one warning."""
+    def plan_for(self, signature: Hashable, make: Callable[[], Kept]) -> Kept | None:
+        """The plan for this signature, compiled now if it gets one; None: torch runs it (warns once)."""
         with self.lock:
-            known = self.used(kind)
-            is_next = known is None and self.has_place(kind)
+            known = self.used(signature)
+            is_next = known is None and self.should_compile(signature)
         if is_next:
             return make()
-        if known is None and not self.is_beyond:
-            self.is_beyond = True
-            warnings.warn(BEYOND, stacklevel=3)
+        if known is None and not self.has_overflowed:
+            self.has_overflowed = True
+            warnings.warn(TOO_MANY, stacklevel=3)
         return known
 
-    def used(self, kind: Hashable) -> Kept | None:
-        """The plan for this kind, now the one used last; None where there is none."""
-        if kind not in self._plans:
+    def used(self, signature: Hashable) -> Kept | None:
+        """The plan for this signature, now the one used last; None where there is none."""
+        if signature not in self._plans:
             return None
-        if kind == next(iter(self._plans)):
+        if signature == next(iter(self._plans)):
             self._waiting.clear()
-        self._plans[kind] = self._plans.pop(kind)
-        return self._plans[kind]
+        self._plans[signature] = self._plans.pop(signature)
+        return self._plans[signature]
 
-    def has_place(self, kind: Hashable) -> bool:
-        """Whether a kind without a plan is to have one, now that it has come once more."""
+    def should_compile(self, signature: Hashable) -> bool:
+        """Whether a signature without a plan is to have one, now that it has come once more."""
         if len(self._plans) < MOST_PLANS:
             return True
-        if len(self._waiting) == MOST_WAITING and kind not in self._waiting:
+        if len(self._waiting) == MOST_WAITING and signature not in self._waiting:
             self._waiting.clear()
-        self._waiting[kind] = self._waiting.get(kind, 0) + 1
-        return self._waiting[kind] >= PATIENCE
+        self._waiting[signature] = self._waiting.get(signature, 0) + 1
+        return self._waiting[signature] >= PATIENCE
 
-    def put(self, kind: Hashable, compiled: Kept) -> None:
+    def put(self, signature: Hashable, compiled: Kept) -> None:
         if len(self._plans) == MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._waiting.clear()
-        self._plans[kind] = compiled
+        self._plans[signature] = compiled
 
 
 def refuse_copy() -> NoReturn:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
-from sipp.runtime.examples import copies, off_by
+from sipp.runtime.examples import cloned, output_difference
 from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # of the largest number of an output
@@ -108,7 +108,7 @@ def _open_sizes(value: Any) -> dict[int, Any] | None:
 
 def _output_names(model: nn.Module, call: Call) -> list[str] | None:
     """The model's own names of its outputs, where it gives them; None: it gives no names."""
-    args, kwargs = copies(*call)
+    args, kwargs = cloned(*call)
     with torch.no_grad():
         outputs = model(*args, **kwargs)
     if not isinstance(outputs, Mapping) or not all(isinstance(value, Tensor) for value in outputs.values()):
@@ -152,10 +152,10 @@ def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
 
 def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
     """The largest difference of an output, relative to its largest number; ModelError where that is too much."""
-    own, others = copies(*call), copies(*call)  # a network may write to its input
+    own, others = cloned(*call), cloned(*call)  # a network may write to its input
     with torch.no_grad():
         expected = [value for value in pytree.tree_leaves(model(*own[0], **own[1])) if isinstance(value, Tensor)]
-        worst = off_by([value for value in run(others) if isinstance(value, Tensor)], expected)
+        worst = output_difference([value for value in run(others) if isinstance(value, Tensor)], expected)
     if not worst <= AGREEMENT:
         raise ModelError(
             f"{what} differs from the network by {worst:.1e} on the example, more than {AGREEMENT:.0e}",

@@ -113,7 +113,7 @@ def arguments_of(values: Values, template: Any) -> Any:
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
 
 
-def finished(values: Values, op: Op, result: Tensor) -> Tensor:
+def apply_epilogue(values: Values, op: Op, result: Tensor) -> Tensor:
     """The result of a product after its sum and activation, by torch."""
     if op.addend is not None:
         result = result + values[op.addend]
@@ -137,7 +137,7 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
-        values[op.out] = result if op.addend is None and op.act == NONE else finished(values, op, result)
+        values[op.out] = result if op.addend is None and op.act == NONE else apply_epilogue(values, op, result)
 
     return Step(op.name, "torch", run_step, op.out, note=note)
 

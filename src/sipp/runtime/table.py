@@ -7,21 +7,21 @@ from rich.table import Table
 from sipp.records.display import plain_table, text_of
 from sipp.records.html import labels_html, table_html
 from sipp.records.speed import speed_words
-from sipp.runtime.graph import reads_memory
+from sipp.runtime.graph import depends_on_layout
 from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
 from sipp.runtime.steps import Step
 
 MS, MB = 1e3, 1e6
-Words = tuple[tuple[str, str], ...]  # labels and texts
+Labels = tuple[tuple[str, str], ...]  # labels and texts
 
 
-def as_text(table: Table, labels: Words) -> str:
+def as_text(table: Table, labels: Labels) -> str:
     """A table, and labels with texts below it."""
     return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in labels)))
 
 
-def as_html(table: Table, labels: Words) -> str:
+def as_html(table: Table, labels: Labels) -> str:
     """The same for a notebook."""
     return table_html(table, bars=("ms torch", "ms here")) + labels_html(labels)
 
@@ -48,12 +48,12 @@ def left_to_torch(steps: list[Step]) -> str:
     return ", ".join(sorted({step.name.rstrip("_0123456789") for step in steps if step.kernel == "torch"})) or "nothing"
 
 
-def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
+def summary_labels(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Labels:
     """What it comes to, as labels and texts."""
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} inputs at a time"
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
-        if reads_memory(plan.graph):
+        if depends_on_layout(plan.graph):
             ran = "torch runs all of it: an operation depends on the memory layout"
         elif not compiled.is_finite:
             ran = "torch runs all of it: a value inside was not finite, which only the model itself passes on"

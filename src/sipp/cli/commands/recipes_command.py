@@ -10,7 +10,7 @@ from rich.markup import escape
 from sipp.cli.errors import CommandError
 from sipp.cli.output import Answer, listing
 from sipp.experiments.recipes import load_recipe, recipe_descriptions
-from sipp.experiments.recipes.schema import described
+from sipp.experiments.recipes.schema import recipe_keys
 from sipp.records.display import plain_table
 
 
@@ -28,7 +28,7 @@ def recipes(
     if recipe is None:
         raise CommandError("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
     chosen = load_recipe(recipe)
-    rows = described(chosen)
+    rows = recipe_keys(chosen)
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
         table.add_row(row.key, escape(_words(row.value)), escape(row.meaning))

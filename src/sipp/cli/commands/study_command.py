@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
-from sipp.storage.outputs import PAGE, check_file
+from sipp.records.schemas import Manifest
+from sipp.storage.outputs import PAGE, check_file, write_file
 
 
 def study(
@@ -46,7 +50,6 @@ def study(
     with naming_option(f"--out {out}", "give another folder"):
         check_file(page, PAGE, force=True, makes_folder=True)
     from sipp.cli.run_display import display, records_table
-    from sipp.cli.study_page import write_page
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
@@ -63,7 +66,7 @@ def study(
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
-    write_page(chosen, [finished.folder for finished in done], page)
+    _write_page(chosen, [finished.folder for finished in done], page)
     runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
     n_made = sum(finished.n_made for finished in done)
     summary = f"{n_made} networks trained now" if n_made else "nothing left to do"
@@ -74,9 +77,7 @@ def study(
 
 def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
     """What each run of the study has, and what is left to train."""
-    from sipp.cli.study_page import planned_runs
-
-    rows = planned_runs(chosen, out, accept_changes=accept_changes)
+    rows = _planned_runs(chosen, out, accept_changes=accept_changes)
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")
     for row in rows:
         table.add_row(row.run, *(f"{n:,}" for n in (row.n_all, row.n_there, row.n_shared, row.n_new, row.n_epochs)))
@@ -84,3 +85,53 @@ def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
     left = f"{total[0]:,} networks and {total[1]:,} epochs to train (if the data are those of the runs there)"
     values = {"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": [vars(row) for row in rows]}
     return Answer([table, left], values)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study: its networks, those that are there, and what is left to train."""
+
+    run: str  # the name of its folder
+    n_all: int
+    n_there: int  # in its own folder
+    n_shared: int  # in other runs, or made by a run of this study before it
+    n_new: int
+    n_epochs: int  # of the new ones
+
+
+def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
+    """What each run of the study still has to train, by names and manifests alone: data are not compared."""
+    from sipp.experiments.recipes import config_of
+    from sipp.experiments.runs import store as runs
+    from sipp.experiments.runs.plan import plan
+    from sipp.experiments.runs.reuse import find_reusable, stage_key
+    from sipp.storage import state_files
+
+    planned, before = [], set[str]()
+    code = runs.code_version()
+
+    def suits(manifest: Manifest) -> bool:
+        return accept_changes or all(origin.code == code for origin in manifest.origins)
+
+    for recipe in study.recipes:
+        name, stages = runs.run_name(config_of(recipe)), plan(recipe)
+        there = [stage for stage in stages if state_files.has_state(out / name / stage.name, runs.FINAL)]
+        todo = [stage for stage in stages if stage not in there]
+        reusable = find_reusable(out, recipe, todo, suits)
+        new = [stage for stage in todo if stage not in reusable and stage_key(recipe, stage) not in before]
+        before |= {stage_key(recipe, stage) for stage in stages}
+        n_epochs = sum((recipe.train if stage.method is None else recipe.retraining).epochs for stage in new)
+        planned.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
+    return planned
+
+
+def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
+    """Writes the page of the study: its panels, what the paper says of them, then every run."""
+    from sipp.report import read_results, render
+    from sipp.report.contents import About, Finding
+
+    rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
+    finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
+    about = About(f"Study {study.name} ({study.form})", finding, rows)
+    text = render(read_results(list(folders)), version=f"sipp {sipp.__version__}", about=about)
+    write_file(page, text.encode(errors="replace"), PAGE, force=True)

@@ -21,7 +21,7 @@ SUFFIX = ".yaml"
 SHORT = "short"  # the key of what NAME-short changes in the recipe NAME; recipes without it have no short form
 MAX_CHAIN = 8
 # Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
-INSTEAD = {
+ALTERNATIVES = {
     "keeps": ("alpha", "levels"),
     "alpha": ("keeps",),
     "levels": ("keeps",),
@@ -141,8 +141,8 @@ def _without_short(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merges `above` into `below`, mapping by mapping; a key replaces those it is an alternative to (`INSTEAD`)."""
-    ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
+    """Merges `above` into `below`, mapping by mapping; a key removes its `ALTERNATIVES`."""
+    ended = {other for key in above for other in ALTERNATIVES.get(key, ())} - above.keys()
     values = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
         old = values.get(key)

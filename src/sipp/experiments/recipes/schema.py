@@ -34,14 +34,14 @@ def _known(label: str, info: ValidationInfo) -> str:
     return arm_of(label, own=info.context or ()).label
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-class DataSpec(_Part):
+class DataSpec(_Section):
     """The data set and how many of its training items are set apart for calibration and holdout."""
 
     name: DataName
@@ -54,7 +54,7 @@ class DataSpec(_Part):
     """seed of that split, the same for all repetitions"""
 
 
-class Decay(_Part):
+class Decay(_Section):
     """factor@{milestones} or factor@{every, ...} of the paper's tables."""
 
     factor: Annotated[float, Field(gt=0, le=1)]
@@ -74,7 +74,7 @@ class Decay(_Part):
         return self
 
 
-class Training(_Part):
+class Training(_Section):
     """Hyperparameters of training, and of retraining unless `retrain` says otherwise."""
 
     optimizer: Literal["sgd", "adam"]
@@ -121,7 +121,7 @@ class Training(_Part):
         return self
 
 
-class Distill(_Part):
+class Distill(_Section):
     """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -130,7 +130,7 @@ class Distill(_Part):
     """what both outputs are divided by"""
 
 
-class Retraining(_Part):
+class Retraining(_Section):
     """What differs from `train` when training after a cut."""
 
     epochs: Count | None = None
@@ -145,7 +145,7 @@ class Retraining(_Part):
     """learn the dense parent's outputs as well"""
 
 
-class Pruning(_Part):
+class Pruning(_Section):
     """Arms, and the ladder of budgets: `keeps`, or `levels` times `alpha` of what the level before kept."""
 
     methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
@@ -193,7 +193,7 @@ class Pruning(_Part):
         return float((self.alpha or 0.0) ** level)
 
 
-class Code(_Part):
+class Code(_Section):
     """Code of the user's own, as package.module:callable; named on the command line, never in a file."""
 
     net: str | None = None
@@ -204,7 +204,7 @@ class Code(_Part):
     """the user's own scores that the recipe names, each with a digest of its source"""
 
 
-class Recipe(_Part):
+class Recipe(_Section):
     """One experiment: a network, data, training, pruning, and the pipeline that puts them in order."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
@@ -304,7 +304,7 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Described:
+class RecipeKey:
     """One key of a recipe: its value there, None where it has none, and what it means."""
 
     key: str
@@ -312,21 +312,21 @@ class Described:
     meaning: str
 
 
-def described(recipe: Recipe) -> list[Described]:
+def recipe_keys(recipe: Recipe) -> list[RecipeKey]:
     """Every key that a recipe may have, in order, including those that this one leaves out."""
-    return list(_described(Recipe, recipe.model_dump(mode="json"), ""))
+    return list(_keys_of(Recipe, recipe.model_dump(mode="json"), ""))
 
 
-def _described(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[Described]:
+def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[RecipeKey]:
     for name, field in model.model_fields.items():
-        inner, value = _part_of(field.annotation), values.get(name)
+        inner, value = _section_of(field.annotation), values.get(name)
         if inner is None:
-            yield Described(prefix + name, value, field.description or "")
+            yield RecipeKey(prefix + name, value, field.description or "")
         else:
-            yield from _described(inner, value or {}, f"{prefix}{name}.")
+            yield from _keys_of(inner, value or {}, f"{prefix}{name}.")
 
 
-def _part_of(annotation: Any) -> type[BaseModel] | None:
+def _section_of(annotation: Any) -> type[BaseModel] | None:
     """The part of a recipe that an annotation stands for, with or without None; None: it is a plain value."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -337,7 +337,7 @@ def _part_of(annotation: Any) -> type[BaseModel] | None:
 def known_keys(path: tuple[str, ...]) -> list[str]:
     """The keys a recipe may have at this place: () is the top, ("train",) its part `train`."""
     start = "".join(f"{part}." for part in path)
-    below = (row.key.removeprefix(start) for row in _described(Recipe, {}, "") if row.key.startswith(start))
+    below = (row.key.removeprefix(start) for row in _keys_of(Recipe, {}, "") if row.key.startswith(start))
     return list(dict.fromkeys(key.partition(".")[0] for key in below))
 
 

@@ -70,10 +70,10 @@ class RunContext:
 
 def network_from_tensors(tensors: Mapping[str, Tensor]) -> Network:
     """The network saved in these tensors."""
-    return Network(below(tensors, MODEL), below(tensors, MASK))
+    return Network(strip_prefix(tensors, MODEL), strip_prefix(tensors, MASK))
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with this prefix, without it."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.experiments.arms import BETWEEN
+from sipp.experiments.arms import SEPARATOR
 
 Recipe = Any  # its schema lists the pipelines, which import this file
 
@@ -22,7 +22,7 @@ class Stage:
     @property
     def name(self) -> str:
         """What its folder is called."""
-        arm = None if self.method is None else self.method.replace(BETWEEN, "-")
+        arm = None if self.method is None else self.method.replace(SEPARATOR, "-")
         return f"seed{self.seed}.dense" if arm is None else f"seed{self.seed}.{arm}.{self.level:02d}"
 
 

@@ -7,15 +7,17 @@ What `sipp run` would refuse to go on with, or make anew, is refused here by the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, SippError
+from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
-from sipp.storage.files import CHANGED, Values, child_path
+from sipp.storage.files import CHANGED, child_path
 
 RunState = Literal["running", "finished", "stopped"]
 
@@ -72,20 +74,32 @@ def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """A run's configuration, its origins and the records of its networks; `marks` say what was not as it should be."""
+class Run:
+    """A run folder, finished or not: its configuration, where it was computed, and the records of its networks."""
 
-    config: Values
+    name: str
+    config: Mapping[str, Any]
     origins: tuple[OriginRecord, ...]
+    records: tuple[NetworkRecord, ...]
     n_stages: int
-    records: tuple[tuple[str, NetworkRecord], ...]  # where a record was read, and the record
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # warnings for the reader: what could not be checked, or is not as `sipp run` left it
+
+    @property
+    def finished(self) -> bool:
+        return len(self.records) >= self.n_stages
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline that made it; None if this version has no pipeline of that name."""
+        name = str(self.config["pipeline"])
+        return pipeline_of(name) if name in pipeline_names() else None
 
 
-def read_run_files(folder: Path) -> RunFiles:
-    """The run in this folder, finished or not; DataError where `sipp run` would not take a file for its own.
+def read_run(folder: Path) -> Run:
+    """Reads a run folder, finished or not; raises DataError for a file that `sipp run` would refuse to resume from.
 
-    A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
+    Each record is stored twice, in `records.jsonl` and (with a checksum) beside its network. If the two differ, one of
+    them was edited.
     """
     manifest, stages = _plan(folder)
     names = {(stage.seed, stage.method, stage.level): stage.name for stage in stages}
@@ -103,9 +117,10 @@ def read_run_files(folder: Path) -> RunFiles:
             n_unchecked += 1
         elif own != record:
             raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
-        records.append((where, checked(NetworkRecord, record, where)))
+        records.append(checked(NetworkRecord, record, where))
     marks = _marks(folder, manifest, n_unchecked, len(records))
-    return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
+    name = folder.resolve().name
+    return Run(name, manifest.config, manifest.origins, tuple(records), len(stages), marks)
 
 
 def _key_of(record: Any) -> Any:

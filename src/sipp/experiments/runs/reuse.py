@@ -19,7 +19,6 @@ from sipp.scoring.methods import method_of
 from sipp.storage import state_files
 from sipp.storage.files import Values, child_path
 
-TAKEN = "taken_from"  # in the record of a network that another run made: that run's folder
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration: what decides the dense network
 
 
@@ -92,6 +91,10 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
             continue
         tensors, values = loaded
         record, run = values["record"], place.parent
-        own = {"recipe": recipe.name, "pipeline": recipe.pipeline, TAKEN: record.get(TAKEN, run.name)}
+        own = {
+            "recipe": recipe.name,
+            "pipeline": recipe.pipeline,
+            runs.TAKEN_FROM: record.get(runs.TAKEN_FROM, run.name),
+        }
         runs.add_origins(folder, runs.read_manifest(run))
         runs.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})

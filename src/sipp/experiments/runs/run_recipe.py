@@ -42,7 +42,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """The records of a run and where they are."""
 
     folder: Path
@@ -64,7 +64,7 @@ def run(
     engine: Engine = "process",
     ray: RayOptions | None = None,
     code_files: tuple[Path, ...] = (),
-) -> Finished:
+) -> FinishedRun:
     """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
 
     Networks that other runs in `out` have made with the same data, code and device are taken over, not trained again.
@@ -112,7 +112,7 @@ def run(
         for stage in stack.enter_context(closing(finished)):  # closed before the lock is given back
             add_records([stage.name])
             show(stage.name, None)
-    return Finished(folder, [records[name] for name in names if name in records], len(records) - n_before)
+    return FinishedRun(folder, [records[name] for name in names if name in records], len(records) - n_before)
 
 
 def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:

@@ -40,6 +40,7 @@ START = "start"
 FINAL = "final"
 STEP = "step"
 N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
+TAKEN_FROM = "taken_from"  # in the record of a network copied from another run: that run's folder
 CLOCK_FIELDS = ("seconds", "part_seconds")  # of a record: what a clock decides; the rest follows from the configuration
 
 

@@ -32,10 +32,10 @@ from sipp.experiments.runs.context import (
     Network,
     Prepared,
     RunContext,
-    below,
     initial_network,
     module_of,
     network_from_tensors,
+    strip_prefix,
 )
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
@@ -329,7 +329,7 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *
         set_masks(state, saved.masks)
     state.model.load_state_dict(saved.state)
     entries: dict[int, dict[str, Any]] = {}
-    for key, tensor in below(tensors, OPTIMIZER).items():
+    for key, tensor in strip_prefix(tensors, OPTIMIZER).items():
         index, _, name = key.partition(".")
         entries.setdefault(int(index), {})[name] = tensor
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})

@@ -43,7 +43,7 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     n_words = triton.cdiv(n_tokens, a_word)
     if n_tokens > 1:
         transposed_x = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
-        _turn[(triton.cdiv(n_columns, TURNED),)](
+        _transpose[(triton.cdiv(n_columns, TURNED),)](
             x, transposed_x, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
             early, **launch,
         )  # fmt: skip
@@ -77,7 +77,7 @@ def _repeated(bits: int, dtype: torch.dtype, word: torch.dtype) -> int:
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
+def _transpose(  # type: ignore[no-untyped-def]
     x, transposed_x, n_tokens, n_columns, n_padded, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
 ):
     """transposed_x[k, t] = x[t, k], and 0 beyond the last token."""
@@ -120,7 +120,7 @@ def _load(values, distances, block, n_blocks, at, distance_at, A_BLOCK: tl.const
 
 
 @triton.jit
-def _multiplied(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
+def _accumulate(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
     """The sums with a weight times its inputs."""
     if A_WORD == 1:
         a += weight * tl.load(x + place).to(tl.float32)
@@ -153,13 +153,13 @@ def _four(  # type: ignore[no-untyped-def]
         else:
             w0, w1, w2, w3 = _part(v0, 0, like), _part(v1, 0, like), _part(v2, 0, like), _part(v3, 0, like)
         place += step & 255
-        a, b, c, d = _multiplied(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 8) & 255
-        a, b, c, d = _multiplied(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 16) & 255
-        a, b, c, d = _multiplied(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 24) & 255
-        a, b, c, d = _multiplied(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
     return place, a, b, c, d
 
 
@@ -308,17 +308,17 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     to = out + token * n_rows + row
     if A_WORD == 1:
         if FOUR == "":
-            found = tl.reduce(bad, 0, _or)
-            is_bad = (found >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (found >> (SIZE - 1))
+            flags = tl.reduce(bad, 0, _or)
+            is_bad = (flags >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (flags >> (SIZE - 1))
         _finish(a + b, is_bad, scale, more, to, writes, LANES)
     else:
-        found = tl.reduce(bad, 0, _or)
-        _finish(a, found >> (SIZE - 1), scale, more, to, writes, LANES)
-        _finish(b, found >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
+        flags = tl.reduce(bad, 0, _or)
+        _finish(a, flags >> (SIZE - 1), scale, more, to, writes, LANES)
+        _finish(b, flags >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
         if A_WORD == 4:
             to += 2 * n_rows
-            _finish(c, found >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
-            _finish(d, found >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
+            _finish(c, flags >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
+            _finish(d, flags >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from sipp.runtime.steps import LEAST_GAIN
 
 MOST_TOKENS = 16  # that are few
 # threads a row, warps of a program, pairs of blocks on their way
-FEW_WAYS = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
+FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 WARP = 32  # threads
 MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
 # how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
@@ -32,7 +32,7 @@ AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True)
-class Way:
+class LinearKernel:
     """One way to run a layer: `call(x, tensors)` gives tokens x rows for x of tokens x columns."""
 
     name: str
@@ -44,66 +44,66 @@ class Way:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-MakeWay = Callable[[Tensor, Tensor | None], Way]  # of a weight and a bias
+MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # of a weight and a bias
 
 
 @dataclass(frozen=True)
-class Chosen:
+class KernelChoice:
     """How layers of one kind are run; `why` torch keeps them, where it does."""
 
-    make: MakeWay
+    make: MakeKernel
     is_dense: bool
     seconds: float | None = None
     dense_seconds: float | None = None
     why: str = ""
 
 
-def fastest_way(
+def fastest_kernel(
     weight: Tensor, bias: Tensor | None, x: Tensor, n_copies: int, dense: Callable[[], float] | None = None
-) -> Chosen:
+) -> KernelChoice:
     """The fastest way for x (tokens x columns), each timed on so many copies of its weights in turn.
 
     So they come from the memory they would come from in a network of so many such layers. `dense`: what torch takes,
     where that is not this layer as it is.
     """
-    makers, why = _ways(weight, x)
-    ways = {make: make(weight, bias) for make in makers}
-    ways = {make: way for make, way in ways.items() if way.n_bytes <= MOST_BYTES * weight.nbytes}
-    if not ways:
-        return Chosen(dense_way, True, why=why or "values and places take no fewer bytes")
-    off = {make: way_error(way, weight, bias, x) for make, way in ways.items()}
-    ways = {make: way for make, way in ways.items() if off[make] <= AGREEMENT[x.dtype]}
-    if not ways:
-        return Chosen(dense_way, True, why=is_off(min(off.values())))
-    dense_seconds = way_seconds(dense_way(weight, bias), x, n_copies) if dense is None else dense()
-    times = {make: way_seconds(way, x, n_copies) for make, way in ways.items()}
+    makers, why = _candidates(weight, x)
+    kernels = {make: make(weight, bias) for make in makers}
+    kernels = {make: kernel for make, kernel in kernels.items() if kernel.n_bytes <= MOST_BYTES * weight.nbytes}
+    if not kernels:
+        return KernelChoice(dense_kernel, True, why=why or "values and places take no fewer bytes")
+    errors = {make: kernel_error(kernel, weight, bias, x) for make, kernel in kernels.items()}
+    kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
+    if not kernels:
+        return KernelChoice(dense_kernel, True, why=why_wrong(min(errors.values())))
+    dense_seconds = time_kernel(dense_kernel(weight, bias), x, n_copies) if dense is None else dense()
+    times = {make: time_kernel(kernel, x, n_copies) for make, kernel in kernels.items()}
     best = min(times, key=times.__getitem__)
     if times[best] > LEAST_GAIN * dense_seconds:
-        return Chosen(dense_way, True, times[best], dense_seconds, "dense is as fast")
-    return Chosen(best, False, times[best], dense_seconds)
+        return KernelChoice(dense_kernel, True, times[best], dense_seconds, "dense is as fast")
+    return KernelChoice(best, False, times[best], dense_seconds)
 
 
-def dense_way(weight: Tensor, bias: Tensor | None) -> Way:
+def dense_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
     """torch's own."""
-    return Way("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
+    return LinearKernel("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
 
 
-def way_seconds(way: Way, x: Tensor, n_copies: int) -> float:
+def time_kernel(kernel: LinearKernel, x: Tensor, n_copies: int) -> float:
     """How long a way takes, on so many copies of its weights in turn."""
-    copies = [way.tensors, *(tuple(t.clone() for t in way.tensors) for _ in range(n_copies - 1))]
-    return recording.kernel_seconds([partial(way.call, x, own) for own in copies])
+    copies = [kernel.tensors, *(tuple(t.clone() for t in kernel.tensors) for _ in range(n_copies - 1))]
+    return recording.kernel_seconds([partial(kernel.call, x, own) for own in copies])
 
 
-def is_off(by: float) -> str:
+def why_wrong(by: float) -> str:
     """Why a way is not taken that gives other sums than torch."""
     return f"the kernel is {by:.0e} off on the example"
 
 
-def way_error(way: Way, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
+def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
     expected = F.linear(x, weight, bias).double()
     try:
-        sums = way.call(x, way.tensors).double()
+        sums = kernel.call(x, kernel.tensors).double()
     except RuntimeError:
         return math.inf
     return float((sums - expected).abs().max() / expected.abs().max().clamp(min=TINY))
@@ -117,7 +117,7 @@ def timing_group(weight: Tensor, x: Tensor) -> Hashable:
     return bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
 
 
-def _ways(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
+def _candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
     """The ways that could be faster than torch's; where there is none, why."""
     if bool((weight != 0).all()):
         return [], "no zeros"
@@ -125,23 +125,23 @@ def _ways(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
         return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
     if not bool(x.isfinite().all()) or not bool(weight.isfinite().all()):
         return [], "the example is not finite here"
-    return _for_few(weight) if len(x) <= MOST_TOKENS else _for_many(weight, x)
+    return _few_token_kernels(weight) if len(x) <= MOST_TOKENS else _many_token_kernels(weight, x)
 
 
-def _for_few(weight: Tensor) -> tuple[list[MakeWay], str]:
+def _few_token_kernels(weight: Tensor) -> tuple[list[MakeKernel], str]:
     if weight.shape[1] > MOST_COLUMNS:
         return [], f"more than {MOST_COLUMNS:,} columns"
     if importlib.util.find_spec("triton") is None:
         return [], "needs Triton, which is not installed"
     is_int8 = (False,) if int8_scales(weight) is None else (False, True)
-    return [partial(walks_way, way=way, as_int8=as_int8) for way in FEW_WAYS for as_int8 in is_int8], ""
+    return [partial(walk_kernel, shape=shape, as_int8=as_int8) for shape in FEW_TOKEN_SHAPES for as_int8 in is_int8], ""
 
 
-def walks_way(weight: Tensor, bias: Tensor | None, way: tuple[int, int, int], as_int8: bool) -> Way:
+def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int], as_int8: bool) -> LinearKernel:
     """Threads that walk from kept weight to kept weight; as int8 where rows have scales."""
     from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
 
-    n_lanes, n_warps, ahead = way
+    n_lanes, n_warps, ahead = shape
     scales = int8_scales(weight) if as_int8 else None
     walks = as_walks(weight, n_lanes=n_lanes, n_rows=n_warps * WARP // n_lanes, scales=scales)
 
@@ -149,10 +149,10 @@ def walks_way(weight: Tensor, bias: Tensor | None, way: tuple[int, int, int], as
         return few_tokens(x.contiguous(), walks.on(own), bias, ahead=ahead)
 
     values = "int8" if scales is not None else f"{weight.itemsize * 8}-bit"
-    return Way(f"walks, {values} values", call, walks.tensors)
+    return LinearKernel(f"walks, {values} values", call, walks.tensors)
 
 
-def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
+def _many_token_kernels(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
     n_rows, n_columns = weight.shape
     if not _is_two_of_four(weight):
         return [], f"{len(x):,} tokens: tensor cores multiply faster than zeros are skipped"
@@ -164,7 +164,7 @@ def _for_many(weight: Tensor, x: Tensor) -> tuple[list[MakeWay], str]:
     if not two_of_four.is_there():
         return [], "2:4 needs cuSPARSELt, which this torch does not have"
     fastest = two_of_four.fastest(two_of_four.compressed(weight), x)
-    return [partial(_two_of_four_way, kernel=kernel) for kernel in {fastest, two_of_four.FIRST}], ""
+    return [partial(_two_of_four_kernel, algorithm=algorithm) for algorithm in {fastest, two_of_four.FIRST}], ""
 
 
 def _is_two_of_four(weight: Tensor) -> bool:
@@ -172,6 +172,8 @@ def _is_two_of_four(weight: Tensor) -> bool:
     return n_columns % 4 == 0 and int((weight.view(n_rows, -1, 4) != 0).sum(-1).max()) <= 2
 
 
-def _two_of_four_way(weight: Tensor, bias: Tensor | None, kernel: int) -> Way:
+def _two_of_four_kernel(weight: Tensor, bias: Tensor | None, algorithm: int) -> LinearKernel:
     packed = two_of_four.compressed(weight)
-    return Way(f"2:4, kernel {kernel}", lambda x, own: two_of_four.product(x, own[0], bias, kernel), (packed,))
+    return LinearKernel(
+        f"2:4, kernel {algorithm}", lambda x, own: two_of_four.product(x, own[0], bias, algorithm), (packed,)
+    )

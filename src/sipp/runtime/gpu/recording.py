@@ -43,12 +43,12 @@ class Recorded:
             if isinstance(own, Tensor):
                 own.copy_(value)
         self._graph.replay()
-        results = own_results(self._found)
+        results = cloned_results(self._found)
         self._done.record()
         return results
 
 
-def own_results(results: Any) -> Any:
+def cloned_results(results: Any) -> Any:
     """The same results with memory of their own, laid out as they were."""
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
 

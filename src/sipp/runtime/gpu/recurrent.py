@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, Way, fastest_way
+from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, LinearKernel, fastest_kernel
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.recurrent import LSTM, Lstm, read_lstm
 from sipp.runtime.steps import LEAST_GAIN, Step, Values, arguments_of
@@ -33,20 +33,22 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
         return None
     number, h0, c0 = recurrent_reads(op)
     state = values[h0] if op.target is LSTM_CELL else values[h0][0]
-    ways = []
+    kernels = []
     for own in lstm.cells:
         weight = torch.cat(own[:2], 1)
         bias = (own[2].float() + own[3].float()).to(weight.dtype) if len(own) == 4 else None
         tokens = torch.randn(len(state), weight.shape[1], dtype=weight.dtype, device=weight.device)
-        chosen = fastest_way(weight, bias, tokens, 1)
+        chosen = fastest_kernel(weight, bias, tokens, 1)
         if chosen.is_dense:
             return None
-        ways.append(chosen.make(weight, bias))
+        kernels.append(chosen.make(weight, bias))
 
     def fast(current: Values) -> None:
         x, state, cell = current[number], current[h0], current[c0]
         is_cell = op.target is LSTM_CELL
-        current[op.out] = _walk(ways[0], [x], state, cell)[1:] if is_cell else _run(lstm, ways, x, state, cell)
+        current[op.out] = (
+            _run_cell(kernels[0], [x], state, cell)[1:] if is_cell else _run_layers(lstm, kernels, x, state, cell)
+        )
 
     fast(values)
     results = values.pop(op.out)
@@ -61,9 +63,9 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
     matrices = [w for own in lstm.cells for w in own[:2]]
     n_kept = sum(int((w != 0).sum()) for w in matrices)
     return Step(
-        op.name, f"LSTM: {ways[0].name}", fast, op.out, n_kept / sum(w.numel() for w in matrices),
-        sum(way.n_bytes for way in ways), sum(w.nbytes for w in matrices), seconds, dense_seconds,
-        held=tuple(tensor for way in ways for tensor in way.tensors),
+        op.name, f"LSTM: {kernels[0].name}", fast, op.out, n_kept / sum(w.numel() for w in matrices),
+        sum(way.n_bytes for way in kernels), sum(w.nbytes for w in matrices), seconds, dense_seconds,
+        held=tuple(tensor for way in kernels for tensor in way.tensors),
     )  # fmt: skip
 
 
@@ -89,15 +91,15 @@ def _read(op: Op, values: Values, constants: Values) -> Lstm | None:
     return lstm if is_alike and n_points <= MOST_TOKENS and n_times <= MOST_STEPS else None
 
 
-def _run(lstm: Lstm, ways: list[Way], x: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
+def _run_layers(lstm: Lstm, kernels: list[LinearKernel], x: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
     """What torch gives: outputs, states, cells."""
     source = list((x.transpose(0, 1) if lstm.batch_first else x).unbind())
     states, cells = [], []
-    for layer in range(len(ways) // lstm.directions):
+    for layer in range(len(kernels) // lstm.directions):
         both_ways = []
         for direction in range(lstm.directions):
             n = layer * lstm.directions + direction
-            steps, state, cell = _walk(ways[n], source[::-1] if direction else source, h0[n], c0[n])
+            steps, state, cell = _run_cell(kernels[n], source[::-1] if direction else source, h0[n], c0[n])
             both_ways.append(steps[::-1] if direction else steps)
             states.append(state)
             cells.append(cell)
@@ -106,12 +108,14 @@ def _run(lstm: Lstm, ways: list[Way], x: Tensor, h0: Tensor, c0: Tensor) -> tupl
     return out, torch.stack(states), torch.stack(cells)
 
 
-def _walk(way: Way, source: list[Tensor], state: Tensor, cell: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+def _run_cell(
+    kernel: LinearKernel, source: list[Tensor], state: Tensor, cell: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """One cell along the sequence: its state after each step, the last one, and its cell."""
     from sipp.runtime.gpu.kernels import gates  # Triton is asked for only here
 
     steps = []
     for x in source:
-        state, cell = gates(way.call(torch.cat((x, state), 1), way.tensors), cell)
+        state, cell = gates(kernel.call(torch.cat((x, state), 1), kernel.tensors), cell)
         steps.append(state)
     return steps, state, cell

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.runtime.shrinking.removing import ReadingLayer, Smaller, sorted_groups
-from sipp.runtime.shrinking.rules import summed
+from sipp.runtime.shrinking.removing import ReadingLayer, ShrinkPlan, sorted_groups
+from sipp.runtime.shrinking.rules import kernel_sums
 
 
-def apply(model: nn.Module, plan: Smaller) -> None:
+def apply(model: nn.Module, plan: ShrinkPlan) -> None:
     """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
     tensors = parameters_and_buffers(model)
     new = {name: tensors[name].detach() for name, _ in plan.stays}
@@ -56,7 +56,7 @@ def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, 
     dim = 0 if product.is_transposed else 1
     if layer.stand_in is None:
         assert product.bias is not None
-        sums = summed(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
+        sums = kernel_sums(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
         bias = new[product.bias]
         new[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
     elif taken[layer.stand_in]:

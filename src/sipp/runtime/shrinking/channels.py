@@ -127,7 +127,7 @@ def channels_of(
     return channels
 
 
-def unknown(n: int) -> Tensor:
+def not_constant(n: int) -> Tensor:
     """So many channels of which none is known to be constant."""
     return torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
 

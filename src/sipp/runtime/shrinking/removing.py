@@ -32,7 +32,7 @@ class ReadingLayer:
 
 
 @dataclass(frozen=True)
-class Smaller:
+class ShrinkPlan:
     """What stays of every parameter and buffer, by name and dimension, and how constants are taken over."""
 
     stays: dict[tuple[str, int], Tensor]  # indices
@@ -41,7 +41,7 @@ class Smaller:
     read: tuple[Tensor, ...]  # indices of those that stay
 
 
-def smaller(channels: Channels) -> Smaller:
+def plan_shrinking(channels: Channels) -> ShrinkPlan:
     """Which channels stay."""
     class_of = _classes(channels)
     layers = _layers(channels)
@@ -54,7 +54,7 @@ def smaller(channels: Channels) -> Smaller:
     sides = {key: class_of[ids] for key, ids in channels.sides.items()}
     while _fill(kept, layers, inside, outside, sides):
         pass
-    return Smaller(
+    return ShrinkPlan(
         {key: kept[side].nonzero().flatten() for key, side in sides.items()},
         tuple(layers),
         tuple(needed[side] for side in inside),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sipp.runtime.graph import shape_of
-from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, unknown
+from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, not_constant
 
 ALSO_POINTWISE = {  # beside those that torch calls so
     "hardswish", "log_sigmoid", "_to_copy", "to", "alias", "detach", "contiguous", "clone", "lift_fresh_copy",
@@ -47,12 +47,12 @@ def named_arguments(node: Node) -> dict[str, Any]:
     return arguments
 
 
-def _nothing(channels: Channels, node: Node) -> Axis | None:
+def _no_values(channels: Channels, node: Node) -> Axis | None:
     """Of a check that changes no value."""
     return None
 
 
-def _left(channels: Channels, node: Node) -> Axis | None:
+def _keep_inputs(channels: Channels, node: Node) -> Axis | None:
     """No channels that could go: all that the operation reads stays."""
     channels.keep_all(node)
     return None
@@ -65,7 +65,7 @@ def _convolution(channels: Channels, node: Node) -> Axis | None:
     arguments = named_arguments(node)
     weight, is_transposed, groups = arguments["weight"], "transpose" in str(node.target), arguments["groups"]
     if weight not in channels.leaves or (is_transposed and groups > 1):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     n_spatial = len(shape_of(weight)) - 2
     padding, kernel = arguments["padding"], shape_of(weight)[2:]
     if isinstance(padding, str):
@@ -76,7 +76,11 @@ def _convolution(channels: Channels, node: Node) -> Axis | None:
 
 
 def _linear(channels: Channels, node: Node) -> Axis | None:
-    return _product(channels, node, 0, 1, False, False) if node.args[1] in channels.leaves else _left(channels, node)
+    return (
+        _product(channels, node, 0, 1, False, False)
+        if node.args[1] in channels.leaves
+        else _keep_inputs(channels, node)
+    )
 
 
 def _product(
@@ -90,9 +94,9 @@ def _product(
     n_in = shape_of(x)[dim]
     is_odd = x in channels.leaves or (bias is not None and bias not in channels.leaves)
     if is_odd or (read is not None and read.dim != dim) or (groups > 1 and weight not in channels.regroups):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     if read is None:
-        read = Axis(dim, torch.zeros(n_in, dtype=torch.int64, device="cpu"), unknown(n_in))
+        read = Axis(dim, torch.zeros(n_in, dtype=torch.int64, device="cpu"), not_constant(n_in))
     out_ids = channels.side(weight, 1 if is_transposed else 0)
     if groups == 1:
         channels.tie(read.ids, channels.side(weight, 0 if is_transposed else 1))
@@ -113,7 +117,7 @@ def reads_of(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
     return _whole((weight != 0).flatten(2).any(2) if weight.ndim > 2 else weight != 0, groups, is_transposed)
 
 
-def summed(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
+def kernel_sums(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
     """The sums over the kernel: O x I, float64."""
     sums = weight.double().flatten(2).sum(2) if weight.ndim > 2 else weight.double()
     return _whole(sums, groups, is_transposed)
@@ -133,7 +137,7 @@ def constant_rows(product: Product, weight: Tensor) -> Tensor:
     result = torch.where((reads & ~is_known).any(1), torch.nan, 0.0).double()
     used = is_known & (product.constant != 0)
     if bool(used.any()):
-        result += summed(weight, product.groups, product.is_transposed)[:, used] @ product.constant[used]
+        result += kernel_sums(weight, product.groups, product.is_transposed)[:, used] @ product.constant[used]
     return result
 
 
@@ -145,7 +149,7 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
         held[2] is not None and not arguments.get("training") and all(h is None or h in channels.leaves for h in held)
     )
     if axis is None or axis.dim != 1 or not is_plain:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     for leaf in held:
         if leaf is not None:
             channels.tie(axis.ids, channels.side(channels.leaves[leaf], 0))
@@ -162,10 +166,10 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
 def _embedding(channels: Channels, node: Node) -> Axis | None:
     weight = named_arguments(node)["weight"]
     if weight not in channels.leaves:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     rows, ids = (channels.side(channels.leaves[weight], dim) for dim in (0, 1))
     channels.tie(rows, torch.zeros_like(rows))
-    return Axis(len(shape_of(node)) - 1, ids, unknown(len(ids)))
+    return Axis(len(shape_of(node)) - 1, ids, not_constant(len(ids)))
 
 
 # --- operations on each value alone ---------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
     axes = {read: channels.values[read] for read in node.all_input_nodes if channels.values.get(read) is not None}
     dims = {axis.dim + n_dims - len(shape_of(read)) for read, axis in axes.items() if axis is not None}
     if len(dims) != 1:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     dim = dims.pop()
     n_channels = shape_of(node)[dim]
     constants: dict[Node, Tensor] = {}
@@ -188,20 +192,20 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
         if axis is None and read in channels.leaves:
             constants[read] = _leaf_constant(channels.tensors[channels.leaves[read]], at, n_channels)
         elif axis is None:
-            constants[read] = unknown(n_channels)
+            constants[read] = not_constant(n_channels)
         else:
             constants[read] = axis.constant.expand(n_channels)
         if size == 1 and n_channels > 1:
             channels.keep(axis)
             continue
         if axis is None and read not in channels.leaves:
-            return _left(channels, node)
+            return _keep_inputs(channels, node)
         own = channels.side(channels.leaves[read], at) if axis is None else axis.ids
         if ids is not None:
             channels.tie(ids, own)
         ids = own
     if ids is None:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     return Axis(dim, ids, _evaluated(node, constants, n_channels))
 
 
@@ -209,7 +213,7 @@ def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
     """A parameter or buffer as numbers of the channels, where it holds one for each, or for all of them."""
     size = value.shape[at] if at >= 0 else 1
     if value.numel() != size:
-        return unknown(n_channels)
+        return not_constant(n_channels)
     return value.double().flatten().expand(n_channels)
 
 
@@ -223,7 +227,7 @@ def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Te
         filled = torch.where(is_known, constants[read], 1.0)
         return filled if dtype.is_floating_point else filled.to(dtype)
 
-    result = unknown(n_channels)
+    result = not_constant(n_channels)
     if bool(is_known.any()):
         try:
             results = target(*torch.fx.node.map_arg(node.args, number), **torch.fx.node.map_arg(node.kwargs, number))
@@ -243,7 +247,7 @@ def _finite(constant: Tensor) -> Tensor:
 def _prelu(channels: Channels, node: Node) -> Axis | None:
     axis, slope = channels.values.get(node.all_input_nodes[0]), named_arguments(node)["weight"]
     if axis is None or axis.dim != 1 or slope not in channels.leaves:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     value = channels.tensors[channels.leaves[slope]].double()
     if value.numel() > 1:
         channels.tie(axis.ids, channels.side(channels.leaves[slope], 0))
@@ -254,11 +258,11 @@ def _prelu(channels: Channels, node: Node) -> Axis | None:
 # --- operations on positions: the channels stay as they are ---------------------------------------------------------
 
 
-def _same(channels: Channels, node: Node, n_spatial: int, is_constant: bool = True) -> Axis | None:
+def _same_channels(channels: Channels, node: Node, n_spatial: int, is_constant: bool = True) -> Axis | None:
     """The channels of an operation on the last `n_spatial` dimensions; constants stay, or only 0 does."""
     axis = channels.values.get(node.all_input_nodes[0])
     if axis is None or axis.dim >= len(shape_of(node.all_input_nodes[0])) - n_spatial:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     channels.several[node] = False
     constant = axis.constant
     if not is_constant:
@@ -271,14 +275,14 @@ def _n_spatial(node: Node) -> int:
 
 
 def _resized(channels: Channels, node: Node) -> Axis | None:
-    return _same(channels, node, _n_spatial(node))
+    return _same_channels(channels, node, _n_spatial(node))
 
 
 def _average_pool(channels: Channels, node: Node) -> Axis | None:
     arguments = named_arguments(node)
     padding = arguments["padding"] if isinstance(arguments["padding"], (list, tuple)) else [arguments["padding"]]
     is_whole = not any(padding) and not arguments.get("ceil_mode") and not arguments.get("divisor_override")
-    return _same(channels, node, _n_spatial(node), is_whole)
+    return _same_channels(channels, node, _n_spatial(node), is_whole)
 
 
 def _pad(channels: Channels, node: Node) -> Axis | None:
@@ -286,7 +290,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
     x, pads = arguments["self"], arguments["pad"]
     axis, mode, value = channels.values.get(x), arguments.get("mode", "constant"), arguments.get("value") or 0.0
     if axis is None:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     constant = axis.constant
     if mode == "constant":
         constant = torch.where(constant == value, constant, torch.nan)
@@ -295,7 +299,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
     if before == after == 0:
         return Axis(axis.dim, axis.ids, constant)
     if mode != "constant" or min(before, after) < 0:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     # The numbers of channels that are added stand in the network's code: those channels stay.
     stay = [torch.zeros(n, dtype=torch.int64, device="cpu") for n in (before, after)]
     added = [torch.full((n,), value, dtype=torch.float64, device="cpu") for n in (before, after)]
@@ -307,7 +311,7 @@ def _reduced(channels: Channels, node: Node) -> Axis | None:
     axis, n_dims, over = channels.values.get(x), len(shape_of(x)), arguments.get("dim")  # none: over all of them
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     is_mean = "sum" not in str(node.target)  # which depends on the number of positions
     constant = axis.constant if is_mean else torch.where(axis.constant == 0, axis.constant, torch.nan)
     dim = axis.dim if arguments["keepdim"] else axis.dim - sum(d < axis.dim for d in dims)
@@ -318,8 +322,8 @@ def _softmax(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis = channels.values.get(x)
     if axis is None or named_arguments(node)["dim"] % len(shape_of(x)) == axis.dim:
-        return _left(channels, node)
-    return Axis(axis.dim, axis.ids, unknown(len(axis.ids)))
+        return _keep_inputs(channels, node)
+    return Axis(axis.dim, axis.ids, not_constant(len(axis.ids)))
 
 
 # --- operations on shapes -------------------------------------------------------------------------------------------
@@ -330,20 +334,20 @@ def _viewed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis, old, new = channels.values.get(x), shape_of(x), shape_of(node)
     if axis is None:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     # The values of a channel lie one after the other behind those of the channels before it.
     before, n = prod(old[: axis.dim]), old[axis.dim]
     for k, size in enumerate(new):
         if prod(new[:k]) == before and size % n == 0:
             return Axis(k, axis.ids.repeat_interleave(size // n), axis.constant.repeat_interleave(size // n))
-    return _left(channels, node)
+    return _keep_inputs(channels, node)
 
 
 def _permuted(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis, n_dims = channels.values.get(x), len(shape_of(x))
     if axis is None:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     order, arguments = list(range(n_dims)), named_arguments(node)
     if "dims" in arguments:
         order = [d % n_dims for d in arguments["dims"]]
@@ -356,18 +360,18 @@ def _permuted(channels: Channels, node: Node) -> Axis | None:
 def _unsqueezed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis, at = channels.values.get(x), named_arguments(node)["dim"] % (len(shape_of(x)) + 1)
-    return _left(channels, node) if axis is None else Axis(axis.dim + (at <= axis.dim), axis.ids, axis.constant)
+    return _keep_inputs(channels, node) if axis is None else Axis(axis.dim + (at <= axis.dim), axis.ids, axis.constant)
 
 
 def _squeezed(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis, shape, arguments = channels.values.get(x), shape_of(x), named_arguments(node).get("dim")
     if axis is None:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     dims = range(len(shape)) if arguments is None else [arguments] if isinstance(arguments, int) else arguments
     gone = {d % len(shape) for d in dims if shape[d] == 1}
     if axis.dim in gone:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     return Axis(axis.dim - sum(d < axis.dim for d in gone), axis.ids, axis.constant)
 
 
@@ -375,7 +379,7 @@ def _expanded(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis, more = channels.values.get(x), len(shape_of(node)) - len(shape_of(x))
     if axis is None or shape_of(node)[axis.dim + more] != len(axis.ids):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     return Axis(axis.dim + more, axis.ids, axis.constant)
 
 
@@ -385,7 +389,7 @@ def _sliced(channels: Channels, node: Node) -> Axis | None:
     axis, arguments = channels.values.get(x), named_arguments(node)
     dim = arguments["dim"] % len(shape_of(x))
     if axis is None or dim == axis.dim:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     channels.several[node] = True
     loses = any(word in str(node.target) for word in ("select", "unbind"))
     return Axis(axis.dim - (loses and dim < axis.dim), axis.ids, axis.constant)
@@ -398,16 +402,16 @@ def _joined(channels: Channels, node: Node) -> Axis | None:
     axes = [channels.values.get(part) for part in parts]
     known = [axis for axis in axes if axis is not None]
     if not known or any(part in channels.leaves for part in parts):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     if any(len(shape_of(part)) != len(shape_of(node)) for part in parts):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     if all(axis.dim == dim for axis in known):
         sizes = [shape_of(part)[dim] for part in parts]
         ids = [torch.zeros(n, dtype=torch.int64, device="cpu") if a is None else a.ids for a, n in zip(axes, sizes)]
-        constants = [unknown(n) if axis is None else axis.constant for axis, n in zip(axes, sizes)]
+        constants = [not_constant(n) if axis is None else axis.constant for axis, n in zip(axes, sizes)]
         return Axis(dim, torch.cat(ids), torch.cat(constants))
     if len(known) < len(axes) or len({axis.dim for axis in known}) > 1:
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     for axis in known[1:]:
         channels.tie(known[0].ids, axis.ids)
     constants = [torch.where(axis.constant == known[0].constant, axis.constant, torch.nan) for axis in known]
@@ -419,7 +423,7 @@ def _item(channels: Channels, node: Node) -> Axis | None:
     of, at = node.all_input_nodes[0], node.args[1]
     axis = channels.values.get(of)
     if axis is None or of not in channels.several or not (channels.several[of] or at == 0):
-        return _left(channels, node)
+        return _keep_inputs(channels, node)
     return axis
 
 
@@ -431,7 +435,7 @@ def _rules() -> dict[str, Rule]:
         "_softmax": _softmax, "log_softmax": _softmax, "_log_softmax": _softmax, "permute": _permuted,
         "transpose": _permuted, "t": _permuted, "unsqueeze": _unsqueezed, "squeeze": _squeezed, "expand": _expanded,
         "slice": _sliced, "select": _sliced, "split": _sliced, "split_with_sizes": _sliced, "chunk": _sliced,
-        "unbind": _sliced, "cat": _joined, "_assert_tensor_metadata": _nothing,
+        "unbind": _sliced, "cat": _joined, "_assert_tensor_metadata": _no_values,
     }  # fmt: skip
     rules |= dict.fromkeys(SHAPES, _viewed)
     for n in (1, 2, 3):
@@ -461,6 +465,6 @@ def without_numbers(node: Node) -> Rule | None:
 
     def careful(channels: Channels, node: Node) -> Axis | None:
         axis = _pointwise(channels, node)
-        return None if axis is None else Axis(axis.dim, axis.ids, unknown(len(axis.ids)))
+        return None if axis is None else Axis(axis.dim, axis.ids, not_constant(len(axis.ids)))
 
     return careful

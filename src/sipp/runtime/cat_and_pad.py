@@ -9,15 +9,15 @@ from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.steps import Step, Values
 
 CAT, PAD = ATEN.cat.default, ATEN.pad.default
-PLACINGS = (CAT, PAD)
+CAT_AND_PAD = (CAT, PAD)
 
 
-def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
+def cat_or_pad_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
     """The step of a concatenation of channels or of a padding with zeros; None where it is left to torch."""
-    placing = _parts(op, values, arena)
-    if placing is None:
+    layout = _parts(op, values, arena)
+    if layout is None:
         return None
-    shape, parts = placing
+    shape, parts = layout
     n, channels, height, width = shape
     out = arena.add_image(n, channels, height, width, border)  # never shared: what is zero around the parts stays so
     result = out.inner
@@ -43,7 +43,9 @@ def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[
     if not all(isinstance(ref, Ref) and values[ref.value].ndim == 4 for ref in refs):
         return None
     numbers = [ref.value for ref in refs]
-    if all(arena.of(values[n]) is None for n in numbers) or any(values[n].dtype != torch.float32 for n in numbers):
+    if all(arena.buffer_of(values[n]) is None for n in numbers) or any(
+        values[n].dtype != torch.float32 for n in numbers
+    ):
         return None
     first = values[numbers[0]].shape
     if op.target is CAT:
