@@ -1,9 +1,9 @@
-"""Attention on tokens that lie side by side: scores, softmax and weighted values of a strip of queries.
+"""Attention for tokens stored side by side: scores, softmax and weighted values for a strip of queries.
 
     S[j, i] = scale * sum over d of k[d, j] q[d, i]      P = exp(S - max over j)      out[d, i] = sum over j of v[d, j] P[j, i] / sum P
 
-A vector is a few queries i; j and d go by as single numbers, so heads are never turned around. The scores of a strip
-stay in the first caches.
+A vector holds several queries i; j and d are scalars, so heads are never transposed. The scores of a strip stay in
+the first-level caches.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from sipp.runtime.graph import Op
 from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
-AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
-MOST_SCORES = 2**16  # floats of one strip
+AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
+MOST_SCORES = 2**16  # floats per strip
 
 
 def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
-    """Where a tensor lies, and the bytes to its next point, head and feature (of a mask: key), along these dimensions.
+    """The address of a tensor, and the strides in bytes of point, head and feature (key for a mask).
 
-    0 where there is none, or a dimension has one element.
+    0 if there is no tensor, or for a dimension of size 1.
     """
     names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
     if x is None:
@@ -65,7 +65,7 @@ class QueryTile:
 
 
 def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> Step | None:
-    """The step of an attention whose heads lie in buffers; None where it is left to torch."""
+    """The step for attention whose heads are in buffers; None to leave it to torch."""
     scale = op.kwargs.get("scale")
     if set(op.kwargs) - {"scale"} or any(op.args[4:]):
         return None
@@ -112,7 +112,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
 
 
 class _Mask:
-    """What is added to scores, keys x queries: copied in each call; nothing where all may be seen at any time."""
+    """The additive mask, keys x queries, copied in each call; none if a constant mask allows everything."""
 
     def __init__(self, op: Op, values: Values, constants: Values, q: Tensor, n_keys: int) -> None:
         ref = op.args[3] if len(op.args) > 3 else None
@@ -136,7 +136,7 @@ class _Mask:
 
 
 def _is_ready(x: Any, arena: Arena) -> bool:
-    """Whether queries (keys, values) N x H x T x D lie in a buffer, tokens side by side."""
+    """Whether queries (keys, values) N x H x T x D are in a buffer with tokens side by side."""
     is_heads = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32
     return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
@@ -149,7 +149,7 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
     with floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
         has_room = b.icmp_unsigned("!=", scores, I64(0))
-        with b.if_then(b.not_(has_room)):  # torch runs what raises the flag
+        with b.if_then(b.not_(has_room)):  # the flag makes torch run the network
             b.store(constant(float("nan"), lanes), bad)
         first, last = args.share(n_tasks)
         with each(b, first, b.select(has_room, last, first)) as task:
@@ -170,7 +170,7 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
 
 
 def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
-    """Writes the scores; gives the largest for each query."""
+    """Emits the scores; returns the largest one for each query."""
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     zero = constant(0.0, lanes)
     scale = splat(b, args.real("scale"), lanes)
@@ -197,7 +197,7 @@ def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask:
 
 
 def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
-    """Turns scores into exp(score - largest); gives their sums."""
+    """Replaces scores by exp(score - largest); returns their sums."""
     totals = variables(b, [constant(0.0, lanes)] * n_vectors)
     with each(b, 0, I64(n_keys)) as key:
         line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
@@ -212,7 +212,7 @@ def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[
 def _emit_means(
     b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, bad: Any
 ) -> None:
-    """Writes the means of the values, a few features at a time."""
+    """Emits the weighted means of the values, a few features at a time."""
     zero, n_vectors = constant(0.0, lanes), len(inverse)
     with each(b, 0, args.number("size"), AT_ONCE) as d:
         rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]

@@ -1,4 +1,4 @@
-"""The call that an example input stands for, and the distance of two outputs."""
+"""Calls a model with an example input, and compares two outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.native import pytree
 from sipp.records.batches import Batch
 
-SIDES = (32, 28, 8, 64, 224)  # of images, and of signals in one and three dimensions, that are tried
+SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
 LENGTH = 4  # of sequences
-ROUNDED = 1e-3  # of the largest output, in float32 or wider: so far may two ways to compute it lie apart
-UNITS = 64  # in other precisions: so many of theirs
+ROUNDED = 1e-3  # relative difference that rounding may cause in float32 or wider
+UNITS = 64  # in narrower dtypes: this many times their epsilon
 
 
 def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and named arguments of a call with this example."""
+    """The positional and keyword arguments of a call with this example."""
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
@@ -39,9 +39,9 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, ready to be traced: a tensor that occurs twice is cloned, and so is one from inference mode.
+    """The arguments, ready to be traced: repeated tensors and tensors from inference mode are cloned.
 
-    torch.export would take one tensor in two places for one input, and the graph would read it in both.
+    torch.export would treat one tensor in two places as a single input.
     """
     met: set[int] = set()
 
@@ -55,12 +55,12 @@ def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
 
 
 def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with tensors of their own, for a network that writes to its input."""
+    """Copies of the arguments, for a network that writes to its input."""
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
 
 def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The named arguments in the order of the forward pass's signature: a call may give them in any order."""
+    """The keyword arguments in the order of the forward signature; a call may give them in any order."""
     if len(kwargs) < 2:
         return kwargs
     listed = list(inspect.signature(model.forward).parameters)
@@ -69,7 +69,7 @@ def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, An
 
 
 def input_signature(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
-    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
+    """What a plan is compiled for: shape and dtype of tensors, values of other arguments, and autocast."""
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return cast, _leaf_signature(args[0])
@@ -81,7 +81,7 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.layout, leaf.device
     if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
+        return type(leaf), repr(leaf)  # so that NaN equals itself, and -0.0 differs from 0.0
     if not isinstance(leaf, Hashable):
         raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
     return type(leaf), leaf
@@ -90,7 +90,7 @@ def _leaf_signature(leaf: Any) -> Hashable:
 def try_example(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example", device: str = "cpu"
 ) -> None:
-    """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
+    """Raises DataError if the model does not run on the example; restores what this pass changes."""
     for value in pytree.tree_leaves((args, kwargs)):
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
@@ -104,7 +104,7 @@ def try_example(
 
 
 def guess_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with noise in the shape that the model's first layer takes, of the first size that the model runs on."""
+    """A call with noise in a shape that fits the model's first layer, with the first size that the model accepts."""
     for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
         if isinstance(first, nn.Linear):
             shapes = [(first.in_features,), (LENGTH, first.in_features)]
@@ -121,9 +121,9 @@ def guess_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def output_difference(outputs: list[Any], expected: list[Any]) -> float:
-    """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ.
+    """The largest difference relative to the largest value of an output; infinite if shapes or plain numbers differ.
 
-    What is not finite has to be the same: no difference is computed of it.
+    Values that are not finite must be identical.
     """
     if [_kind(output) for output in outputs] != [_kind(output) for output in expected]:
         return torch.inf
@@ -141,13 +141,13 @@ def output_difference(outputs: list[Any], expected: list[Any]) -> float:
 
 
 def rounding_tolerance(expected: list[Any]) -> float:
-    """How far outputs may lie apart by rounding."""
+    """How far outputs may differ because of rounding."""
     kinds = [output.dtype for output in expected if isinstance(output, Tensor) and output.is_floating_point()]
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
 def _kind(value: Any) -> Any:
-    """What must be equal of an output: a tensor's shape, a number or a text itself, the type of anything else."""
+    """What must match exactly: a tensor's shape, a number or text itself, the type of anything else."""
     if isinstance(value, Tensor):
         return value.shape
     return value if isinstance(value, int | float | str) else type(value)

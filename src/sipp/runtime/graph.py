@@ -1,7 +1,7 @@
-"""A model and an example -> the operations of its forward pass, in order, with norms folded and activations fused.
+"""Traces a model on an example: the operations of its forward pass, with batch norms folded and activations fused.
 
-torch.export records the operations; then, where a result has no other reader:
-    convolution -> batch norm             the norm goes into the weights
+torch.export records the operations. Then, if no other operation reads the result in between:
+    convolution -> batch norm             the norm is folded into the weights
     convolution, linear -> add -> relu    the sum and the activation become part of the product
 """
 
@@ -30,61 +30,61 @@ _LAYOUT_OPS = (
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value in the arguments of an operation: its number."""
+    """A placeholder in the arguments of an operation: the number of the value to insert."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: `target(*args)` on values and numbers. A product may end with + addend, then `act`."""
+    """One operation, `target(*args)`. A product may add `addend` and apply the activation `act` at the end."""
 
     name: str
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: int
-    n_dims: int = 0  # of its result, or of the first one
+    n_dims: int = 0  # of its first result
     n_floats: int = 0
     dtype: torch.dtype | None = None
     addend: int | None = None
     act: str = NONE
-    overflow_factor: int | None = None  # constant: how many times larger each row was before a norm went into it
+    overflow_factor: int | None = None  # a constant: how much larger each row was before a norm was folded in
 
     def reads(self) -> list[int]:
-        """The values it reads."""
+        """The numbers of the values it reads."""
         numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
         return [*numbers, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The operations, the values that stand before the first one, and which values go in and out."""
+    """The operations of a network, its constants, and the numbers of its inputs and outputs."""
 
     ops: list[Op]
     constants: dict[int, Tensor]
     inputs: list[int]
-    outputs: list[Any]  # Ref, or a plain constant
+    outputs: list[Any]  # Ref, or a Python constant
     out_spec: Any
-    shapes: dict[int, tuple[int, ...]]  # of every value; of the first one where an operation gives several
+    shapes: dict[int, tuple[int, ...]]  # of every value (the first, if an operation returns several)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The operations of the model, which is in eval mode, for inputs of the shapes of this example; fused."""
+    """The graph of a model in eval mode for inputs shaped like this example, with operations fused."""
     return _fuse(trace_unfused(model, args, kwargs))
 
 
 def trace_unfused(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The same operations as torch.export lists them, none of them fused."""
+    """The same graph as torch.export records it, without fusing."""
     return _graph_of(program_of(model, args, kwargs))
 
 
 def program_of(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_plain: bool = True
 ) -> torch.export.ExportedProgram:
-    """What torch.export records of the model, which is in eval mode; no operation of it writes to a value.
+    """Exports a model in eval mode; no operation of the program mutates a value.
 
-    With `is_plain` operations made of others are taken apart, too, which takes two thirds of the time.
+    With `is_plain`, composite operations are decomposed too, which takes two thirds of the time.
     """
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -105,7 +105,7 @@ def _is_mutating(target: Any) -> bool:
 
 
 def depends_on_layout(graph: Graph) -> bool:
-    """Whether an operation takes memory as it lies: places that torch's layout decides, or bits that rounding does."""
+    """Whether an operation depends on the memory layout (as_strided) or on the exact bits (view as another dtype)."""
     return any(op.target in _LAYOUT_OPS for op in graph.ops)
 
 
@@ -155,17 +155,17 @@ def _graph_of(exported: Any) -> Graph:
 
 
 def _first_result(value: Any) -> Any:
-    """A result, or the first one of several."""
+    """The result of an operation, or the first of several."""
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """The shape of a node's result, or of the first one; a number has none."""
+    """The shape of a node's (first) result; () for a number."""
     return tuple(getattr(_first_result(node.meta.get("val")), "shape", ()))
 
 
 def _fuse(graph: Graph) -> Graph:
-    """The graph with copies dropped, batch norms folded, sums and activations moved into the products before them."""
+    """Drops copies, folds batch norms, and moves sums and activations into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
@@ -187,7 +187,7 @@ def _fuse(graph: Graph) -> Graph:
 
 
 def _without_copies(graph: Graph) -> Graph:
-    """Without clones, which a pass that changes nothing does not need: their readers read what was cloned."""
+    """Removes clones, which are not needed since nothing is mutated: their readers read the original."""
     same: dict[int, int] = {}
     ops = []
 
@@ -213,14 +213,14 @@ def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
 
 
 def _can_fuse(op: Op, readers: dict[int, int]) -> bool:
-    """Whether an operation can take a sum or an activation: a product without activation, read once."""
+    """Whether a sum or activation can be fused into this operation: a product without activation, read once."""
     return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 
 def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
-    """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own.
+    """Folds a batch norm (and its `getitem`) into the layer before it, or turns it into a depthwise convolution.
 
-    In float32 or wider: torch computes norms of half precision in float32, and their parameters may be float32.
+    Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
     """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
     if len(taken) != 1 or taken[0].args[1] != 0 or readers[norm.out] != 1:
@@ -235,7 +235,7 @@ def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
+    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # unused numbers
     can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
     if not can_fold and norm.n_dims != 4:
         return
@@ -257,7 +257,7 @@ def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
-    """The weight with its rows times the scale, in its own dtype."""
+    """The weight with each row scaled, in its own dtype."""
     return (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
 
 
@@ -274,9 +274,9 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
-    """Takes a sum of two values into one of them (rather the later), where that is a product nobody else reads.
+    """Fuses a sum into one of its terms (preferably the later), if that is a product nothing else reads.
 
-    Both have the shape of the sum: kernels do not broadcast.
+    Both terms must have the shape of the sum: kernels do not broadcast.
     """
     if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Ref) for arg in total.args):
         return
@@ -286,7 +286,7 @@ def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: di
     for at, addend in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
         source = ops.get(at)
         if source is not None and _can_fuse(source, readers) and source.addend is None:
-            # runs where the sum stood: both terms are there, and nobody has asked for the product before
+            # runs at the place of the sum, where both terms exist; nothing reads the product before
             del ops[at]
             ops[total.out] = replace(source, out=total.out, addend=addend)
             return

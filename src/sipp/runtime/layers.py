@@ -1,4 +1,4 @@
-"""A layer with weights of its own, as an operation describes it, and torch's dense way to run it."""
+"""Convolution and linear layers of a traced graph, and their dense implementation by torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sipp.runtime.steps import Step, Values, apply_epilogue
 
 @dataclass(frozen=True)
 class Layer:
-    """What the operation of a convolution or linear layer says, defaults filled in; its weight stands elsewhere."""
+    """A convolution or linear layer with defaults filled in, without its weight."""
 
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
@@ -29,7 +29,7 @@ class Layer:
 
 
 def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
-    """The layer that an operation with constant weights describes, and its weight."""
+    """The layer of an operation with constant weights, and its weight."""
     weight = constants[op.args[1].value].contiguous()
     bias_ref = op.args[2] if len(op.args) > 2 else None
     bias = None if bias_ref is None else constants[bias_ref.value].contiguous()
@@ -41,7 +41,7 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
-    """The layer with what follows it, by torch."""
+    """Runs the layer and its epilogue (sum, activation) with torch."""
     x = values[layer.op.args[0].value]
     if len(layer.shape) == 4:
         x = x.contiguous(memory_format=_format_of(weight))
@@ -52,7 +52,7 @@ def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
 
 
 def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
-    """The dense layer, in the memory format that is faster here, timed on inputs that are already in this format."""
+    """The dense layer in the faster memory format, timed on inputs that already have this format."""
     choices = [weight]
     if len(layer.shape) == 4 and layer.groups == 1:
         choices.append(weight.contiguous(memory_format=torch.channels_last))
@@ -85,6 +85,6 @@ def _format_of(weight: Tensor) -> Any:
 
 
 def pair(option: Any) -> tuple[int, int]:
-    """One number for rows and one for columns, of what may be one for both."""
+    """(rows, columns) from one number for both or a pair."""
     numbers = list(option) if isinstance(option, (list, tuple)) else [option]
     return (numbers * 2)[0], (numbers * 2)[1]

@@ -1,4 +1,4 @@
-"""Keeps the plans for different kinds of input, and decides which one to replace."""
+"""A cache of compiled plans, one for each input signature, and its replacement policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
 PATIENCE = 16  # calls of one more signature while the plan used longest ago is not used: then that one makes room
-MOST_WAITING = 256  # kinds whose calls are counted
+MOST_WAITING = 256  # signatures without a plan whose calls are counted
 TOO_MANY = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
     "pad inputs to fewer shapes, and pass numbers that change as tensors"
@@ -24,33 +24,33 @@ TOO_MANY = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """How inputs of one signature are run: by a plan, or by torch as a whole where that is faster."""
+    """How inputs of one signature are run: by a plan, or by torch as a whole if that is faster."""
 
     plan: Plan
-    chunk: int | None  # points that the plan takes at a time; None: all
+    chunk: int | None  # points per run of the plan; None: all at once
     is_dense: bool  # the plan is a table of what was tried, without its weights
-    is_finite: bool  # whether all values on the way were, when it was compiled
-    is_same: bool  # whether the plan gave what torch does, then
-    seconds: float  # of a call, on torch's threads: the median
+    is_finite: bool  # whether all intermediate values were, when it was compiled
+    is_same: bool  # whether the plan's outputs agreed with torch's then
+    seconds: float  # median time of a call, on torch's threads
     dense_seconds: float
-    speed: Speed  # of calls that took turns, when it was compiled
-    strides: Strides  # of the weights of convolutions, where torch runs it
+    speed: Speed  # against torch, when it was compiled
+    strides: Strides  # of convolution weights, for when torch runs it
 
 
 Kept = TypeVar("Kept")
 
 
 class PlanCache(Generic[Kept]):
-    """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
+    """At most MOST_PLANS plans by input signature, protected by a lock.
 
-    Kinds that come in turn do not push each other out: one more than there are places has none until it has come
-    PATIENCE times while the plan used longest ago was not used at all. Threads take turns by its lock.
+    A further signature replaces the least recently used plan only after PATIENCE calls during which that plan was not
+    used, so signatures that alternate do not evict each other.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.has_overflowed = False  # whether a signature had no place
-        self._plans: dict[Hashable, Kept] = {}  # the one used longest ago first
+        self.has_overflowed = False  # whether a signature ever got no plan
+        self._plans: dict[Hashable, Kept] = {}  # least recently used first
         self._waiting: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class PlanCache(Generic[Kept]):
         return known
 
     def used(self, signature: Hashable) -> Kept | None:
-        """The plan for this signature, now the one used last; None where there is none."""
+        """The plan for this signature, marked as most recently used; None if there is none."""
         if signature not in self._plans:
             return None
         if signature == next(iter(self._plans)):
@@ -81,7 +81,7 @@ class PlanCache(Generic[Kept]):
         return self._plans[signature]
 
     def should_compile(self, signature: Hashable) -> bool:
-        """Whether a signature without a plan is to have one, now that it has come once more."""
+        """Counts a call with a signature that has no plan; whether it should get one now."""
         if len(self._plans) < MOST_PLANS:
             return True
         if len(self._waiting) == MOST_WAITING and signature not in self._waiting:
@@ -97,7 +97,7 @@ class PlanCache(Generic[Kept]):
 
 
 def refuse_copy() -> NoReturn:
-    """Raises: what a compiled network is made of cannot leave its process."""
+    """Raises ModelError: compiled code cannot leave its process."""
     raise ModelError(
         "a compiled network can be neither copied nor pickled: it is compiled for this process",
         fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",

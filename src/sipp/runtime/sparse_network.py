@@ -1,4 +1,4 @@
-"""`sparse(model, example)`: the pruned network as a callable that skips its zeros."""
+"""`sparse(model, example)`: compiles a pruned network into a callable that skips its zeros."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NOT_FINITE = object()
 
 
 def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
-    """What the model gives; NOT_FINITE where a value on the way is not finite, and torch has to run it."""
+    """The outputs of the model; NOT_FINITE if an intermediate value is not finite, so torch must run it."""
     n, parts = len(inputs[0]) if chunk else 1, []
     for i in range(0, n, chunk or n):
         part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
@@ -77,9 +77,9 @@ class Sparse:
         self._packed: dict[str, PackedParameter] = {}
         self._compiled: PlanCache[Compiled] = PlanCache()
         self._lock = self._compiled.lock
-        self._was_finite = True  # the call before
+        self._was_finite = True  # in the previous call
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
-        self.seconds = 0.0  # of compilation
+        self.seconds = 0.0  # spent compiling
         kwargs = in_signature_order(self._model, kwargs)
         self.latest = self._compile(input_signature(args, kwargs, "cpu"), args, kwargs)  # compiled last
 
@@ -93,7 +93,7 @@ class Sparse:
         if output is NOT_FINITE:
             with self._lock:
                 output = self._run_dense(self._original_strides, args, kwargs)
-                if self._was_finite:  # the weights stay out where such calls come one after the other
+                if self._was_finite:  # stay unpacked if this happens in consecutive calls
                     self._pack()
                 self._was_finite = False
             return output
@@ -104,15 +104,15 @@ class Sparse:
         refuse_copy()
 
     def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model gives, by torch; tensors are the caller's own, whatever it returns."""
-        with self._lock, torch.no_grad():  # no other thread compiles meanwhile, which moves the weights
+        """Runs the model with torch; the returned tensors are copies that the caller may keep."""
+        with self._lock, torch.no_grad():  # another thread that compiles would move the weights
             self._unpack(strides)
             output = self._model(*args, **kwargs)
             return output.clone() if isinstance(output, Tensor) else pytree.tree_map(_cloned, output)
 
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
-        """Puts the weights of the model back where they were, in this memory format; no walk where they are."""
+        """Restores the weights of the model in this memory format, unless they are already."""
         if self._packed or self._current_strides is not strides:
             unpack_parameters(self._model, self._packed)
             set_strides(self._model, strides)
@@ -120,16 +120,16 @@ class Sparse:
 
     @torch.inference_mode(False)
     def _pack(self) -> None:
-        """Empties the weights that no plan holds, unless torch is to run the network."""
+        """Packs the weights that no plan holds, unless torch runs the network for some inputs."""
         if not self._compiled.has_overflowed and not any(each.is_dense for each in self._compiled.all()):
             held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._packed |= pack_parameters(self._model, held)  # some may be packed still: memory may have ended
+            self._packed |= pack_parameters(self._model, held)  # some may still be packed, after an out-of-memory error
 
     @torch.inference_mode(False)
     def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        """The way to run inputs like these, now known. What is kept outlives the mode that the caller is in."""
-        with ONE_AT_A_TIME, self._lock:  # in this order; and torch.export is for one thread at a time
-            if (known := self._compiled.used(signature)) is not None:  # by now, by another thread
+        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
+        with ONE_AT_A_TIME, self._lock:  # always in this order; torch.export is not thread-safe
+            if (known := self._compiled.used(signature)) is not None:  # another thread was faster
                 return known
             start = time.perf_counter()
             args, kwargs = without_aliases(args, kwargs)
@@ -139,13 +139,13 @@ class Sparse:
                 plan, chunk = self._make_plan(args, kwargs)
                 self.latest = self._choose_fastest(plan, chunk, args, kwargs)
                 self._compiled.put(signature, self.latest)
-            finally:  # also after an input that the model does not take
+            finally:  # also if the model rejects the input
                 self._pack()
             self.seconds = time.perf_counter() - start
             return self.latest
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
-        """The plan for these inputs, and how many points it takes at a time."""
+        """The plan for these inputs, and its chunk size."""
         graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
         if depends_on_layout(graph):
             return torch_plan(graph), None
@@ -154,7 +154,7 @@ class Sparse:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
             try:
                 part = trace(self._model, args, kwargs)
-            except ModelError:  # it takes no fewer points
+            except ModelError:  # it does not run on fewer points
                 chunk = None
             else:
                 chunk = chunk if same_but_for_batch_size(graph, part, len(inputs[0]), chunk) else None
@@ -163,9 +163,11 @@ class Sparse:
         return make_plan(graph, inputs), chunk
 
     def _choose_fastest(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        """The plan against the dense network, which is left in the memory format that is faster if it is to run."""
+        """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
         inputs, is_whole = flat_inputs(args, kwargs), depends_on_layout(plan.graph)
-        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # the plan may hold these
+        before = {
+            name: parameter.data for name, parameter in self._model.named_parameters()
+        }  # the plan may share these
         choices = (
             [self._original_strides]
             if is_whole
@@ -174,7 +176,7 @@ class Sparse:
         ways = [partial(self._run_dense, strides, args, kwargs) for strides in choices]
         times = {0: steps.dense_time(ways[0], TRIALS)}
         for i, dense in enumerate(ways[1:], 1):
-            with suppress(RuntimeError):  # a forward pass may view weights or images in a way that only one format has
+            with suppress(RuntimeError):  # some views work in one memory format only
                 dense()
                 times[i] = steps.dense_time(dense, TRIALS)
         best = min(times, key=times.__getitem__)
@@ -194,12 +196,12 @@ class Sparse:
 
     @property
     def steps(self) -> list[Step]:
-        """What is run, in order, for inputs of the latest shapes compiled."""
+        """The steps for the input shapes compiled last, in order."""
         return list(self.latest.plan.steps)
 
     @property
     def n_bytes(self) -> int:
-        """What all weights take that are in memory: of every plan, and those kept for other shapes of input."""
+        """Bytes of all weights in memory: those of every plan, and those kept for other input shapes."""
         with self._lock:
             plans = [each.plan for each in self._compiled.all() if not each.is_dense]
             whole = [*self._model.parameters(), *self._model.buffers(), *(t for plan in plans for t in plan.tensors)]
@@ -223,7 +225,7 @@ class Sparse:
 
 
 def _is_same(outputs: Any, expected: Any) -> bool:
-    """Whether all numbers are the same to rounding, but whole ones, of which rounding may decide."""
+    """Whether all floating-point outputs agree up to rounding; integers are not compared, rounding may decide them."""
     for output, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
         is_real = isinstance(other, Tensor) and (other.is_floating_point() or other.is_complex())
         if is_real and not output_difference([output], [other]) <= rounding_tolerance([other]):
