@@ -122,7 +122,7 @@ def _image_operand(
 
 
 def _phases(number: int, x: Tensor, layer: Layer) -> Operand:
-    """For few points and a stride s: stores columns 0, s, 2s .. first, then 1, s + 1 .., so that pixels form vectors."""
+    """For few points and a stride s: stores columns 0, s, 2s .. first, then 1, s + 1 .., so pixels form vectors."""
     n, channels, height, width = x.shape
     (pad_rows, pad_columns), step = layer.padding, layer.stride[1]
     n_columns = -(-(width + 2 * pad_columns) // step)

@@ -237,8 +237,8 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
 def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a folded
-    norm is always checked, because it may overflow before the norm.
+    Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a
+    folded norm is always checked, because it may overflow before the norm.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):

@@ -14,7 +14,7 @@ from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
-PATIENCE = 16  # calls of one more signature while the plan used longest ago is not used: then that one makes room
+PATIENCE = 16  # calls with a new signature, while the least recently used plan is idle, before it is replaced
 MOST_WAITING = 256  # signatures without a plan whose calls are counted
 TOO_MANY = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "

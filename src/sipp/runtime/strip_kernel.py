@@ -45,8 +45,8 @@ class Packed:
     """The kept weights of a layer: values, and 16-bit steps between the positions in x that they read.
 
     A row becomes  start, (value, step), (value, step) ..: the position of its first kept weight (64 bits), and after
-    each value the distance to the next position, in units of `unit` floats. Distances beyond 16 bits are bridged by zero
-    weights. `rows` holds one number, then (start in bytes, end in values) for every row.
+    each value the distance to the next position, in units of `unit` floats. Distances beyond 16 bits are bridged by
+    zero weights. `rows` holds one number, then (start in bytes, end in values) for every row.
     """
 
     rows: np.ndarray  # int64, 1 + 2 R

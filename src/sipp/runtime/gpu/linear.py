@@ -1,7 +1,7 @@
-"""A linear layer and an example in, the fastest way to run it on this GPU out, or why torch keeps it.
+"""Finds the fastest kernel for a linear layer on this GPU by timing, or the reason to leave it to torch.
 
-Few tokens read the weight, and little else: what is stored without its zeros is read faster (`kernels.py`). With many
-tokens tensor cores multiply faster than zeros can be skipped, unless the zeros are 2:4, for which they have a mode.
+For few tokens, reading the weight takes most of the time, so storing it without zeros helps (`kernels.py`). For many
+tokens, tensor cores multiply faster than zeros can be skipped, unless the zeros are 2:4, which they support.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, int8_scales
 from sipp.runtime.steps import LEAST_GAIN
 
-MOST_TOKENS = 16  # that are few
-# threads a row, warps of a program, pairs of blocks on their way
+MOST_TOKENS = 16  # up to this many are few
+# threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 WARP = 32  # threads
-MOST_BYTES = 0.95  # of the dense ones: with more it cannot be faster
-# how far a sum may be from torch's, of the largest one: rounding of the result, and the order of the sums
+MOST_BYTES = 0.95  # of the dense size: a larger layout cannot be faster
+# allowed difference from torch, relative to the largest sum: rounding, and another order of the terms
 TINY = 1e-300
 AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True)
 class LinearKernel:
-    """One way to run a layer: `call(x, tensors)` gives tokens x rows for x of tokens x columns."""
+    """One implementation of a layer: `call(x, tensors)` maps tokens x columns to tokens x rows."""
 
     name: str
     call: Callable[[Tensor, tuple[Tensor, ...]], Tensor]
@@ -44,12 +44,12 @@ class LinearKernel:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # of a weight and a bias
+MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # from a weight and a bias
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How layers of one kind are run; `why` torch keeps them, where it does."""
+    """The kernel for layers of one kind; `why` says why it is torch's, if it is."""
 
     make: MakeKernel
     is_dense: bool
@@ -61,10 +61,10 @@ class KernelChoice:
 def fastest_kernel(
     weight: Tensor, bias: Tensor | None, x: Tensor, n_copies: int, dense: Callable[[], float] | None = None
 ) -> KernelChoice:
-    """The fastest way for x (tokens x columns), each timed on so many copies of its weights in turn.
+    """The fastest kernel for x (tokens x columns), timed on `n_copies` copies of the weights in turn.
 
-    So they come from the memory they would come from in a network of so many such layers. `dense`: what torch takes,
-    where that is not this layer as it is.
+    With enough copies, the weights come from the same level of memory as in a network of that many layers. `dense`
+    measures torch's time, if that is not simply this layer.
     """
     makers, why = _candidates(weight, x)
     kernels = {make: make(weight, bias) for make in makers}
@@ -84,23 +84,23 @@ def fastest_kernel(
 
 
 def dense_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
-    """torch's own."""
+    """torch's own linear layer."""
     return LinearKernel("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
 
 
 def time_kernel(kernel: LinearKernel, x: Tensor, n_copies: int) -> float:
-    """How long a way takes, on so many copies of its weights in turn."""
+    """Seconds per call, on `n_copies` copies of the weights in turn."""
     copies = [kernel.tensors, *(tuple(t.clone() for t in kernel.tensors) for _ in range(n_copies - 1))]
     return recording.kernel_seconds([partial(kernel.call, x, own) for own in copies])
 
 
 def why_wrong(by: float) -> str:
-    """Why a way is not taken that gives other sums than torch."""
+    """The reason to reject a kernel whose sums differ from torch's."""
     return f"the kernel is {by:.0e} off on the example"
 
 
 def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
-    """The largest difference from torch's sums, of the largest of these; infinite where the kernel refuses."""
+    """The largest difference from torch, relative to the largest sum; infinite if the kernel fails."""
     expected = F.linear(x, weight, bias).double()
     try:
         sums = kernel.call(x, kernel.tensors).double()
@@ -110,7 +110,7 @@ def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: T
 
 
 def timing_group(weight: Tensor, x: Tensor) -> Hashable:
-    """What decides which ways there are, beside sizes and the share of zeros: layers of one form are timed once."""
+    """What decides which kernels apply, apart from sizes and sparsity; similar layers are timed only once."""
     if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
         return None
     has_pattern = int8_scales(weight) is not None if len(x) <= MOST_TOKENS else _is_two_of_four(weight)
@@ -118,7 +118,7 @@ def timing_group(weight: Tensor, x: Tensor) -> Hashable:
 
 
 def _candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
-    """The ways that could be faster than torch's; where there is none, why."""
+    """The kernels that could be faster than torch's; if there are none, the reason."""
     if bool((weight != 0).all()):
         return [], "no zeros"
     if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
@@ -138,8 +138,8 @@ def _few_token_kernels(weight: Tensor) -> tuple[list[MakeKernel], str]:
 
 
 def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int], as_int8: bool) -> LinearKernel:
-    """Threads that walk from kept weight to kept weight; as int8 where rows have scales."""
-    from sipp.runtime.gpu.kernels import few_tokens  # Triton is asked for only here
+    """A kernel whose threads walk from kept weight to kept weight; with int8 values if rows have scales."""
+    from sipp.runtime.gpu.kernels import few_tokens  # imports Triton
 
     n_lanes, n_warps, ahead = shape
     scales = int8_scales(weight) if as_int8 else None

@@ -1,4 +1,4 @@
-"""A pruned network on a CUDA GPU as a callable that skips its zeros where that is faster, recorded as a CUDA graph."""
+"""Compiles a pruned network for a CUDA GPU: skips zeros where that is faster, recorded as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sipp.runtime.table import MB, MS, Labels, as_html, as_text, left_to_torch, 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
 AS_CALLED = "torch runs all of it, as called"
-N_ROUNDINGS = 8  # of one product, that a whole network may be off by
+N_ROUNDINGS = 8  # allowed error of a network, in multiples of that of one product
 
 
 @dataclass(frozen=True)
 class CompiledOnGpu:
-    """How inputs of one signature are run. Steps that lost to torch are a table, without their weights."""
+    """How inputs of one signature are run. Steps that lost to torch keep their table row, not their weights."""
 
     steps: list[Step]
     run: Callable[[list[Any]], Any]
     how: str
-    seconds: float  # of a call from Python
-    dense_seconds: float  # of torch's faster way, recorded or as called
-    why: str = ""  # it was not recorded, or not by steps
+    seconds: float  # per call from Python
+    dense_seconds: float  # torch's time, recorded or not, whichever is faster
+    why: str = ""  # why it was not recorded, or does not use the steps
 
     @property
     def is_dense(self) -> bool:
@@ -47,7 +47,7 @@ class CompiledOnGpu:
 
 
 def _why_off(outputs: Any, expected: Any) -> str:
-    """Why the steps are not to run the network, where they give something else than it; empty where they do not."""
+    """Why the steps cannot replace the network: their outputs differ on the example; empty if they agree."""
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
     for output, other in pairs:
         if isinstance(other, Tensor) and other.is_floating_point():
@@ -68,7 +68,9 @@ class SparseOnGpu:
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
-        self._device_tensor = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
+        self._device_tensor = next(
+            t for t in (*self._model.parameters(), *self._model.buffers())
+        )  # gives the GPU to use
         self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
         self._lock = self._compiled.lock
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
@@ -90,10 +92,10 @@ class SparseOnGpu:
 
     @torch.inference_mode(False)
     def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
-        """The way to run inputs like these, now known. What is kept outlives the mode that the caller is in."""
-        # locks in this order; torch.export is for one thread at a time
+        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
+        # always lock in this order; torch.export is not thread-safe
         with ONE_AT_A_TIME, self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
-            if (known := self._compiled.used(signature)) is not None:  # by now, by another thread
+            if (known := self._compiled.used(signature)) is not None:  # another thread was faster
                 return known
             start = time.perf_counter()
             args, kwargs = without_aliases(args, kwargs)
@@ -105,7 +107,7 @@ class SparseOnGpu:
             return self.latest
 
     def _choose_fastest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
-        """The steps against the network as torch runs it, recorded and as called; they lose unless they gain 5 %."""
+        """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
         graph = trace_unfused(self._model, args, kwargs)
         inputs, spec = pytree.tree_flatten((args, kwargs))
         cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
@@ -130,7 +132,7 @@ class SparseOnGpu:
                 by_steps = recording.Recorded(plan.run, inputs) if any(step.held for step in steps) else None
                 if by_steps is not None and not (why := _why_off(by_steps(inputs), as_called(inputs))):
                     runners[BY_STEPS] = by_steps
-        except RuntimeError as error:  # whatever cannot be part of a graph, such as a value that Python waits for
+        except RuntimeError as error:  # not recordable, such as a value that Python waits for
             why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
         times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
         dense_seconds = min(times[name] for name in runners if name != BY_STEPS)
@@ -142,12 +144,12 @@ class SparseOnGpu:
 
     @property
     def steps(self) -> list[Step]:
-        """What is run, in order, for inputs of the latest shapes compiled."""
+        """The steps for the input shapes compiled last, in order."""
         return list(self.latest.steps)
 
     @property
     def n_bytes(self) -> int:
-        """What all weights take: the model's own, for other shapes of input, and those packed for these."""
+        """Bytes of all weights: the model's own, kept for other input shapes, and the packed ones."""
         held = {t.data_ptr(): t.nbytes for each in self._compiled.all() for s in each.steps for t in s.held}
         return self.n_dense_bytes + sum(held.values())
 

@@ -1,7 +1,7 @@
-"""A traced graph and an example on the GPU in, the steps for inputs of these shapes out; linear layers are chosen anew.
+"""Compiles a traced graph for a GPU: chooses a kernel for each linear layer and LSTM, leaves the rest to torch.
 
-Every other operation is torch's own. Linear layers that read the same few tokens (the queries, keys and values of an
-attention) become one product where that is sparse: it costs one launch.
+Linear layers that read the same few tokens (queries, keys and values of an attention) become one sparse product, which
+takes a single launch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.plan import fold_constants
 from sipp.runtime.steps import Step, Values, torch_step
 
-LEAST_WEIGHTS = 1 << 16  # of a layer that is tried: a smaller one takes as long as its launch
-KEEP_BINS = 50  # layers of one shape and form whose kept share is the same in 1/50 are timed once
+LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
+KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only once
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GpuPlan:
     constants: Values
 
     def run(self, inputs: list[Any]) -> Any:
-        """What the model gives, by the steps; results may share memory with constants."""
+        """Runs the steps; results may share memory with constants."""
         values = self.constants | dict(zip(self.graph.inputs, inputs))
         with torch.autocast("cuda", enabled=False):
             for step in self.steps:
@@ -54,7 +54,7 @@ class GpuPlan:
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
-    """The plan for inputs like these: every operation is run, in order, and linear layers in the ways they could be."""
+    """The plan for inputs like these: runs every operation in order, and times the kernels of linear layers."""
     graph = fold_constants(graph)
     values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
     known: dict[Hashable, KernelChoice] = {}
@@ -73,14 +73,14 @@ def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
 
 
 def _still_read(op: Op, step: Step) -> list[int]:
-    """The values that a step reads in calls to come: no weight that it holds itself."""
+    """The values a step reads in later calls: not the weights that it has packed."""
     if step.kernel in ("torch", "dense"):
         return op.reads()
     return recurrent_reads(op) if op.target in RECURRENT else [op.args[0].value]
 
 
 def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
-    """Whether it is a linear layer with weights of its own that is large enough, on a batch that is not empty."""
+    """Whether it is a large enough linear layer with constant weights, on a nonempty batch."""
     if op.target is not LINEAR or op.kwargs:
         return False
     refs = [ref for ref in op.args[1:3] if ref is not None]
@@ -91,7 +91,7 @@ def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
 
 
 def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
-    """The linear layers with the same few tokens as input and alike weights, this one first; else this one alone."""
+    """The linear layers that read the same few tokens and can be joined with this one, which comes first."""
     x, weight = values[op.args[0].value], graph.constants[op.args[1].value]
     if x.numel() // weight.shape[1] > MOST_TOKENS or weight.dtype != x.dtype:
         return [op]
@@ -113,7 +113,7 @@ def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
 def _steps_of(
     group: list[Op], graph: Graph, values: Values, n_bytes: int, known: dict[Hashable, KernelChoice]
 ) -> dict[int, Step]:
-    """The steps of operations that belong together, by what they give."""
+    """The steps of operations that are joined, by the number of their result."""
     op = group[0]
     if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
         step = recurrent_step(op, values, graph.constants)
@@ -135,7 +135,7 @@ def _steps_of(
         known[kind] = fastest_kernel(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
     choice = known[kind]
     kernel = choice.make(weight, bias)
-    # another layer of its kind may have been timed: every layer is compared with torch itself
+    # the timing may come from a similar layer, but every layer is compared with torch itself
     if not choice.is_dense and not (by := kernel_error(kernel, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
         choice = KernelChoice(dense_kernel, True, choice.seconds, choice.dense_seconds, why_wrong(by))
     if choice.is_dense and len(group) > 1:  # alone, one of them may be worth it

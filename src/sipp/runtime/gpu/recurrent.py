@@ -1,4 +1,4 @@
-"""An LSTM on few sequences: a step is a sparse product, of the weights of input and state side by side, and the gates.
+"""An LSTM on few sequences: each time step is one sparse product (input and state weights joined) and the gates.
 
 gates[r] = bias[r] + W[r] . (x_t, h)      (rows i, f, g, o)
 c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
@@ -17,17 +17,17 @@ from sipp.runtime.steps import LEAST_GAIN, Step, Values, arguments_of
 
 LSTM_CELL = ATEN.lstm_cell.default
 RECURRENT = (LSTM, LSTM_CELL)
-MOST_STEPS = 64  # of a sequence: each is three launches
-N_ROUNDINGS = 4  # of one product, that a sequence may be off by
+MOST_STEPS = 64  # of a sequence; each takes three launches
+N_ROUNDINGS = 4  # allowed error of a sequence, in multiples of that of one product
 
 
 def recurrent_reads(op: Op) -> list[int]:
-    """The values that the step reads in calls to come: input, state, cell."""
+    """The values the step reads in later calls: input, state, cell."""
     return [op.args[0].value, *(ref.value for ref in op.args[1])]
 
 
 def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
-    """The step of a whole LSTM, or None where it is left to torch: other options, or dense is as fast."""
+    """The step of a whole LSTM; None to leave it to torch (unsupported options, or dense is as fast)."""
     lstm = _read(op, values, constants)
     if lstm is None:
         return None
@@ -52,7 +52,7 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
 
     fast(values)
     results = values.pop(op.out)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # as exact as ours is
+    with torch.backends.cudnn.flags(allow_tf32=False):  # as exact as ours
         expected = op.target(*arguments_of(values, op.args))
     if not all(_agree(own, other) for own, other in zip(results, expected)):
         return None
@@ -70,13 +70,13 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
 
 
 def _agree(outputs: Tensor, expected: Tensor) -> bool:
-    """Whether they are the same to rounding of a few steps: numbers of a state are at most 1."""
+    """Whether outputs agree up to the rounding of a few steps (states are at most 1)."""
     off_by = (outputs.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1.0)
     return bool(off_by <= N_ROUNDINGS * AGREEMENT[outputs.dtype])
 
 
 def _read(op: Op, values: Values, constants: Values) -> Lstm | None:
-    """What is run here: few sequences, short ones, layers without projections, weights of its own."""
+    """The LSTM if it is supported: few, short sequences, constant weights, no projections."""
     x, is_cell = values[op.args[0].value], op.target is LSTM_CELL
     if is_cell:
         refs = [ref for ref in op.args[2:] if ref is not None]
@@ -92,7 +92,7 @@ def _read(op: Op, values: Values, constants: Values) -> Lstm | None:
 
 
 def _run_layers(lstm: Lstm, kernels: list[LinearKernel], x: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
-    """What torch gives: outputs, states, cells."""
+    """Outputs, states and cells, as torch returns them."""
     source = list((x.transpose(0, 1) if lstm.batch_first else x).unbind())
     states, cells = [], []
     for layer in range(len(kernels) // lstm.directions):
@@ -111,8 +111,8 @@ def _run_layers(lstm: Lstm, kernels: list[LinearKernel], x: Tensor, h0: Tensor, 
 def _run_cell(
     kernel: LinearKernel, source: list[Tensor], state: Tensor, cell: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """One cell along the sequence: its state after each step, the last one, and its cell."""
-    from sipp.runtime.gpu.kernels import gates  # Triton is asked for only here
+    """Runs one cell along the sequence: its state after each step, the final state, and the final cell."""
+    from sipp.runtime.gpu.kernels import gates  # imports Triton
 
     steps = []
     for x in source:

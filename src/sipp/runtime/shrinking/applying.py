@@ -1,4 +1,4 @@
-"""Removes channels from a copy of a network: cuts parameters and buffers, folds in constants."""
+"""Removes channels from a network: slices its parameters and buffers, and folds constants into biases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sipp.runtime.shrinking.rules import kernel_sums
 
 
 def apply(model: nn.Module, plan: ShrinkPlan) -> None:
-    """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
+    """Shrinks the network in place; its modules get new parameters."""
     tensors = parameters_and_buffers(model)
     new = {name: tensors[name].detach() for name, _ in plan.stays}
     owners = _owners(model)
@@ -41,12 +41,12 @@ def apply(model: nn.Module, plan: ShrinkPlan) -> None:
 
 
 def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by every name that they have."""
+    """Parameters and buffers by all of their names."""
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
-    """Moves what the layer reads of constant channels that are not needed to its bias, or to its stand-in."""
+    """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
     product = layer.product
     taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)
     if not bool(taken.any()):
@@ -60,11 +60,11 @@ def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, 
         bias = new[product.bias]
         new[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
     elif taken[layer.stand_in]:
-        return  # nothing that is needed reads any of them
+        return  # no needed row reads any of them
     else:
         shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(weight.device)
         values.select(dim, layer.stand_in).add_(torch.tensordot(shares, values, ([0], [dim])))
-    # What stays without being needed holds other values now: nothing may read it.
+    # Rows that stay without being needed now compute something else, so nothing may read these channels.
     of_rows = taken.view(product.groups, -1).repeat_interleave(weight.shape[1 - dim] // product.groups, 0)
     of_rows = of_rows.T if product.is_transposed else of_rows
     values[of_rows.to(weight.device)] = 0.0
@@ -75,7 +75,7 @@ Owners = list[tuple[nn.Module, str]]
 
 
 def _owners(model: nn.Module) -> dict[int, Owners]:
-    """Where each tensor is registered, by its id: modules and local names."""
+    """The modules and attribute names under which each tensor is registered, by its id."""
     owners: dict[int, Owners] = {}
     for module in model.modules():
         for local, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -85,7 +85,7 @@ def _owners(model: nn.Module) -> dict[int, Owners]:
 
 
 def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
-    """Registers the new values wherever the tensor was; gives the modules."""
+    """Replaces the tensor wherever it is registered; returns the modules."""
     is_parameter = isinstance(old, nn.Parameter)
     values = values.contiguous()
     new = nn.Parameter(values, requires_grad=old.requires_grad) if is_parameter else values
@@ -98,7 +98,7 @@ def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
 
 
 def _describe(module: nn.Module) -> None:
-    """Lets the module's own numbers say what its tensors are."""
+    """Updates the module's size attributes (in_features and the like) to its tensors."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _ConvNd):

@@ -1,4 +1,4 @@
-"""What each operation does to channels; inputs of an operation without a rule are left alone."""
+"""Rules for how each operation maps channels; the inputs of an operation without a rule stay whole."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.fx import Node
 from sipp.runtime.graph import shape_of
 from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, not_constant
 
-ALSO_POINTWISE = {  # beside those that torch calls so
+ALSO_POINTWISE = {  # in addition to those that torch tags as pointwise
     "hardswish", "log_sigmoid", "_to_copy", "to", "alias", "detach", "contiguous", "clone", "lift_fresh_copy",
 }  # fmt: skip
-AT_REST = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}  # the same as given, in eval mode
+AT_REST = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}  # the identity in eval mode
 DRAWS = torch.Tag.nondeterministic_seeded
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for an operation; None: there is none."""
+    """The rule for an operation, or None."""
     target: Any = node.target
     if target is operator.getitem:
         return _item
@@ -38,7 +38,7 @@ def rule_of(node: Node) -> Rule | None:
 
 
 def named_arguments(node: Node) -> dict[str, Any]:
-    """The arguments of an operation by name, defaults filled in."""
+    """The arguments of an operation by name, with defaults."""
     arguments = {}
     target: Any = node.target
     for i, argument in enumerate(target._schema.arguments):
@@ -48,12 +48,12 @@ def named_arguments(node: Node) -> dict[str, Any]:
 
 
 def _no_values(channels: Channels, node: Node) -> Axis | None:
-    """Of a check that changes no value."""
+    """For assertions, which change no value."""
     return None
 
 
 def _keep_inputs(channels: Channels, node: Node) -> Axis | None:
-    """No channels that could go: all that the operation reads stays."""
+    """Marks everything the operation reads to stay; its result has no removable channels."""
     channels.keep_all(node)
     return None
 
@@ -86,7 +86,7 @@ def _linear(channels: Channels, node: Node) -> Axis | None:
 def _product(
     channels: Channels, node: Node, n_spatial: int, groups: int, is_transposed: bool, pads: bool
 ) -> Axis | None:
-    """The outputs of a layer whose weight is a parameter."""
+    """The output channels of a layer whose weight is a parameter."""
     arguments = named_arguments(node)
     x, bias, weight = arguments["input"], arguments["bias"], channels.leaves[arguments["weight"]]
     value, read = channels.tensors[weight], channels.values.get(x)
@@ -113,25 +113,25 @@ def _product(
 
 
 def reads_of(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
-    """Which output reads which input channel: O x I, true where a weight is not zero."""
+    """Which output reads which input channel: O x I, true for nonzero weights."""
     return _whole((weight != 0).flatten(2).any(2) if weight.ndim > 2 else weight != 0, groups, is_transposed)
 
 
 def kernel_sums(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
-    """The sums over the kernel: O x I, float64."""
+    """The weight summed over the kernel window: O x I, float64."""
     sums = weight.double().flatten(2).sum(2) if weight.ndim > 2 else weight.double()
     return _whole(sums, groups, is_transposed)
 
 
 def _whole(blocks: Tensor, groups: int, is_transposed: bool) -> Tensor:
-    """The matrix O x I of one with groups, which holds the blocks of its diagonal only."""
+    """The full matrix O x I of a grouped one, which stores only its diagonal blocks."""
     if is_transposed:
         return blocks.T
     return blocks if groups == 1 else torch.block_diag(*blocks.chunk(groups)).to(blocks.dtype)
 
 
 def constant_rows(product: Product, weight: Tensor) -> Tensor:
-    """What each row gives, without its bias, where all that it reads is constant; NaN for the others."""
+    """The output of each row without its bias if all its inputs are constant, else NaN."""
     is_known = ~product.constant.isnan() & ((product.constant == 0) | (not product.pads))
     reads = reads_of(weight, product.groups, product.is_transposed)
     result = torch.where((reads & ~is_known).any(1), torch.nan, 0.0).double()
@@ -176,7 +176,7 @@ def _embedding(channels: Channels, node: Node) -> Axis | None:
 
 
 def _pointwise(channels: Channels, node: Node) -> Axis | None:
-    """The channels of a sum, a product, an activation: those of its operands, which are tied."""
+    """The channels of a sum, product or activation: those of its operands, tied together."""
     n_dims = len(shape_of(node))
     axes = {read: channels.values[read] for read in node.all_input_nodes if channels.values.get(read) is not None}
     dims = {axis.dim + n_dims - len(shape_of(read)) for read, axis in axes.items() if axis is not None}
@@ -210,7 +210,7 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
 
 
 def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
-    """A parameter or buffer as numbers of the channels, where it holds one for each, or for all of them."""
+    """A parameter or buffer as one constant per channel, if it has one value per channel or one for all."""
     size = value.shape[at] if at >= 0 else 1
     if value.numel() != size:
         return not_constant(n_channels)
@@ -218,7 +218,7 @@ def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
 
 
 def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Tensor:
-    """What a pointwise operation gives for constant channels; NaN where an operand is not constant."""
+    """The result of a pointwise operation on constant channels; NaN if an operand is not constant."""
     is_known = torch.stack([~constant.isnan() for constant in constants.values()]).all(0)
     target: Any = node.target
 
@@ -232,7 +232,7 @@ def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Te
         try:
             results = target(*torch.fx.node.map_arg(node.args, number), **torch.fx.node.map_arg(node.kwargs, number))
             result = torch.where(is_known, results.detach().cpu().double(), torch.nan).expand(n_channels)
-        except (RuntimeError, TypeError):  # an operation that does not take one number for each channel
+        except (RuntimeError, TypeError):  # it does not accept one number per channel
             pass
     if target is torch.ops.aten.mul.Tensor:
         is_zero = torch.stack([constant == 0 for constant in constants.values()]).any(0)
@@ -259,7 +259,7 @@ def _prelu(channels: Channels, node: Node) -> Axis | None:
 
 
 def _same_channels(channels: Channels, node: Node, n_spatial: int, is_constant: bool = True) -> Axis | None:
-    """The channels of an operation on the last `n_spatial` dimensions; constants stay, or only 0 does."""
+    """The channels after an operation on the last `n_spatial` dimensions; keeps constants, or only those that are 0."""
     axis = channels.values.get(node.all_input_nodes[0])
     if axis is None or axis.dim >= len(shape_of(node.all_input_nodes[0])) - n_spatial:
         return _keep_inputs(channels, node)
@@ -300,7 +300,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
         return Axis(axis.dim, axis.ids, constant)
     if mode != "constant" or min(before, after) < 0:
         return _keep_inputs(channels, node)
-    # The numbers of channels that are added stand in the network's code: those channels stay.
+    # The network's code fixes how many channels are added, so they stay.
     stay = [torch.zeros(n, dtype=torch.int64, device="cpu") for n in (before, after)]
     added = [torch.full((n,), value, dtype=torch.float64, device="cpu") for n in (before, after)]
     return Axis(axis.dim, torch.cat([stay[0], axis.ids, stay[1]]), torch.cat([added[0], constant, added[1]]))
@@ -308,11 +308,11 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
 
 def _reduced(channels: Channels, node: Node) -> Axis | None:
     arguments, x = named_arguments(node), node.all_input_nodes[0]
-    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), arguments.get("dim")  # none: over all of them
+    axis, n_dims, over = channels.values.get(x), len(shape_of(x)), arguments.get("dim")  # None: over all dimensions
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
         return _keep_inputs(channels, node)
-    is_mean = "sum" not in str(node.target)  # which depends on the number of positions
+    is_mean = "sum" not in str(node.target)  # a sum depends on the number of positions
     constant = axis.constant if is_mean else torch.where(axis.constant == 0, axis.constant, torch.nan)
     dim = axis.dim if arguments["keepdim"] else axis.dim - sum(d < axis.dim for d in dims)
     return Axis(dim, axis.ids, constant)
@@ -330,12 +330,12 @@ def _softmax(channels: Channels, node: Node) -> Axis | None:
 
 
 def _viewed(channels: Channels, node: Node) -> Axis | None:
-    """The channels after a view: where they were, or each of them with the positions behind it in one dimension."""
+    """The channels after a view: unchanged, or each merged with its positions into one dimension."""
     x = node.all_input_nodes[0]
     axis, old, new = channels.values.get(x), shape_of(x), shape_of(node)
     if axis is None:
         return _keep_inputs(channels, node)
-    # The values of a channel lie one after the other behind those of the channels before it.
+    # In memory, the values of a channel follow those of the previous channel.
     before, n = prod(old[: axis.dim]), old[axis.dim]
     for k, size in enumerate(new):
         if prod(new[:k]) == before and size % n == 0:
@@ -384,7 +384,7 @@ def _expanded(channels: Channels, node: Node) -> Axis | None:
 
 
 def _sliced(channels: Channels, node: Node) -> Axis | None:
-    """The channels where positions are cut out; a cut of channels has its numbers in the network's code."""
+    """The channels after slicing positions; slices of channels have their indices in the network's code."""
     x = node.all_input_nodes[0]
     axis, arguments = channels.values.get(x), named_arguments(node)
     dim = arguments["dim"] % len(shape_of(x))
@@ -419,7 +419,7 @@ def _joined(channels: Channels, node: Node) -> Axis | None:
 
 
 def _item(channels: Channels, node: Node) -> Axis | None:
-    """One of several results: the first, or any of those that are alike."""
+    """One of several results: the first, or any if all have the same channels."""
     of, at = node.all_input_nodes[0], node.args[1]
     axis = channels.values.get(of)
     if axis is None or of not in channels.several or not (channels.several[of] or at == 0):
@@ -452,12 +452,12 @@ RULES = _rules()
 
 
 def without_views(node: Node) -> Rule | None:
-    """The rule for an operation, but none for a view: numbers of channels may stand in the network's code."""
+    """Like `rule_of`, but without a rule for views: their sizes may be numbers of channels in the network's code."""
     return None if rule_of(node) is _viewed else rule_of(node)
 
 
 def without_numbers(node: Node) -> Rule | None:
-    """The same, but what an operation with numbers gives counts as no constant: they may come from other sizes."""
+    """Like `without_views`, and results of operations with numbers are not constant: these may depend on sizes."""
     rule = without_views(node)
     numbers = [argument for argument in (*node.args, *node.kwargs.values()) if isinstance(argument, int | float)]
     if rule is not _pointwise or not numbers:
