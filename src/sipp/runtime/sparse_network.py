@@ -165,9 +165,7 @@ class Sparse:
     def _choose_fastest(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
         inputs, is_whole = flat_inputs(args, kwargs), depends_on_layout(plan.graph)
-        before = {
-            name: parameter.data for name, parameter in self._model.named_parameters()
-        }  # the plan may share these
+        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # shared with the plan
         choices = (
             [self._original_strides]
             if is_whole

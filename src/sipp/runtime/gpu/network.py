@@ -68,12 +68,11 @@ class SparseOnGpu:
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
-        self._device_tensor = next(
-            t for t in (*self._model.parameters(), *self._model.buffers())
-        )  # gives the GPU to use
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        self._device_tensor = tensors[0]  # gives the GPU to use
         self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
         self._lock = self._compiled.lock
-        self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
+        self.n_dense_bytes = sum(t.nbytes for t in tensors)
         self.seconds = 0.0  # of compilation
         kwargs = in_signature_order(self._model, kwargs)
         self.latest = self._compile(input_signature(args, kwargs, DEVICE), args, kwargs)  # compiled last

@@ -1,9 +1,9 @@
 """Decides which channels stay, and how constant channels that other layers read are replaced.
 
 A channel is needed if a needed row reads it through a nonzero weight. Constant channels can be replaced: their
-contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to the
-weight of one other constant channel of the same layer, the `stand_in`. Everything else is removed, except channels that
-keep a layer from being empty, or groups from having different sizes.
+contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to
+the weight of one other constant channel of the same layer, the `stand_in`. Everything else is removed, except channels
+that keep a layer from being empty, or groups from having different sizes.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     stand_in = None
     if any(call.pads for call in calls) or not has_bias:
         others = is_constant & (constant != 0)
-        if first.groups > 1 or n_reads[first.weight] > len(
-            calls
-        ):  # each group would need one; or something else reads the weight
+        # each group would need a stand-in; or something else reads the weight
+        if first.groups > 1 or n_reads[first.weight] > len(calls):
             is_constant &= constant == 0
         elif bool(others.any()):
             stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
