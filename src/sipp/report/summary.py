@@ -114,9 +114,7 @@ def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
     ]
     if not known:
         return None, ""
-    widest = max(
-        known, key=lambda certificate: certificate.drop_upper or 0.0
-    )  # the best of several looks has less confidence
+    widest = max(known, key=lambda certificate: certificate.drop_upper or 0.0)  # the best of several is no claim
     return widest.drop_upper, promise(widest)
 
 

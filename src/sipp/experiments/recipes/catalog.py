@@ -1,4 +1,4 @@
-"""A recipe's name or file in, the checked recipe out; recipes derive from one another by `base:`."""
+"""Loads recipes by name or from a file; a recipe can derive from another with `base:`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sipp.experiments.own_scores import score_digest
 from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
 from sipp.scoring.methods import own_methods
 
-BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
+BASE_PREFIX = "base"  # files with this prefix only serve as bases
 SUFFIX = ".yaml"
-SHORT = "short"  # the key of what NAME-short changes in the recipe NAME; recipes without it have no short form
+SHORT = "short"  # key with the changes for the recipe NAME-short
 MAX_CHAIN = 8
-# Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
+# Keys that exclude each other: one in a recipe removes those from its base. These names are unique among all sections.
 ALTERNATIVES = {
     "keeps": ("alpha", "levels"),
     "alpha": ("keeps",),
@@ -28,25 +28,25 @@ ALTERNATIVES = {
     "milestones": ("every",),
     "every": ("milestones",),
 }
-MAX_BYTES = 1 << 20  # of a recipe's file
+MAX_BYTES = 1 << 20  # of a recipe file
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes that come with the package."""
+    """The names of all built-in recipes."""
     names = [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
     return sorted(names + [f"{name}-{SHORT}" for name in names if _packaged(name, ()).get(SHORT)])
 
 
 def recipe_descriptions() -> dict[str, str]:
-    """The description of each recipe of the package; recipes are not checked here, which would need torch."""
+    """The description of each built-in recipe; they are not validated here, which would import torch."""
     return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
 
 
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
-    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values).
+    """Loads a recipe by name or from a .yaml file, and applies `key=value` settings (dotted keys, YAML values).
 
-    `code` names a network or data of the caller's own, which then take the place of the recipe's. Methods that were
-    registered are the caller's own too, and the recipe then holds a digest of their source.
+    `code` names the caller's own network or data, which replace the recipe's. For methods that the caller registered,
+    the recipe records a digest of their source.
     """
     if name_or_path.endswith(SUFFIX):
         path, where = Path(name_or_path), name_or_path
@@ -73,16 +73,16 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
 
 
 def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of these values over those of the packaged recipe that they name as `base`, with settings put in.
+    """A recipe from values that change a built-in recipe, their `base`; then applies the settings.
 
-    Without a `name` it has that of its base.
+    Its name defaults to that of the base.
     """
     recipe = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
     return check_recipe(_with_own_methods(_with_settings(recipe, settings)), where=where)
 
 
 def _with_own_methods(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with a digest of each method of the caller's own that they name, and of no other."""
+    """Adds a digest of each user-defined method that the recipe names."""
     prune = values.get("prune")
     named = prune.get("methods") if isinstance(prune, dict) else None
     own = {name: score_digest(row) for name, row in own_methods().items() if isinstance(named, list) and name in named}
@@ -110,12 +110,12 @@ def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
-    return copy.deepcopy(_read(text, where))  # the next reader is given it as it was
+    return copy.deepcopy(_read(text, where))  # callers may change it
 
 
-@cache  # a list of recipes needs each base many times
+@cache  # listing all recipes reads each base many times
 def _read(text: str, where: str) -> dict[str, Any]:
-    from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
+    from sipp.experiments.recipes.yamlfile import read_yaml  # imported here: listing runs needs no YAML
 
     values = read_yaml(text, where=where)
     if not isinstance(values, dict):
@@ -124,7 +124,7 @@ def _read(text: str, where: str) -> dict[str, Any]:
 
 
 def _derived(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The values merged into those of their base, if they name one."""
+    """Merges the values into those of their base, if they name one."""
     if "base" not in values:
         return values
     base, above = values["base"], {key: value for key, value in values.items() if key != "base"}
@@ -151,7 +151,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_settings(values: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The values with each `a.b=value` put in, to be checked with all others."""
+    """Applies each `a.b=value`; the result is validated later."""
     from sipp.experiments.recipes.yamlfile import read_yaml
 
     for setting in settings:

@@ -1,7 +1,7 @@
-"""YAML text in, plain dictionaries, lists, numbers and text out; everything else YAML can do is refused.
+"""Reads a plain subset of YAML: dictionaries, lists, numbers and text.
 
-Tags (which make objects), anchors and aliases (which make bombs), merge keys, repeated keys and dates have no use in a
-recipe.
+Tags (which construct objects), anchors and aliases (which can expand exponentially), merge keys, repeated keys and
+dates are refused: a recipe needs none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_yaml(text: str, *, where: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise OptionError(f"{len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})", where=where)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # nothing has been built yet, so nothing can grow
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # before anything is constructed
             at = f"{where}, line {event.start_mark.line + 1}"
             if getattr(event, "anchor", None) is not None:  # aliases have one too
                 raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")

@@ -1,8 +1,7 @@
-"""Reads run folders for display: how far a run is, and its records. Needs no torch.
+"""Reads run folders: the progress of a run, and its records. Imports no torch.
 
-What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
-(a network's file is not here, a folder has another name) is told in a mark. Folders of `sipp prune` are in
-`sipp.storage.pruned_folder`.
+A file that `sipp run` would not resume from is refused here by the same checks. What cannot be checked (a network's
+file is missing, a folder was renamed) becomes a mark. `sipp.storage.pruned_folder` reads folders of `sipp prune`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RunState = Literal["running", "finished", "stopped"]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far the run in a folder is, as `sipp runs` shows it."""
+    """The progress of a run, as `sipp runs` shows it."""
 
     folder: Path
     recipe: str
@@ -32,20 +31,20 @@ class RunStatus:
     n_done: int
     n_stages: int
     state: RunState
-    n_origins: int  # above 1: it was resumed with other data, code or device
+    n_origins: int  # more than 1: resumed with different data, code or device
 
 
 @dataclass(frozen=True)
 class UnreadableRun:
-    """A run folder that cannot be read: the others are listed all the same."""
+    """A run folder that cannot be read."""
 
     folder: Path
     what: str
-    fix: str  # empty: what went wrong says nothing of it
+    fix: str  # empty if the error suggests none
 
 
 def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
-    """Every run below `out`, by name; one that cannot be read does not hide the others."""
+    """Every run in `out`, by name, including those that cannot be read."""
     runs: list[RunStatus | UnreadableRun] = []
     for folder in store.folders_in(out):
         try:
@@ -66,7 +65,7 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
 
 
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
-    """The manifest of a run, and its stages."""
+    """The manifest and the stages of a run."""
     manifest = store.read_manifest(folder)
     config = checked(PlanConfig, manifest.config, child_path(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
@@ -124,13 +123,13 @@ def read_run(folder: Path) -> Run:
 
 
 def _key_of(record: Any) -> Any:
-    """The seed, method and level of a record as it was read, which may be anything."""
+    """The seed, method and level of a record that is not validated yet."""
     values = tuple(record.get(key) for key in ("seed", "method", "level")) if isinstance(record, dict) else ()
     return values if all(isinstance(value, str | int | None) for value in values) else None
 
 
 def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:
-    """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
+    """Warnings for the reader: a renamed folder, records without their networks, results of other code."""
     marks = []
     name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
     if folder.resolve().name != name:

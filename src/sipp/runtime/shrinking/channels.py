@@ -54,9 +54,8 @@ class Channels:
     tensors: dict[str, Tensor]  # on the CPU
     regroups: frozenset[str]  # weights of convolution modules, whose `groups` can be changed
     values: dict[Node, Axis | None] = field(default_factory=dict)  # None: all its channels stay
-    several: dict[Node, bool] = field(
-        default_factory=dict
-    )  # of a node with several results: all have the same channels
+    # nodes with several results: whether all have the same channels
+    several: dict[Node, bool] = field(default_factory=dict)
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     sides: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # ids along a dimension of a parameter or buffer
     fixed: set[str] = field(default_factory=set)  # those that are read in other ways too, so that they stay whole
