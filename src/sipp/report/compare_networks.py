@@ -1,4 +1,4 @@
-"""Several pruned networks in, one article out: their curves over keep, and a table of all of them."""
+"""The article that compares several pruned networks: curves over keep, and a table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Value = Callable[[PrunedModel], float | None]
 
 
 def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
-    """The networks in groups that were pruned from one dense network: only those can be compared point by point.
+    """Groups the networks by the dense network they were pruned from: only those can be compared point by point.
 
-    Of a program that says nothing of its dense network, those of the same layers, which were given together.
+    If that is not recorded, networks with the same layers are grouped.
     """
     groups: dict[str, list[PrunedModel]] = {}
     for model in models:
@@ -39,11 +39,11 @@ def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
     return list(groups.values())
 
 
-# --- what is known of each ------------------------------------------------------------------------------------------
+# --- values to compare ---------------------------------------------------------------------------------------------
 
 
 def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
-    """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
+    """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
     evaluations = [
         evaluation for model in models for evaluation in model.evaluations.values() if evaluation.accuracies is not None
     ]
@@ -52,19 +52,19 @@ def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
 
 
 def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
-    """The accuracy of the dense and of the pruned network on these points, None if it was not measured there."""
+    """The accuracies of the dense and the pruned network on these points; None if not measured."""
     evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
     return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
 
 
 def certified(model: PrunedModel) -> float | None:
-    """The certified error of the output; of several certificates the largest: the best of several is no claim."""
+    """The certified output error; the largest of several certificates, since the best of several is not a claim."""
     limits = [certificate.output_limit for certificate in model.all_certificates]
     return max((limit for limit in limits if limit is not None), default=None)
 
 
 def certified_drop(model: PrunedModel) -> float | None:
-    """The certified drop of accuracy; of several the largest."""
+    """The certified drop in accuracy; the largest of several."""
     return max(
         (certificate.drop_upper for certificate in model.all_certificates if certificate.drop_upper is not None),
         default=None,
@@ -72,7 +72,7 @@ def certified_drop(model: PrunedModel) -> float | None:
 
 
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
-    """The value against keep, one curve for each method, repaired or not; networks of one method and keep are one."""
+    """The value against keep, one curve per method (repaired or not); averages networks of equal method and keep."""
     arms: dict[str, dict[float, list[float]]] = {}
     for model in sorted(models, key=lambda network: -network.record.keep):
         known = value(model)
@@ -89,7 +89,7 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
 
 @dataclass(frozen=True)
 class ComparedNetworks:
-    """What networks of one parent are compared by: curves over keep, and the view that is drawn of them."""
+    """One comparison of networks: its curves over keep, and the view that draws them."""
 
     key: str
     title: str
@@ -98,7 +98,7 @@ class ComparedNetworks:
 
 
 def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
-    """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
+    """The comparisons these networks have values for: accuracy, output change, certified error."""
     points = common_points(group)
     measured = {id(model): accuracies_on(model, points) for model in group}
     dense = next((accuracies[0] for accuracies in measured.values() if accuracies is not None), None)
@@ -122,7 +122,7 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
 
 
 def networks_article(models: Sequence[PrunedModel]) -> Article:
-    """The networks side by side."""
+    """The article that shows the networks side by side."""
     parents = by_parent(models)
     groups = [group for group in parents if len(group) > 1]
     rows = []
@@ -147,13 +147,13 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
 
 
 def _dense_name(model: PrunedModel) -> str:
-    """The network that was pruned, as the command line was told of it."""
+    """The name of the dense network, as given on the command line."""
     known = model.record.dense_hash
     return str((model.record.model_extra or {}).get("model") or ("a network" if known is None else known[:8]))
 
 
 def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
-    """Which method is best at the least keep that several methods reached: by accuracy, or by how the output moved."""
+    """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
     words = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
         "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
@@ -170,7 +170,7 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
 
 
 def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
-    """The least keep that several methods reached, and what each of them has there; None: there is none."""
+    """The smallest keep that several methods reached, with the value of each; None if there is none."""
     points = [(curve.method, point) for curve in curves for point in curve.points]
     for keep in sorted({point.keep for _, point in points}):
         near = {method: point.mean for method, point in points if abs(point.keep - keep) <= 2 * SAME_KEEP * keep}
@@ -183,7 +183,7 @@ def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
 
 
 def networks_table(models: Sequence[PrunedModel]) -> Table:
-    """Pruned networks side by side: what each keeps, and what is known of its cost."""
+    """A table of the networks: what each keeps, and what that costs."""
     points = common_points(models)
     has_drops = any(certified_drop(model) is not None for model in models)
     rows = []
@@ -219,7 +219,7 @@ def _accuracy_cells(accuracies: tuple[float, float] | None) -> dict[str, TableCe
 
 
 def certified_cell(model: PrunedModel) -> TableCell:
-    """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
+    """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     limit = certified(model)
     if limit is None:
         others = [certificate for certificate in model.all_certificates if certificate.limit is not None]

@@ -1,4 +1,4 @@
-"""Several runs in, one article out: a panel for each network; runs that differ only in seeds and methods share one."""
+"""The article that compares several runs; runs that differ only in seeds or methods share a panel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 
-# Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
+# Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
-LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
-N_OPEN = 2  # panels that are open: with the main comparison, about three screens
+LISTS = ("seed", "repetitions")  # keys that say which networks there are, not what they are
+N_OPEN = 2  # panels open at first: about three screens with the main comparison
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One network, data set and pipeline: its title, and its runs as one."""
+    """One network, data set and pipeline, with its runs merged into one."""
 
     title: str
     run: Run
@@ -31,7 +31,7 @@ class Panel:
 
 
 def runs_article(runs: Sequence[Run], about: About | None) -> Article:
-    """All runs together, a panel for each network with its table and its curves."""
+    """The article on all runs: a panel for each network with a table and curves."""
     panels = panels_of(runs)
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     for index, panel in enumerate(panels):
@@ -55,7 +55,7 @@ def runs_article(runs: Sequence[Run], about: About | None) -> Article:
 
 
 def _main_comparison(panels: Sequence[Panel]) -> Section:
-    """One line for each network: how good it was, and how far which method prunes it at next to no loss."""
+    """One line per network: its dense accuracy, and how far the best method prunes it with almost no loss."""
     rows = []
     for panel in panels:
         dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
@@ -74,7 +74,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         rows.append((panel.title, cells))
     near = f"within {100 * TOLERANCE:g} points of dense"
     head = ("network", "dense", f"smallest keep {near}", "best, sparsest level", "worst there")
-    n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # one method each: none is worst
+    n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # with one method each there is no worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
         f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
@@ -94,7 +94,7 @@ def _change_cell(keep: float | None, change: float | None, method: str) -> Table
 
 
 def panels_of(runs: Sequence[Run]) -> list[Panel]:
-    """The panels of these runs, in the order of the first run of each."""
+    """Groups the runs into panels, in the order of their first runs."""
     groups: list[list[Run]] = []
     for run in runs:
         fitting = (
@@ -112,9 +112,9 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _bare(run: Run) -> dict[str, Any]:
-    """The configuration without its lists of seeds and methods."""
+    """The configuration without seeds and methods."""
     config = {key: value for key, value in run.config.items() if key not in LISTS}
-    if config.get("code"):  # which scores of the user's own there are, is a list of methods too
+    if config.get("code"):  # the user's own scores are methods too
         config["code"] = {key: value for key, value in config["code"].items() if key != "methods"}
     return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
 
@@ -124,7 +124,7 @@ def _same(run: Run, other: Run) -> bool:
 
 
 def _fits(run: Run, other: Run) -> bool:
-    """Whether networks of the same seed and method are the same in both: otherwise changes have two references."""
+    """Whether the networks that both runs contain are identical; otherwise they cannot share a panel."""
     known = {key: _content(record) for key, record in _by_place(run).items()}
     return all(known.get(key, _content(record)) == _content(record) for key, record in _by_place(other).items())
 
@@ -151,7 +151,7 @@ def _joined(group: Sequence[Run]) -> Run:
 
 
 def _titles(runs: Sequence[Run]) -> list[str]:
-    """Network, data and pipeline of each; where two would be the same, what tells their configurations apart."""
+    """The titles: network, data and pipeline, plus the settings that differ if that is ambiguous."""
     short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
@@ -168,5 +168,5 @@ def _titles(runs: Sequence[Run]) -> list[str]:
         names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs
         words = [f"{name} {own[key]}" for name, key in zip(names, shown)]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
-    ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # of its name, which tells it from all others
+    ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # the hash in its name
     return [title if titles.count(title) == 1 else f"{title}, {end}" for title, end in zip(titles, ends)]

@@ -1,4 +1,4 @@
-"""Figures for print, as PDF and PNG: the same views as on the page, in the same colours."""
+"""Figures for print as PDF and PNG, with the views and colours of the page."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ WIDE = 6.9  # both columns
 HEIGHT = 2.5
 PANEL_HEIGHT = 2.7
 PANELS = "panels"  # name of the figure of all runs
-PIPELINES = "pipelines"  # name of the figure of one method along several pipelines
-LOG_RATIO = 8.0  # of the largest to the least keep, from which on the keep axis is logarithmic; as on the page
-MOST_NAMES = 5  # of lines in a legend inside the axes
-LABEL_LENGTH = 28  # of a line of an axis label
-NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above; as on the page
-STEEP = 10.0  # percentage points of loss from which on the axis of changes is logarithmic away from zero
-EPSILON_RATIO = 12.0  # of the largest to the least, from which on an axis of errors is logarithmic; as on the page
-ROW, DENSE_ROW, MANY = 0.125, 0.1, 30  # inches of a layer beside its bars, and where there are more than so many
-LEAST_HEIGHT = 2.4  # inches of the figure of layers
-MARGINS = 0.75  # inches above and below the bars of a block
-MOST_COLUMNS = 6  # of bars side by side: beyond, a second block below
-NAME_LENGTH = 30  # of a layer beside its bars
+PIPELINES = "pipelines"  # name of the figure of one method in several pipelines
+LOG_RATIO = 8.0  # largest / smallest keep above which the keep axis is logarithmic, as on the page
+MOST_NAMES = 5  # in a legend inside the axes
+LABEL_LENGTH = 28  # characters per line of an axis label
+NEAR_ZERO = 0.5  # percentage points: linear below, logarithmic above, as on the page
+STEEP = 10.0  # percentage points of loss above which the axis of changes is symmetric-logarithmic
+EPSILON_RATIO = 12.0  # largest / smallest error above which its axis is logarithmic, as on the page
+ROW, DENSE_ROW, MANY = 0.125, 0.1, 30  # inches per layer, with up to MANY layers and with more
+LEAST_HEIGHT = 2.4  # inches, of the figure of layers
+MARGINS = 0.75  # inches above and below a block of bars
+MOST_COLUMNS = 6  # of bars side by side; more go into a second block
+NAME_LENGTH = 30  # characters of a layer name
 HATCH = "//////"
 PRINT_STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -62,19 +62,19 @@ PRINT_STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
 }
 
-Draw = Callable[[Any], None]  # on a figure of matplotlib
-View = dict[str, Any]  # as `report/plots.py` makes it
+Draw = Callable[[Any], None]  # draws on a matplotlib figure
+View = dict[str, Any]  # see `report/plots.py`
 
 
 def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Writes every figure that there are numbers for, in each format, and gives the files.
+    """Writes all figures that there is data for, in each format, and returns their paths.
 
-    A run has one of each metric, of its epsilons and of its layers. Several runs also have one together, with a panel
-    for each network. Pruned models have figures only together: those of one dense network as curves over keep.
+    Each run gets figures of its metrics, epsilons and layers. Several runs also get a common figure with a panel per
+    network. Pruned networks get figures only together: curves over keep for those of one dense network.
     """
     with needed_for("drawing figures"):
         import matplotlib
-        from matplotlib.figure import Figure  # without pyplot: no window system, no choice of backend for the caller
+        from matplotlib.figure import Figure  # without pyplot, which would choose a backend for the caller
 
     make_folder(folder)
     written = []
@@ -85,7 +85,7 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # laid out once for both formats
             for kind in FORMATS:
-                # No date: the same numbers give the same file.
+                # No date: the same data gives the same file.
                 made_by = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
                 drawn = BytesIO()
                 figure.savefig(drawn, format=kind, dpi=DPI, metadata=made_by)
@@ -100,12 +100,12 @@ def figure_names(results: Sequence[Result]) -> list[str]:
 
 
 def _file_name(name: str, kind: str) -> str:
-    """A run's name comes from its folder: no part of it may lead elsewhere."""
+    """A safe file name: run names come from folder names."""
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.{kind}"
 
 
 def _figures(results: Sequence[Result]) -> dict[str, Draw]:
-    """{name: what draws it} of all figures."""
+    """All figures as {name: drawing function}."""
     runs = [result for result in results if isinstance(result, Run) and result.records]
     figures: dict[str, Draw] = {}
     for index, run in enumerate(runs):
@@ -129,7 +129,7 @@ def _figures(results: Sequence[Result]) -> dict[str, Draw]:
 
 
 def _alone(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
-    """Draws curves on the only axes of a figure."""
+    """Draws curves on a figure with a single axes."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -140,7 +140,7 @@ def _alone(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
 
 
 def _draw_panels(figure: Any, *, panels: Sequence[Panel]) -> None:
-    """The first metric of each network, two in a row."""
+    """The main metric of each network, two panels per row."""
     n_rows = math.ceil(len(panels) / 2)
     figure.set_size_inches(WIDE, n_rows * PANEL_HEIGHT)
     places = list(figure.subplots(n_rows, 2, squeeze=False).flat)
@@ -153,9 +153,9 @@ def _draw_panels(figure: Any, *, panels: Sequence[Panel]) -> None:
 
 
 def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
-    """Top-1 accuracy over keep along each pipeline, where runs of one network and one method took several.
+    """Top-1 accuracy over keep, one curve per pipeline, if runs of one network and method used several pipelines.
 
-    Runs of a pipeline that each reach one keep are one curve; none where two of them reach the same.
+    Runs of a pipeline with different keeps form one curve; no curves if two runs have the same keep.
     """
     runs = [result for result in results if isinstance(result, Run)]
     methods = {method for run in runs for method in series.methods_of(run)}
@@ -172,7 +172,7 @@ def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
 
 
 def _literal(name: str) -> str:
-    """The name as it is: a dollar sign would start a formula."""
+    """Escapes dollar signs, which would start a formula."""
     return name.replace("$", r"\$")
 
 
@@ -180,9 +180,9 @@ def _literal(name: str) -> str:
 
 
 def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
-    """Curves over keep with bands from the least to the largest seed, and a line for the dense network.
+    """Curves over keep with bands from the smallest to the largest seed, and a line for the dense network.
 
-    `methods` are all that have a look beside these curves; empty: only these.
+    `methods` are all methods to choose styles among; empty: those of these curves.
     """
     curves, unit = view["series"], view["y"]["unit"]
     scale = 1.0 if unit == "number" else 100.0
@@ -207,7 +207,7 @@ def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
 
 
 def _scale_values(axes: Any, view: View, values: Sequence[float]) -> None:
-    """Makes the axis of errors logarithmic where they are steep, and that of changes away from zero."""
+    """Chooses a logarithmic axis for errors over a wide range, a symmetric-logarithmic one for large losses."""
     least, most = min(values), max(values)
     if view["y"]["log"] and _is_steep(values):
         axes.set_yscale("log")
@@ -222,13 +222,13 @@ def _scale_values(axes: Any, view: View, values: Sequence[float]) -> None:
 
 
 def _is_steep(values: Sequence[float]) -> bool:
-    """Whether errors are drawn on a logarithmic axis, which has no zero."""
+    """Whether errors span a range that needs a logarithmic axis."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) / min(positive) > EPSILON_RATIO
 
 
 def _legend(axes: Any) -> None:
-    """The legend: inside the axes if it is short, else below them."""
+    """Puts the legend inside the axes if it is short, else below."""
     n_names = len(axes.get_legend_handles_labels()[1])
     below = {"ncols": 3, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "columnspacing": 1.2}
     axes.legend(frameon=False, **(below if n_names > MOST_NAMES else {}))
@@ -242,7 +242,7 @@ def _line(style: Style) -> dict[str, Any]:
 
 
 def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
-    """Labels the axis at 0 and at 1, 2, 5, 10, ... from `least` on, in plain numbers."""
+    """Plain tick labels at 0 and at 1, 2, 5, 10, ... starting at `least`."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     marks = [0.0, *(sign * mark * 10.0**power for power in range(-3, 3) for mark in (1, 2, 5) for sign in (1, -1))]
@@ -257,7 +257,7 @@ def _plain_ticks(axis: Any, *, least: float = 0.0) -> None:
 
 
 def _layer_figures(run: Run) -> dict[str, Draw]:
-    """{name: what draws it}: kept share and epsilon of each layer at the last level, of every method that has it."""
+    """Figures of the kept share and the epsilon of each layer at the last level, for all methods."""
     levels, methods = series.levels_of(run), series.methods_of(run)
     if not levels or not series.layers_of(run):
         return {}
@@ -269,7 +269,7 @@ def _layer_figures(run: Run) -> dict[str, Draw]:
 
 
 def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str, ...], at: str) -> None:
-    """A column of bars for each method, the names of the layers beside them."""
+    """A column of bars for each method, with layer names on the left."""
     scale, columns = 100.0 if view["y"]["unit"] == "share" else 1.0, view["series"]
     n_blocks = -(-len(columns) // MOST_COLUMNS)
     n_across = -(-len(columns) // n_blocks)
@@ -285,12 +285,12 @@ def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str,
         column = [None if value is None else scale * value for value in columns[place]["values"]]
         _draw_column(axes, column, palette.style_of(columns[place]["name"], methods), is_steep)
         axes.set_title(_literal(columns[place]["name"]), fontsize=7, loc="left")
-        axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # the last of its column
+        axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # last in its column
     first = grid.flat[0]
     if is_steep:
         first.set_xscale("log")
     else:
-        first.set_xlim(0, 1.3 * max(values) or 1.0)  # with room for numbers
+        first.set_xlim(0, 1.3 * max(values) or 1.0)  # leaves space for the numbers
     first.set_ylim(len(names) - 0.5, -0.5)
     texts = [_literal(name) for name in _layer_names(names)]
     for axes in grid[:, 0]:
@@ -301,13 +301,13 @@ def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str,
 
 
 def _layer_names(names: Sequence[str]) -> list[str]:
-    """The names beside bars: without the end that nearly all of them have, shortened, and still different."""
+    """Layer names without the common `.weight`, shortened but still distinct."""
     bare = [re.sub(r"(\D.*)\.weight$", r"\1", name) for name in names]
     return short_names(bare if len(set(bare)) == len(set(names)) else names, NAME_LENGTH)
 
 
 def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_steep: bool) -> None:
-    """Bars from zero; dots where the axis is logarithmic, which has no zero for a bar to start at."""
+    """Bars, or dots on a logarithmic axis, which has no zero."""
     at = [i for i, value in enumerate(column) if value is not None and (value > 0 or not is_steep)]
     lengths = [column[i] for i in at]
     inside = "white" if style.hollow else style.light
@@ -322,5 +322,5 @@ def _draw_column(axes: Any, column: Sequence[float | None], style: Style, is_ste
 
 
 def _rounded(value: float) -> str:
-    """Two digits, and never an exponent for large numbers."""
+    """Two digits, without an exponent for large numbers."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"

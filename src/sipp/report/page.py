@@ -1,4 +1,4 @@
-"""The page of networks that were pruned in a program: records in, the same page out that `sipp report` writes."""
+"""`page(pruned, certificate)`: writes the page of `sipp report` for networks pruned from Python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def page(
 
 
 def _named(pruned: Networks) -> dict[str, PruneResult]:
-    """The networks by their names: given, or of the class, numbered where there are several."""
+    """The networks by name: as given, or the class name, numbered if there are several."""
     if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
@@ -80,7 +80,7 @@ def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> li
 
 
 def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
-    """A network as the page knows it: the first certificate about it in its record, the others beside it."""
+    """A network as a report result: its first certificate in the record, the others beside it."""
     record = checked(PrunedRecord, pruned_values(pruned), name)
     ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
     if ours:

@@ -1,4 +1,4 @@
-"""A pruned network in, its article out: promises, accuracy, layers, method, repair, size and speed."""
+"""The article on one pruned network: accuracy, outputs, layers, size and speed, repair, method, guarantees."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sipp.report.summary import (
     tiles_of,
 )
 
-# Of its record, elsewhere on the page
+# Fields of the record that are shown elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
-    """What the page says of one pruned network."""
+    """The article on one pruned network."""
     record, measured = pruned.record, best_evaluation(pruned)
     sections = [
         None if measured is None else _accuracy_section(pruned, measured, ident),
@@ -64,7 +64,7 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
 
 
 def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
-    """Each number that says how far outputs move, in words."""
+    """All numbers on how far outputs move, explained."""
     rows = outputs_rows(pruned)
     if not rows:
         return None
@@ -92,7 +92,7 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
 
 
-# --- promises -------------------------------------------------------------------------------------------------------
+# --- guarantees -----------------------------------------------------------------------------------------------------
 
 
 def _statements_section(pruned: PrunedModel, ident: str) -> Section:
@@ -114,11 +114,11 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
     return Section("Statements", finding, [[facts(f"{ident}-statements", "What is guaranteed", cards)]])
 
 
-# --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
+# --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
 
 
 def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
-    """Accuracy and output error beside the dense network; a card for each set of points."""
+    """Accuracy and output error compared with the dense network, one card per evaluation."""
     heading = f"The output moved by {number(first.error_mean, 'share')} of its norm on average"
     if first.error_mean is None:
         heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
@@ -134,7 +134,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
 
 
 def _evaluation_card(name: str, evaluation: EvalRecord) -> dict[str, Any]:
-    """One evaluation in numbers; what is not known has no row."""
+    """A card for one evaluation; unknown values have no row."""
     rows = []
     if evaluation.accuracies is not None:
         dense, pruned = evaluation.accuracies
@@ -155,11 +155,11 @@ def _evaluation_card(name: str, evaluation: EvalRecord) -> dict[str, Any]:
     return {"title": f"Measured ({name})", "text": f"On {evaluation.data.what}.", "rows": rows}
 
 
-# --- method: which blend of sensitivity and magnitude was taken -----------------------------------------------------
+# --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
 
 
 def _method_section(choice: ChoiceRecord, ident: str) -> Section:
-    """Which score was chosen, how far it moves the output, and how it was found; no plot if only one was tried."""
+    """Which score was chosen and how; with a plot if several were tried."""
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
     where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
@@ -175,11 +175,11 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
 
 
-# --- repair: what `sipp prune --repair` did -------------------------------------------------------------------------
+# --- repair, from `sipp prune --repair` -----------------------------------------------------------------------------
 
 
 def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
-    """The error of the output before and after the repair, also layer by layer."""
+    """The output error before and after repair, also layer by layer."""
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
         heading = "The repair was undone: the kept weights are as pruning left them"
@@ -192,7 +192,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     if repaired.n_judged:
         judged = f"Errors are shares of the output's norm, on {repaired.n_judged:,} unused inputs"
         n_fitted = repaired.n_judged_fit
-        is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
+        is_other = n_fitted is not None and n_fitted < repaired.n_points  # finally, these points were fitted too
         judged += f", after the same search on {n_fitted:,} others." if is_other else "."
     detail = (
         f"{judged} {repaired.n_points:,} inputs were used for the fit, without labels; {repaired.n_aside:,} were used "
@@ -213,9 +213,9 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     return Section("Repair", Finding(heading, detail), rows, note=note)
 
 
-# --- size and speed: what `sipp bench` left beside it ---------------------------------------------------------------
+# --- size and speed, from `sipp bench` ------------------------------------------------------------------------------
 
-# What a step is shown by: its label, its unit, and the value of a step
+# Values of a step: label, unit, and how to get it
 STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
     ("times faster", "number", lambda step: step.ratio),
     ("milliseconds in torch", "number", lambda step: step.dense_ms),
@@ -226,7 +226,7 @@ STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] =
 
 
 def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str) -> Section:
-    """How much smaller and faster, how that was measured, and every step with weights."""
+    """How much smaller and faster it is, how that was measured, and all steps with weights."""
     best = bench.runs[-1]
     finding = Finding(
         f"{bench.size_headline} as a small file (sipp export --to small){bench.why_larger}; {best.words}",

@@ -1,4 +1,4 @@
-"""Runs and pruned models in, one HTML file out that needs nothing else: styles, script and numbers are all inside."""
+"""Renders results as one self-contained HTML file, with styles, script and data inside."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def render(
     about: About | None = None,
     title: str = "",
 ) -> str:
-    """The page of these results in their order, and of which others could not be read.
+    """Renders these results in order, and lists those that could not be read.
 
-    Where there are several runs, or the page is `about` something, it begins with a panel for each network, and each
-    result by itself is opened below. `title` is that of a page of several results.
+    With several runs, or for a study (`about`), the page starts with a panel for each network; the single results are
+    collapsed below. `title` is used for a page with several results.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
@@ -70,7 +70,7 @@ def render(
         version=version,
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),
-        # What the package itself wrote goes in as it is; everything that came from files is escaped.
+        # Only text from this package is inserted unescaped; everything from files is escaped.
         css=Markup(css),
         script=Markup(script),
         data=Markup(embedded({"plots": plots, "styles": styles, "parts": classes})),
@@ -78,7 +78,7 @@ def render(
 
 
 def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
-    """The articles of the page in their order, what speaks of several results first."""
+    """The articles of the page: comparisons first, then single results."""
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
     articles = [runs_article(runs, about)] if len(runs) > 1 or about is not None else []
@@ -96,7 +96,7 @@ def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
 
 
 def embedded(values: Any) -> str:
-    """JSON that can stand inside a script element: no character of it can end the element or start a comment."""
+    """JSON that is safe inside a script element: it cannot end the element or start a comment."""
     text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -106,7 +106,7 @@ def _file(name: str) -> str:
 
 
 def _policy(css: str, script: str) -> str:
-    """A content security policy: this style and this script and nothing else, from nowhere else."""
+    """A content security policy that allows only this style and this script."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -118,7 +118,7 @@ def _policy(css: str, script: str) -> str:
 
 
 def _methods(results: Sequence[Result]) -> dict[str, Style]:
-    """The look of every method on the page."""
+    """The style of every method on the page."""
     names: dict[str, None] = {}
     for result in results:
         names |= dict.fromkeys(series.methods_of(result) if isinstance(result, Run) else (result.arm,))
@@ -126,7 +126,7 @@ def _methods(results: Sequence[Result]) -> dict[str, Style]:
 
 
 def _colours(methods: dict[str, Style]) -> str:
-    """CSS classes of methods and parts, on light and on dark."""
+    """CSS colour classes of methods and parts, for light and dark mode."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
     light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
@@ -141,7 +141,7 @@ def _heading(articles: Sequence[Article], results: Sequence[Result], about: Abou
 
 
 def _explained(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
-    """What words of the page mean: shown when they are pointed at, and in a list at its end."""
+    """The glossary of the page: shown as tooltips, and as a list at the end."""
     explained = {name: about_method(name) for name in methods}
     only_runs = all(isinstance(result, Run) for result in results)
     return {**explained, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}

@@ -1,8 +1,7 @@
-"""Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
+"""Reads results from folders: runs of `sipp run`, and pruned networks of `sipp prune`.
 
-Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses, and by
-`sipp.storage.pruned_folder`; what may stand in them says `sipp.storage`. What is wrong with a file is said with its
-path and line, and nothing is guessed in its place.
+`sipp.experiments.runs.reading` reads runs, `sipp.storage.pruned_folder` pruned networks. Errors name the file and
+line; missing values are never guessed.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from sipp.storage.files import read_file, read_sealed
 from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
-DEPTH = 2  # of folders of results: results/STUDY/RUN
-Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
+DEPTH = 2  # of nested folders: results/STUDY/RUN
+Beside = CertificateRecord | EvalRecord  # files about a network in its folder
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,24 @@ class PrunedModel:
 
     name: str
     record: PrunedRecord
-    marks: tuple[str, ...]  # what could not be checked
-    bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
-    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # of `sipp certify --out`, by file
-    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # of `sipp eval --out`, by file
+    marks: tuple[str, ...]  # warnings: what could not be checked
+    bench: BenchRecord | None = None  # size and speed, from `sipp bench`
+    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # from `sipp certify --out`
+    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # from `sipp eval --out`
 
     @property
     def arm(self) -> str:
-        """Its method, and whether it was repaired: its label beside others."""
+        """Its label in comparisons: the method, and whether it was repaired."""
         return f"{self.record.method}{SEPARATOR}repaired" if self.record.repair else self.record.method
 
     @property
     def moved(self) -> float | None:
-        """How far the output moved on a few calibration points, None where that is not known."""
+        """How far the output moved on a few calibration points; None if unknown."""
         return None if self.record.moved is None else self.record.moved.error
 
     @property
     def all_certificates(self) -> list[CertificateRecord]:
-        """The certificate of `sipp prune`, then those of `sipp certify`."""
+        """The certificate from `sipp prune`, then those from `sipp certify`."""
         return [
             certificate
             for certificate in (self.record.certificate, *self.certificates.values())
@@ -67,7 +66,7 @@ class PrunedModel:
 
 @dataclass(frozen=True)
 class BrokenResult:
-    """A folder among others that cannot be read, and why."""
+    """A folder that cannot be read, and why."""
 
     folder: Path
     reason: str
@@ -77,7 +76,7 @@ Result = Run | PrunedModel
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Reads these folders: runs, pruned models, or folders of them. Raises an error if one is broken."""
+    """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
     results, broken = read_whole_results(paths)
     if broken:
         raise DataError(broken[0].reason)
@@ -85,7 +84,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[BrokenResult]]:
-    """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
+    """Reads these folders and also returns the broken ones inside them; a folder in `paths` itself must be intact."""
     results: dict[Path, Result] = {}
     broken: dict[Path, BrokenResult] = {}
     for path in paths:
@@ -103,14 +102,14 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             try:
                 results[resolved] = (read_run if (folder / MANIFEST).exists() else read_pruned_result)(folder)
             except (DataError, OSError) as error:
-                if folder == path:  # it was itself named
+                if folder == path:  # named by the caller
                     raise
                 broken[resolved] = BrokenResult(folder, str(error))
     return list(results.values()), list(broken.values())
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether a result lies here, intact or not; a folder that cannot be read counts, and fails when it is read."""
+    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
     try:
         return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
     except OSError:
@@ -118,7 +117,7 @@ def _is_result(folder: Path) -> bool:
 
 
 def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
-    """The folder itself where it is a result, else the results in it, or in the folders in it."""
+    """The folder itself if it is a result, else the results in it or in its subfolders."""
     if _is_result(path):
         return [path]
     try:
@@ -136,7 +135,7 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:
-    """The pruned model in this folder, as its report describes it."""
+    """Reads the pruned network in a folder of `sipp prune`."""
     record, marks = pruned_folder.read_pruned(folder)
     path = folder / BENCH_NAME
     values = read_sealed(path) if path.exists() else None
@@ -154,7 +153,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
 
 
 def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
-    """The certificates and evaluations in a folder, and marks for those that are not about its network, or broken."""
+    """The certificates and evaluations in a folder, and warnings about those for other networks or broken."""
     records: dict[str, Beside] = {}
     marks = []
     for path in sorted(folder.glob("*.json")):
@@ -164,7 +163,7 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
         try:
             values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
             if not isinstance(values, dict) or "pruned_hash" not in values:
-                continue  # another file of the user's
+                continue  # some other file
             if values.get("kind") == EVAL_KIND:
                 what = "evaluation"
                 records[path.name] = checked(EvalRecord, read_sealed(path), path)

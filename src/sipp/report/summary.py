@@ -1,4 +1,4 @@
-"""A pruned network in; the first card of its page out: accuracy, size, speed, guarantee, and what to do next."""
+"""The first card of a pruned network's page: accuracy, size, speed, guarantee, and next steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
-MUCH_LOST = 0.01  # of the accuracy, or
-MUCH_MOVED = 0.1  # of the output's norm: more is worth a repair, or more weights
+MUCH_LOST = 0.01  # of the accuracy
+MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more weights
 ARROW = " \N{RIGHTWARDS ARROW} "
 
 
 def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """The evaluation on the most points, preferring those with an accuracy."""
+    """The evaluation with an accuracy (if any) on the most points."""
     evaluations = list(model.evaluations.values())
     return max(
         evaluations, key=lambda evaluation: (evaluation.accuracies is not None, evaluation.n_points), default=None
@@ -27,7 +27,7 @@ def best_evaluation(model: PrunedModel) -> EvalRecord | None:
 
 
 def lead(pruned: PrunedModel) -> Finding:
-    """What is left and what it costs, in one sentence; then what was done."""
+    """What is left and what it cost, in one sentence; then what was done."""
     record, measured = pruned.record, best_evaluation(pruned)
     heading = f"{number(record.keep, 'share')} of the weights are left"
     if measured is not None and measured.accuracies is not None:
@@ -46,7 +46,7 @@ def lead(pruned: PrunedModel) -> Finding:
 
 
 def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
-    """The one number for how far outputs move, and on which points: on new points where they were measured."""
+    """How far outputs move, and on which points; on new points if that was measured."""
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
@@ -54,7 +54,7 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
-    """Accuracy, size, speed, guarantee, and how far outputs move; for unknown values, how to measure them."""
+    """Tiles for accuracy, size, speed, guarantee and output change; unknown values say how to measure them."""
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
@@ -82,7 +82,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
 
 
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
-    """The first certificate that promises something, one about the accuracy before those about outputs."""
+    """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = accuracy_promise(pruned)
     about_outputs = [
         certificate
@@ -91,7 +91,7 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
     ]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
-        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # which the words below say
+        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # the words below say "percentage"
         return SummaryTile("guarantee", f"drop at most {drop}", words)
     if about_outputs:
         first = about_outputs[0]
@@ -106,7 +106,7 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
 
 
 def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
-    """The drop of accuracy that is certified, of several the largest, and its sentence; None where none is."""
+    """The certified drop in accuracy (the largest of several) and its sentence; (None, "") without one."""
     known = [
         certificate
         for certificate in pruned.all_certificates
@@ -141,7 +141,7 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
-    """What to do next, the most useful first: measure what is unknown, repair what is bad, use it."""
+    """Next steps, most useful first: measure what is unknown, repair what is bad, use the network."""
     record, measured = pruned.record, best_evaluation(pruned)
     known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
     of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
@@ -168,13 +168,13 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
             NextStep("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json")
         )
     if len(steps) < 2:
-        is_of_prune = "weights" in (record.model_extra or {})  # a program's record names a class, not how to build it
+        is_of_prune = "weights" in (record.model_extra or {})  # records from Python name a class, not how to build it
         steps += _ways_to_use(pruned.name, known[0] if is_of_prune else None)
     return steps[:3]
 
 
 def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
-    """How to store the network small and run it fast, in Python or from the shell."""
+    """How to store the network in a small file and run it fast, in Python or from the shell."""
     store, run = "Store it in a small file:", "Run it faster on a CPU"
     if model is None:
         fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")
@@ -192,7 +192,7 @@ def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
 
 
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
-    """Every number on this page that says how far outputs move, and what each of them means."""
+    """All numbers on how far outputs move, with their meaning."""
     rows = []
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
