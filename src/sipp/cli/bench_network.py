@@ -1,7 +1,7 @@
-"""The work of `sipp bench FILE`: bytes on disk and in memory, and speed against torch.
+"""Runs `sipp bench`: measures bytes on disk and in memory, and speed against torch.
 
-`dense_ms` is torch running the same pruned network in inference mode, in its better memory format. Calls take turns;
-the median over pairs counts.
+`dense_ms` is torch's time for the same pruned network, in inference mode and the faster memory format. Calls alternate;
+the result is the median over pairs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sipp.report.summary import claim_of
 from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
 
-AGREEMENT = 1e-4  # of the largest output
-LEAST_SECONDS = 0.01  # of what is timed at once: shorter calls are made several times in a row
-TRIALS = 2  # of each memory format, of which the better one is dense
+AGREEMENT = 1e-4  # relative to the largest output
+LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long
+TRIALS = 2  # of each memory format
 MS = 1e3
 
 
@@ -49,14 +49,14 @@ def bench_file(
     n_threads: int | None,
     repeats: int,
 ) -> BenchRecord:
-    """Bytes and times of a stored network, for single points and for `n_points` at once."""
+    """Measures a stored network, with one input per call and with `n_points`."""
     stored = stored_network(path, model)
     with threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
             compiled = sipp.sparse(stored.model, example)
-            assert isinstance(compiled, Sparse)  # there was an example, and the model of a file is on the CPU
+            assert isinstance(compiled, Sparse)  # stored networks are on the CPU
             fast = compiled
             runs.append(_run(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
@@ -64,7 +64,7 @@ def bench_file(
 
 
 def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
-    """Times one call, dense and sparse; refuses if the outputs differ."""
+    """Times a call, dense and sparse; CommandError if the outputs differ."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
@@ -96,7 +96,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
-    """Seconds of each call of each function; they take turns, so that noise hits all of them."""
+    """Seconds of each call of each function; calls alternate, so that noise affects all of them."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
@@ -115,7 +115,7 @@ def _channels_last(value: Any) -> Any:
 
 def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
     contents = stored.contents
-    is_dense = fast.latest.is_dense  # then the steps lost, as a whole, and none of them is run
+    is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
         BenchStep(
             name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
@@ -158,7 +158,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
 
 
 def _processor() -> str:
-    """The processor's name, as Linux or Python tells it."""
+    """The processor's name, from Linux or Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The work of `sipp eval`: accuracy, loss and output error of a pruned network beside the dense one."""
+"""Runs `sipp eval`: accuracy, loss and output error of a pruned network compared with the dense one."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from sipp.storage.outputs import EVALUATION, check_file, write_file
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a dense and a pruned network do on some points. None: the output has no classes, or the points no labels."""
+    """Measurements of a dense and a pruned network. None: the output is not classes, or there are no labels."""
 
     n_points: int
     dense_accuracy: float | None
     pruned_accuracy: float | None
-    dense_loss: float | None  # mean cross-entropy, as pruned_loss
+    dense_loss: float | None  # mean cross-entropy
     pruned_loss: float | None
-    same_class: float | None  # the share of points for which both choose the same
-    error_mean: float | None  # of ||f^ - f|| / ||f||, as the two below; None where it is not finite
+    same_class: float | None  # share of points with the same predicted class
+    error_mean: float | None  # of ||f^ - f|| / ||f||, like the next two; None if not finite
     error_median: float | None
     error_max: float | None
-    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that moved
-    n_outside: int  # points with a label that is none of the classes: with one of them, no accuracy is measured
-    why_no_accuracy: str  # where there are labels that name no classes; "": there is one, or no labels
+    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that changed
+    n_outside: int  # points whose label is not a class; if there are any, accuracy is not measured
+    why_no_accuracy: str  # why labels could not be used; "" if they could or there are none
 
     def __str__(self) -> str:
         lines = [f"inputs:          {self.n_points:,}"]
@@ -78,7 +78,7 @@ class Evaluation:
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
-    """Measures both networks on these points, and how far their outputs are apart."""
+    """Measures both networks on these points, and how much their outputs differ."""
     why: set[str] = set()
     measured_nk = measure_outputs(
         dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
@@ -112,9 +112,9 @@ def _finite(values: Tensor) -> float | None:
 
 
 def answer(request: EvalRequest) -> Answer:
-    """What was measured, in lines and as a record, written where the request says.
+    """Measures both networks, prints the result and writes its record if requested.
 
-    A place that cannot be written, and a record of noise, are refused before the work.
+    Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
     if request.out is not None:
@@ -133,14 +133,14 @@ def answer(request: EvalRequest) -> Answer:
     )
     if is_language:
         return _on_text(request, dense, pruned)
-    if is_noise:  # no holdout, but it shows shapes
+    if is_noise:  # only checks shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
         drawn = reader.holdout(request.data, request.points, "--data")
     output = parse_output(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         evaluation = evaluate(dense, pruned, drawn.batches, output)
-        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
+        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
     if evaluation.dense_accuracy is None and drawn.unlabelled:
         evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
     record = _record(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
@@ -156,7 +156,7 @@ def answer(request: EvalRequest) -> Answer:
 
 
 def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
-    """What the record says about networks and data."""
+    """The part of the record that describes networks and data."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
     asked = {"dense": request.dense, "pruned": request.pruned, "output": parse_output(request.output)}
     record: dict[str, Any] = json_value(about | {"data": data} | asked)
@@ -164,7 +164,7 @@ def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] |
 
 
 def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
-    """Writes the record if the request says where, and returns the line that says so."""
+    """Writes the record if --out is given; returns the line that reports it."""
     if request.out is None:
         return []
     with naming_option(f"--out {request.out}", "give another place"):
@@ -174,7 +174,7 @@ def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
 
 
 def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
-    """Perplexity of both networks on a text, and how far they are apart, in lines and as a record."""
+    """Measures the perplexity of both networks on a text, and how much they differ."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
         read_nT = all_nT[: request.points]

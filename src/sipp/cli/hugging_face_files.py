@@ -1,7 +1,7 @@
-"""Gives transformers checked copies of the files in a Hugging Face folder, never the folder itself.
+"""Stages checked copies of the files in a Hugging Face folder for transformers.
 
-transformers looks for code, kernels, adapters and other folders in many files of a folder. Here a few files are taken
-by name, each a plain file inside the folder. What they say is refused where it names code or another place.
+Many files in such a folder can make transformers load code, kernels, adapters or other folders. So only a few files are
+used, each a plain file inside the folder, and any setting that refers to code or another place is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MOST_JSON = 1 << 28  # bytes; the largest tokenizer.json are near 1 << 25
 CONFIG, TOKENIZER_CONFIG, TOKEN_NAMES = "config.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of which holds the vocabulary
-BESIDE = ("merges.txt", "added_tokens.json", "bpe.codes", "*.spm")  # and what some tokenizers need with it
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of them holds the vocabulary
+BESIDE = ("merges.txt", "added_tokens.json", "bpe.codes", "*.spm")  # needed by some tokenizers too
 WHOLE = "give a whole folder of save_pretrained with model.safetensors"
 
-# Keys of a config.json, at any depth, that make transformers run or read something else than this folder.
+# Keys of config.json, at any depth, that make transformers load something from outside the folder.
 ELSEWHERE = {
     "auto_map": "code of its own",
     "custom_pipelines": "code of its own",
@@ -38,11 +38,11 @@ ELSEWHERE = {
     "backbone": "another network",
     "use_pretrained_backbone": "another network",
 }
-IMPLEMENTATION = "_implementation"  # attn_implementation and its like may name a kernel of the hub
+IMPLEMENTATION = "_implementation"  # attn_implementation and the like may name a kernel on the hub
 BUILT_IN = ("eager", "sdpa", "batched_mm", "grouped_mm")
-# Where a folder came from, and how it wants to be read: transformers may look there, or believe it. Left out.
+# Where a folder came from and how to load it, which transformers might follow: dropped.
 NOTES = ("name_or_path", "_name_or_path", "_commit_hash", "trust_remote_code", "local_files_only", "is_local")
-LABELS = ("id2label", "label2id", "task_specific_params")  # words of the user's own, which nothing looks up
+LABELS = ("id2label", "label2id", "task_specific_params")  # free text that is never looked up
 TOKEN = "_token"
 SETTINGS = (
     "tokenizer_class",
@@ -55,9 +55,9 @@ TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_dec
 
 
 def stage_network(folder: Path, place: Path) -> None:
-    """Puts the configuration and links to the weights of `folder` into the empty folder `place`."""
+    """Stages the configuration and links to the weights of `folder` in the empty folder `place`."""
     stage_config(folder, place)
-    if os.path.lexists(folder / GENERATION):  # a folder that is exported has it too
+    if os.path.lexists(folder / GENERATION):  # kept for exported folders
         (place / GENERATION).write_text(json.dumps(_numbers(_json(folder, GENERATION))))
     if os.path.lexists(folder / ADAPTER):
         raise ModelError(
@@ -69,22 +69,22 @@ def stage_network(folder: Path, place: Path) -> None:
 
 
 def stage_gguf(folder: Path, name: str, place: Path) -> None:
-    """Puts a link to a GGUF file, which is the network, its configuration and its tokenizer, into `place`."""
+    """Stages a link to a GGUF file, which holds network, configuration and tokenizer."""
     (place / name).symlink_to(plain_file(folder, name))
 
 
 def stage_config(folder: Path, place: Path) -> None:
-    """Puts the checked configuration of `folder` into `place`."""
+    """Stages the checked configuration."""
     (place / CONFIG).write_text(json.dumps(checked_config(folder)))
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a folder; ModelError where it names code or another place."""
+    """The configuration of a folder; ModelError if it refers to code or another place."""
     return _checked(_json(folder, CONFIG), folder / CONFIG, "")
 
 
 def stage_tokenizer(folder: Path, place: Path) -> bool:
-    """Puts the configuration and the tokenizer of `folder` into `place`; False where there is no vocabulary."""
+    """Stages the configuration and the tokenizer; False if there is no vocabulary."""
     stage_config(folder, place)
     vocabularies = [path.name for pattern in VOCABULARIES for path in sorted(folder.glob(pattern))]
     for name in vocabularies + [path.name for pattern in BESIDE for path in sorted(folder.glob(pattern))]:
@@ -96,7 +96,7 @@ def stage_tokenizer(folder: Path, place: Path) -> bool:
 
 
 def plain_file(folder: Path, name: str) -> Path:
-    """The real path of a file of the folder; ModelError where it is none, or lies elsewhere."""
+    """The real path of a file in the folder; ModelError if it is missing or outside the folder."""
     path, real = folder / name, (folder / name).resolve()
     if Path(name).name != name or not real.is_relative_to(folder.resolve()):
         raise ModelError(
@@ -109,7 +109,7 @@ def plain_file(folder: Path, name: str) -> Path:
 
 
 def _weights(folder: Path, place: Path) -> list[str]:
-    """The names of the files of weights; an index of several is written to `place` without what else it says."""
+    """The names of the weight files; stages an index of several with nothing but the file names."""
     if os.path.lexists(folder / WEIGHTS) or not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     of_tensor = _json(folder, INDEX).get("weight_map")
@@ -140,7 +140,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _checked(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
-    """The configuration without notes on where it came from; ModelError where it names code or another place."""
+    """The configuration without notes on its origin; ModelError if it refers to code or another place."""
     kept: dict[str, Any] = {}
     for key, value in config.items():
         where = f"{inside}{key}"
@@ -163,7 +163,7 @@ def _is_built_in(value: Any) -> bool:
 
 
 def _value(value: Any, path: Path, where: str) -> Any:
-    """A value of a configuration, in which no word may be a path."""
+    """A value of a configuration; ModelError if it may be a path."""
     if isinstance(value, dict):
         return _checked(value, path, f"{where}.")
     if isinstance(value, list):
@@ -174,7 +174,7 @@ def _value(value: Any, path: Path, where: str) -> Any:
 
 
 def _settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a tokenizer that can be nothing but settings: numbers, tokens, and a few words known here."""
+    """The harmless settings of a tokenizer: numbers, tokens, and a few known words."""
     if config.get("auto_map") or config.get("custom_pipelines"):
         raise _refused(path, "auto_map", ELSEWHERE["auto_map"])
     return {
@@ -187,7 +187,7 @@ def _settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """The values that are numbers, or lists of them."""
+    """The values that are numbers or lists of numbers."""
     return {key: value for key, value in config.items() if key not in NOTES and _is_number(value)}
 
 

@@ -16,7 +16,7 @@ from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder,
 
 
 def check(request: PruneRequest) -> None:
-    """Refuses contradictory options before any work."""
+    """Refuses contradictory options."""
     goals = {
         "--keep": request.options.keep,
         "--budget": request.options.budget,
@@ -44,7 +44,7 @@ def check(request: PruneRequest) -> None:
 
 
 def _check_places(request: PruneRequest) -> None:
-    """Refuses places that cannot be written, or that hold what is read."""
+    """Refuses outputs that cannot be written, or that are also inputs."""
     if request.out is not None:
         with naming_option(f"--out {request.out}", "give another place"):
             if request.weights is not None:
@@ -61,11 +61,11 @@ def _check_places(request: PruneRequest) -> None:
 
 
 def _refuse_ignored(request: PruneRequest, goal: str) -> None:
-    """Refuses an option that would have no effect beside the others."""
+    """Refuses an option that would have no effect with the others."""
     certifies = request.has_tolerance or request.holdout is not None
     only_certificates = "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
     one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
-    rows = [  # an option, what was typed, whether it has an effect, and why not
+    rows = [  # option, typed value, whether it has an effect, why not, what to do
         ("--output", request.output, certifies, *only_certificates),
         ("--ledger", request.ledger, certifies, *only_certificates),
         ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),

@@ -50,11 +50,11 @@ from sipp.verbs.prune_to import prune_to_with
 
 SEE_BELOW = "see the certificate below."
 HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next claim"
-N_NOISE = 16  # points of noise for a dry run of a built-in network without data
+N_NOISE = 16  # noise inputs for a dry run of a built-in network without data
 
 
 def answer(request: PruneRequest) -> Answer:
-    """Prunes, writes the network where the request says, and tells what came of it."""
+    """Prunes, writes the network and returns the report."""
     check(request)
     outcome = prune_network(request)
     record = json_record(request, outcome)
@@ -64,7 +64,7 @@ def answer(request: PruneRequest) -> Answer:
 
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
-    """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
+    """Disjoint calibration and holdout points for the network; None if not needed."""
     options = request.options
     lengths = {"length": request.length, "size": request.size}
     reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
@@ -83,7 +83,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
             n = sample_size(
                 model, example, options.delta, method=options.method, include=options.include, exclude=options.exclude
             )
-        # of a blend's points a share is kept aside, and so many are to be left
+        # a blend holds back a share of the points, and n must be left
         return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
 
     n = reader.n_calibration(source, request.points, theory)
@@ -95,7 +95,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
 
 
 def _data_spec(request: PruneRequest) -> str:
-    """What --data says; noise where the network's shape is known and nothing is written."""
+    """The value of --data; noise for a dry run of a built-in network."""
     if request.data is not None:
         return request.data
     is_known = request.model in NETS
@@ -127,11 +127,11 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
 
 @dataclass(frozen=True)
 class PruneOutcome:
-    """The result of pruning; `pruned` is None where no level was certified."""
+    """The result of pruning; `pruned` is None if no level was certified."""
 
     dense: nn.Module
     pruned: Pruned | None
-    stored: nn.Module | None  # with the values that the file gives back, which the certificate is about
+    stored: nn.Module | None  # with values as stored in the file, which the certificate covers
     pruned_to: PrunedTo | None  # with --epsilon or --max-accuracy-drop
     certificate: AnyCertificate | None
     calibration: Points | None
@@ -140,14 +140,14 @@ class PruneOutcome:
 
     @property
     def certified(self) -> bool:
-        """Whether what was asked for was reached; a walk that ends where it began has pruned nothing (T15)."""
+        """Whether the goal was reached; a search that ends at the dense network has pruned nothing (T15)."""
         if self.pruned is None or (self.pruned_to is not None and self.pruned.kept == self.pruned.n_weights):
             return False
         return getattr(self.certificate, "verdict", "certified") == "certified"
 
 
 def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
-    """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
+    """The error with exit code 3: no pruned network was certified, and nothing was written."""
     verdict = getattr(outcome.certificate, "verdict", "")
     if outcome.pruned_to is not None:
         verdict = "not certified: no level below the dense network passes"
@@ -164,7 +164,7 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
 
 
 def prune_network(request: PruneRequest) -> PruneOutcome:
-    """Loads the network and its data, and prunes it."""
+    """Loads the network and its data, and prunes."""
     begun = time.perf_counter()
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     calibration, holdout = points_for(request, model)
@@ -194,7 +194,8 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
 def _prune(
     request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
 ) -> tuple[Pruned, nn.Module, Certificate | None]:
-    if holdout is not None and calibration is not None:  # before the work, which a shared point would make useless
+    # before any work: a shared point would invalidate the certificate
+    if holdout is not None and calibration is not None:
         survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
     stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
@@ -209,7 +210,7 @@ def _prune(
 
 
 def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
-    """What report.json and --json hold."""
+    """The content of report.json and --json."""
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
     else:
@@ -251,14 +252,14 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Written:
-    """The files that were written, and what is in the one small file, where it is one."""
+    """The files that were written, and the content of the small file, if it is one."""
 
     files: dict[str, int]  # {path: bytes}
     contents: SavedFile | None = None
 
     @property
     def record(self) -> dict[str, Any]:
-        """What --json says of it."""
+        """Its part of --json."""
         if self.contents is None:
             return {"written": self.files}
         values = {
@@ -273,7 +274,7 @@ class Written:
 
 
 def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) -> Written:
-    """Writes the network; nothing in a dry run, and nothing where nothing is certified."""
+    """Writes the network, unless it is a dry run or nothing is certified."""
     if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return Written({})
     if request.is_one_file:
@@ -293,7 +294,7 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
 
 
 def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
-    """About how many holdout points would certify the first level that failed (T15); empty if no number would."""
+    """About how many holdout points would certify the first level that failed (T15); empty if none would."""
     if outcome.pruned_to is None or outcome.holdout is None:
         return ""
     failed = next((level for level in outcome.pruned_to.path if not level.passed), None)
@@ -302,7 +303,7 @@ def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
     n, beta = outcome.holdout.n_points, 1.0 - request.options.confidence
     if request.max_accuracy_drop is None:
         bad, limit = "further off", request.allowed_share
-    else:  # half of beta goes to points that gained, of which none are counted on here (T16)
+    else:  # half of beta is for points that gained, which are not counted on (T16)
         bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
     needed = points_to_prove(failed.count, n, limit, beta)
     if needed is None or needed <= n:
@@ -314,13 +315,13 @@ def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
 
 
 def _rounded_up(n: int) -> int:
-    """Two digits of a number are enough for a plan."""
+    """Rounds up to two digits."""
     step = 10 ** max(0, len(str(n)) - 2)
     return -(-n // step) * step
 
 
 def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
-    """The answer as a person reads it."""
+    """The printed report."""
     if request.weights is not None:
         origin = f"weights {request.weights}"
     else:
@@ -363,19 +364,19 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
-    """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
+    """A table of all weights, with strategies and useful bounds; without both if compact."""
     if compact:
         return layers_table(pruned, strategies=[], bounds=False)
     return layers_table(pruned, strategies=_strategies(pruned), bounds=has_useful_layer_bounds(pruned))
 
 
 def _strategies(pruned: Pruned) -> list[str]:
-    """The strategies that took a row."""
+    """The strategies that were used."""
     return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
 
 
 def statements(pruned: Pruned, certified: str = "") -> list[str]:
-    """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
+    """The lines below the table: meaning of columns, what is left, what is `certified`, what to do next."""
     return [
         *column_words(_strategies(pruned), has_useful_layer_bounds(pruned)),
         headline(pruned),

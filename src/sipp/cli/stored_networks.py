@@ -1,4 +1,4 @@
-"""Reads networks from disk for the commands: a file of `sipp.save`, or a folder of `sipp prune`."""
+"""Loads stored networks: a file from `sipp.save`, or a folder from `sipp prune`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from sipp.storage.tensors import raw_tensors
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
 
-EXAMPLE_TOKENS = 64  # of a sequence that shows how a language model is called
+EXAMPLE_TOKENS = 64  # per sequence in an example for a language model
 
 Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
 
 @dataclass(frozen=True)
 class StoredNetwork:
-    """A network with its stored values, in eval mode on the CPU, and what its file holds."""
+    """A stored network, in eval mode on the CPU, and the content of its file."""
 
-    name: str  # what --model would say
+    name: str  # as for --model
     model: nn.Module
     contents: SavedFile
 
 
 def read_contents(path: Path) -> SavedFile:
-    """What is in a file of `sipp.save`."""
+    """The content of a file from `sipp.save`."""
     if path.is_dir():
         raise CommandError(
             f"{path} is a folder; a file is needed",
@@ -58,7 +58,7 @@ def read_contents(path: Path) -> SavedFile:
 
 
 def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
-    """The contents of a file, of the built-in network `name`, in JSON's types."""
+    """The content of a file as JSON values; `name` is the built-in network, if any."""
     statements = contents.statements
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
     return {
@@ -76,9 +76,9 @@ def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
 
 
 def stored_network(path: Path, model: str | None) -> StoredNetwork:
-    """The network of a file or folder, built by `model`, or by the built-in network that has the same tensors.
+    """Loads a network from a file or folder, built by `model` or as the built-in network with the same tensors.
 
-    What a file says of its class is not run: code of others has to be named on the command line.
+    The class named in a file is never imported: user code must be named on the command line.
     """
     if path.is_dir():
         return _from_folder(path, model)
@@ -94,7 +94,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 
 
 def built_in(contents: SavedFile) -> str | None:
-    """The built-in network of this class with these tensors; None: there is none."""
+    """The built-in network with this class and these tensors, or None."""
     return _matching_net(
         contents.model, {name: (tensor.shape, tensor.dtype) for tensor in contents.tensors for name in tensor.names}
     )
@@ -107,7 +107,7 @@ def _matching_net(model: str, tensors: Tensors) -> str | None:
 
 @cache
 def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
-    """The class and the tensors of a built-in network for so many classes, without their numbers."""
+    """The class, and shapes and dtypes of tensors, of a built-in network with this many classes."""
     with torch.device("meta"):
         net = build(name, n_classes=n_classes)
     tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
@@ -117,7 +117,7 @@ def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
 def example_for(
     stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None, size: int | None
 ) -> tuple[Any, Points]:
-    """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
+    """An example batch of `n_points`, from `data` or noise in a built-in network's shape."""
     spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
     length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
     reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length, size=size)
@@ -127,7 +127,7 @@ def example_for(
 
 
 def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
-    """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
+    """The network in a folder from `sipp prune`, and what a file from `sipp.save` would contain."""
     with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
         recorded = (record.model_extra or {}).get("model")
@@ -143,7 +143,7 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
 
 
 def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> SavedFile:
-    """Writes a stored network to one small file, with what is certified of its values."""
+    """Writes a stored network to one small file, with its certificate."""
     contents = stored.contents
     certificate = contents.certificate if contents.certificate_about == "stored values" else None
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)

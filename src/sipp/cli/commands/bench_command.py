@@ -1,4 +1,4 @@
-"""The command `sipp bench`: a stored network in the sparse runtime and in torch."""
+"""`sipp bench`: times a stored network in the sparse runtime and in torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sipp.records.display import bytes_in_words, plain_table
 from sipp.records.schemas import BenchRecord
 from sipp.storage.outputs import BENCH_NAME
 
-LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # fewer have no spread
+LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
 N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
 
 
@@ -75,7 +75,7 @@ def bench(
 
 
 def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
-    """The tables, and the three numbers on the last line."""
+    """The tables, and the summary on the last line."""
     threads = f"{record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}"
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))

@@ -1,4 +1,4 @@
-"""The command `sipp compare`: a network and data in, a table of all methods and which to use out; it writes no file."""
+"""`sipp compare`: compares pruning methods on a network and data; writes no files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def compare(
 
 
 def _numbers(keeps: str) -> list[float]:
-    """The shares between the commas."""
+    """Parses a comma-separated list of shares."""
     shares = []
     for text in keeps.split(","):
         try:
@@ -102,7 +102,7 @@ def _numbers(keeps: str) -> list[float]:
 
 
 def _names(methods: str | None) -> list[str] | None:
-    """The methods between the commas; None: the usual ones."""
+    """Parses a comma-separated list of methods; None: the default set."""
     if methods is None:
         return None
     with naming_option(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
@@ -110,7 +110,7 @@ def _names(methods: str | None) -> list[str] | None:
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in JSON's types, without the values of single points."""
+    """The comparison as JSON values, without those of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
     counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}
     best = [comparison.best(keep).name for keep in comparison.keeps]

@@ -1,4 +1,4 @@
-"""The command `sipp data`: which sets there are, whether they are here, and fetching those that can be."""
+"""`sipp data`: lists the data sets, and downloads CIFAR-10."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _digits() -> dict[str, Any]:
 
 
 def _cifar10(folder: Path) -> dict[str, Any]:
-    """Whether a folder of CIFAR-10 is there; its bytes are checked where it is read or fetched."""
+    """Whether CIFAR-10 is there; its bytes are verified when it is read or downloaded."""
     from sipp.experiments.data.cifar10 import BIN_FOLDER
 
     here = folder / BIN_FOLDER if (folder / BIN_FOLDER).is_dir() else None
@@ -56,7 +56,7 @@ def _cifar10(folder: Path) -> dict[str, Any]:
 
 
 def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
-    """Whether the images are there, and (checked) how many; its licence forbids to fetch them for you."""
+    """Whether the images are there and, if checked, how many. Its licence does not allow us to download them."""
     from sipp.experiments.data import index_folders
 
     root = folder / IMAGENET if (folder / IMAGENET).is_dir() or not is_checked else folder
@@ -72,7 +72,7 @@ def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
 
 
 def _fetched(folder: Path) -> dict[str, Any]:
-    """CIFAR-10, downloaded if it is not here."""
+    """Downloads CIFAR-10 unless it is there."""
     from sipp.experiments.data import fetch_cifar10
     from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES
 

@@ -1,4 +1,4 @@
-"""The command `sipp export`: the file of a pruned network in, a file that other programs read out."""
+"""`sipp export`: converts a pruned network to a format that other programs read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place
 
-N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
+N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 OwnModel = Annotated[
     str | None, typer.Option(help="Your own network as package.module:callable; built-in networks are recognised.")
@@ -91,7 +91,7 @@ def export(
 
 
 def check_out(path: Path) -> None:
-    """Refuses a place that cannot be written, or where something is: what others read may be in use."""
+    """Refuses an unwritable or existing path: exported files may be in use."""
     check_place(path)
     if not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")

@@ -1,4 +1,4 @@
-"""The command `sipp recipes`: which recipes there are, and what one says, key by key."""
+"""`sipp recipes`: lists the recipes, or explains one key by key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recipes(
 
 
 def _words(value: Any) -> str:
-    """The value as YAML writes it."""
+    """The value in YAML notation."""
     if isinstance(value, list):
         return f"[{', '.join(map(_words, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

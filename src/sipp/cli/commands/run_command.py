@@ -1,4 +1,4 @@
-"""The command `sipp run`: a recipe's experiments, stopped and resumed at will."""
+"""`sipp run`: runs the experiments of a recipe; can be stopped and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `sipp runs`: which runs there are."""
+"""`sipp runs`: lists the runs in a folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def runs(
 
 
 def _values(run: RunStatus | UnreadableRun) -> dict[str, Any]:
-    """A run in JSON's types; of a broken one only its folder is known, what is wrong with it and what to do."""
+    """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
     place = {"name": run.folder.name, "folder": run.folder}
     if isinstance(run, UnreadableRun):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))

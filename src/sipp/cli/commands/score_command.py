@@ -1,4 +1,4 @@
-"""The command `sipp score`: the sensitivities of a network's weights, in summary and as a file."""
+"""`sipp score`: computes the sensitivities of a network's weights."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def score(
 
 
 def _layer(name: str, scores: Any) -> dict[str, Any]:
-    """Minimum, median, maximum and the share of zeros of one weight's scores, a tensor."""
+    """Minimum, median, maximum and share of zeros of one weight's scores."""
     flat = scores.detach().flatten().float().cpu()
     return {
         "name": name,

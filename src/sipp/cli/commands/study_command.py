@@ -1,4 +1,4 @@
-"""The command `sipp study`: a figure of the paper, from training to page."""
+"""`sipp study`: reproduces a figure of the paper, from training to page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def study(
     console = Console()
     try:
         with display(console) as on_progress:
-            done = [  # one after the other: what one has made, the next take over
+            done = [  # in order: later runs reuse networks of earlier ones
                 run_recipe(
                     recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
                     on_progress=on_progress,
@@ -76,7 +76,7 @@ def study(
 
 
 def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
-    """What each run of the study has, and what is left to train."""
+    """Shows what is left to train in each run of the study."""
     rows = _planned_runs(chosen, out, accept_changes=accept_changes)
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")
     for row in rows:
@@ -89,18 +89,18 @@ def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study: its networks, those that are there, and what is left to train."""
+    """How many networks of a run exist, and how many are left to train."""
 
     run: str  # the name of its folder
     n_all: int
     n_there: int  # in its own folder
-    n_shared: int  # in other runs, or made by a run of this study before it
+    n_shared: int  # in other runs, or trained earlier in this study
     n_new: int
-    n_epochs: int  # of the new ones
+    n_epochs: int  # for the new ones
 
 
 def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
-    """What each run of the study still has to train, by names and manifests alone: data are not compared."""
+    """What each run of the study still has to train, judged by names and manifests, not by the data."""
     from sipp.experiments.recipes import config_of
     from sipp.experiments.runs import store as runs
     from sipp.experiments.runs.plan import plan
@@ -126,7 +126,7 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
 
 
 def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
-    """Writes the page of the study: its panels, what the paper says of them, then every run."""
+    """Writes the page of the study: its panels with the paper's claim, then every run."""
     from sipp.report import read_results, render
     from sipp.report.contents import About, Finding
 
