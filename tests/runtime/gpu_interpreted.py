@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.native import pytree, two_of_four
+from sipp.runtime import examples
 from sipp.runtime.gpu import kernels, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
@@ -128,7 +129,7 @@ class Plain:
 
     def __call__(self, inputs):
         pytree.tree_map(lambda own, new: own.copy_(new), self.found, self.function(inputs))
-        return recording.cloned_results(self.found)
+        return examples.cloned_results(self.found)
 
 
 @pytest.fixture

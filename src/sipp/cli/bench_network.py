@@ -28,6 +28,7 @@ from sipp.records.display import size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
+from sipp.report.numbers import counted
 from sipp.report.summary import claim_of
 from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
@@ -133,8 +134,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     line = (
         f"{size} ({contents.n_bytes:,} bytes, before pruning {contents.dense_bytes:,}{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")
-        + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
-        f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"
+        + f"{counted(best.n_points, 'input')} per call, {counted(n_threads, 'thread')}: {best.words}"
     )
     return BenchRecord(
         images=images[0] if images else None,

@@ -27,6 +27,7 @@ from sipp.inputs.point_keys import set_hash
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
+from sipp.report.numbers import counted
 from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
 
@@ -65,9 +66,7 @@ class Evaluation:
         if self.same_class is not None:
             lines.append(f"same class:      {self.same_class:.2%} of inputs")
         if self.error_mean is None:
-            lines.append(
-                f"epsilon:         not finite on {self.n_not_finite:,} input{'' if self.n_not_finite == 1 else 's'}"
-            )
+            lines.append(f"epsilon:         not finite on {counted(self.n_not_finite, 'input')}")
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "

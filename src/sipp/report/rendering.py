@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from sipp.experiments.runs.reading import Run
+from sipp.experiments.runs.reading import Run, UnreadableFolder
 from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.compare_networks import networks_article
@@ -19,7 +19,7 @@ from sipp.report.contents import About, Article
 from sipp.report.glossary import OF_RUNS, WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
-from sipp.report.results import BrokenResult, PrunedModel, Result
+from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
 from sipp.storage.outputs import PAGE_MARK
 
@@ -31,7 +31,7 @@ def render(
     results: Sequence[Result],
     *,
     version: str,
-    broken: Sequence[BrokenResult] = (),
+    broken: Sequence[UnreadableFolder] = (),
     about: About | None = None,
     title: str = "",
 ) -> str:
@@ -66,7 +66,7 @@ def render(
         explained=_explained(results, methods),
         lede=LEDE,
         articles=articles,
-        broken=[f"Not shown: {result.folder.name} is broken. {result.reason}" for result in broken],
+        broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
         version=version,
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),

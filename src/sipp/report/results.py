@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sipp.errors import DataError
 from sipp.experiments.arms import SEPARATOR
-from sipp.experiments.runs.reading import Run, read_run
+from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
     BENCH_FORMAT,
@@ -64,14 +64,6 @@ class PrunedModel:
         ]
 
 
-@dataclass(frozen=True)
-class BrokenResult:
-    """A folder that cannot be read, and why."""
-
-    folder: Path
-    reason: str
-
-
 Result = Run | PrunedModel
 
 
@@ -79,14 +71,14 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
     """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
     results, broken = read_whole_results(paths)
     if broken:
-        raise DataError(broken[0].reason)
+        raise DataError(broken[0].what)
     return results
 
 
-def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[BrokenResult]]:
+def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[UnreadableFolder]]:
     """Reads these folders and also returns the broken ones inside them; a folder in `paths` itself must be intact."""
     results: dict[Path, Result] = {}
-    broken: dict[Path, BrokenResult] = {}
+    broken: dict[Path, UnreadableFolder] = {}
     for path in paths:
         folders = _result_folders(path)
         if not folders:
@@ -104,7 +96,7 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             except (DataError, OSError) as error:
                 if folder == path:  # named by the caller
                     raise
-                broken[resolved] = BrokenResult(folder, str(error))
+                broken[resolved] = UnreadableFolder(folder, str(error))
     return list(results.values()), list(broken.values())
 
 

@@ -35,6 +35,7 @@ from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op
+from sipp.runtime.operands import filled_run
 from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
@@ -102,11 +103,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     code = generate(("attention", tile), numbers, lambda b, args: _emit(b, args, tile))
     kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
-    def run_step(current: Values) -> None:
-        mask.fill(current)
-        kernel()
-        current[op.out] = result
-
+    run_step = filled_run([mask.fill], kernel, op.out, result)
     run_step(values)
     return Step(op.name, "attention of tokens", run_step, op.out)
 

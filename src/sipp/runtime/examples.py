@@ -59,6 +59,11 @@ def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
 
+def cloned_results(results: Any) -> Any:
+    """Copies of the results, with the same strides."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
+
+
 def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments in the order of the forward signature; a call may give them in any order."""
     if len(kwargs) < 2:

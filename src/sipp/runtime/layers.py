@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, apply_epilogue
+from sipp.runtime.steps import Step, Values, apply_epilogue, kept_share
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,9 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
     def run_step(current: Values) -> None:
         current[layer.op.out] = run_dense(layer, best, current)
 
-    keep = float((weight != 0).sum()) / max(1, weight.numel())
     return Step(
-        layer.op.name, "dense", run_step, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
-        held=(best,),
+        layer.op.name, "dense", run_step, layer.op.out, kept_share(weight), weight.nbytes, weight.nbytes, None,
+        min(times), held=(best,),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair
+from sipp.runtime.operands import filled_run
 from sipp.runtime.steps import PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
@@ -48,12 +49,7 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
         return None
     out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
-    result = out.inner
-
-    def run_step(current: Values) -> None:
-        kernel()
-        current[op.out] = result
-
+    run_step = filled_run([], kernel, op.out, out.inner)
     run_step(values)
     return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", run_step, op.out)
 

@@ -22,6 +22,7 @@ from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.examples import (
     call_of,
+    cloned_results,
     in_signature_order,
     input_signature,
     output_difference,
@@ -107,8 +108,7 @@ class Sparse:
         """Runs the model with torch; the returned tensors are copies that the caller may keep."""
         with self._lock, torch.no_grad():  # another thread that compiles would move the weights
             self._unpack(strides)
-            output = self._model(*args, **kwargs)
-            return output.clone() if isinstance(output, Tensor) else pytree.tree_map(_cloned, output)
+            return cloned_results(self._model(*args, **kwargs))
 
     @torch.inference_mode(False)
     def _unpack(self, strides: Strides) -> None:
@@ -229,10 +229,6 @@ def _is_same(outputs: Any, expected: Any) -> bool:
         if is_real and not output_difference([output], [other]) <= rounding_tolerance([other]):
             return False
     return True
-
-
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 @torch.inference_mode(False)

@@ -108,6 +108,11 @@ def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[
     return times
 
 
+def kept_share(weight: Tensor) -> float:
+    """The share of weights that are not zero."""
+    return float((weight != 0).sum()) / max(1, weight.numel())
+
+
 def arguments_of(values: Values, template: Any) -> Any:
     """The arguments with each `Ref` replaced by its value."""
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)

@@ -14,6 +14,7 @@ from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, No
 from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, plain_table
 from sipp.records.schemas import BenchRecord
+from sipp.report.numbers import counted
 from sipp.storage.outputs import BENCH_NAME
 
 LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
@@ -76,7 +77,6 @@ def bench(
 
 def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
     """The tables, and the summary on the last line."""
-    threads = f"{record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}"
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:
@@ -99,7 +99,7 @@ def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
         calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
     sizes = record.bytes
     return [
-        f"{record.network} on {record.machine}, {threads}",
+        f"{record.network} on {record.machine}, {counted(record.n_threads, 'thread')}",
         *([] if record.images is None else [record.images]),
         f"steps with weights, {record.step_points} inputs, one thread:",
         steps,

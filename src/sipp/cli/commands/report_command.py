@@ -38,7 +38,7 @@ def report(
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
-        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
+        raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
@@ -53,13 +53,13 @@ def report(
     values["marked"] = marked
     if broken:
         values["broken"] = [
-            {"folder": str(damaged.folder), "what": damaged.reason, "do": HOW_TO_REPAIR} for damaged in broken
+            {"folder": str(damaged.folder), "what": damaged.what, "do": HOW_TO_REPAIR} for damaged in broken
         ]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
     lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
     lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {damaged.reason}; {HOW_TO_REPAIR}" for damaged in broken]
+    lines += [f"broken: {damaged.what}; {HOW_TO_REPAIR}" for damaged in broken]
     return Answer(lines, values)
 
 

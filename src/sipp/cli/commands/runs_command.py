@@ -12,7 +12,7 @@ from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.experiments.runs.reading import RunStatus, UnreadableRun
+from sipp.experiments.runs.reading import RunStatus, UnreadableFolder
 from sipp.records.display import plain_table
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
@@ -22,26 +22,30 @@ def runs(
     out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_RUNS,
 ) -> Answer:
     """List the runs in a folder and how far each has got."""
-    from sipp.experiments.runs.reading import UnreadableRun, list_runs
+    from sipp.experiments.runs.reading import UnreadableFolder, list_runs
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
-    table, statuses = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state")), list_runs(out)
+    table = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state"))
+    statuses, broken = list_runs(out), list[str]()
     for run in statuses:
-        if isinstance(run, UnreadableRun):
+        if isinstance(run, UnreadableFolder):
             table.add_row(escape(run.folder.name), "", "", BROKEN)
+            broken.append(f"{BROKEN}: {run.what}; {run.fix or HOW_TO_REPAIR}")
             continue
         note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
         table.add_row(run.folder.name, run.pipeline, f"{run.n_done} of {run.n_stages}", run.state + note)
-    broken = [f"{BROKEN}: {run.what}; {run.fix or HOW_TO_REPAIR}" for run in statuses if isinstance(run, UnreadableRun)]
+    broken = [
+        f"{BROKEN}: {run.what}; {run.fix or HOW_TO_REPAIR}" for run in statuses if isinstance(run, UnreadableFolder)
+    ]
     shown = [table if table.row_count else f"no runs in {out}", *broken]
     return Answer(shown, {"kind": "runs", "runs": [_values(run) for run in statuses]})
 
 
-def _values(run: RunStatus | UnreadableRun) -> dict[str, Any]:
+def _values(run: RunStatus | UnreadableFolder) -> dict[str, Any]:
     """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
     place = {"name": run.folder.name, "folder": run.folder}
-    if isinstance(run, UnreadableRun):
+    if isinstance(run, UnreadableFolder):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
         return {**place, **unknown, "state": BROKEN, "what": run.what, "do": run.fix or HOW_TO_REPAIR}
     keys = ("pipeline", "n_done", "n_stages", "state", "n_origins")

@@ -35,17 +35,17 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
-class UnreadableRun:
-    """A run folder that cannot be read."""
+class UnreadableFolder:
+    """A result folder that cannot be read, and why."""
 
     folder: Path
     what: str
-    fix: str  # empty if the error suggests none
+    fix: str = ""  # empty if the error suggests none
 
 
-def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
+def list_runs(out: Path) -> list[RunStatus | UnreadableFolder]:
     """Every run in `out`, by name, including those that cannot be read."""
-    runs: list[RunStatus | UnreadableRun] = []
+    runs: list[RunStatus | UnreadableFolder] = []
     for folder in store.folders_in(out):
         try:
             if not (folder / store.MANIFEST).exists():
@@ -57,10 +57,10 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
             n_origins = len(manifest.origins)
             runs.append(RunStatus(folder, config["name"], config["pipeline"], n_done, len(stages), state, n_origins))
         except SippError as error:
-            runs.append(UnreadableRun(folder, error.fault, error.fix))
+            runs.append(UnreadableFolder(folder, error.fault, error.fix))
         except OSError as error:
             what = f"{error.filename or folder}: {error.strerror or error}"
-            runs.append(UnreadableRun(folder, what, "allow reading it"))
+            runs.append(UnreadableFolder(folder, what, "allow reading it"))
     return runs
 
 

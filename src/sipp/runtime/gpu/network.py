@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
-from sipp.runtime.examples import in_signature_order, input_signature, output_difference, try_example, without_aliases
+from sipp.runtime.examples import (
+    cloned_results,
+    in_signature_order,
+    input_signature,
+    output_difference,
+    try_example,
+    without_aliases,
+)
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
@@ -84,7 +91,7 @@ class SparseOnGpu:
         with self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
             if compiled is not None:
                 return compiled.run(pytree.tree_leaves((args, kwargs)))
-            return recording.cloned_results(self._model(*args, **kwargs))
+            return cloned_results(self._model(*args, **kwargs))
 
     def __reduce__(self) -> Any:
         refuse_copy()
@@ -117,7 +124,7 @@ class SparseOnGpu:
                 return self._model(*own_args, **own_kwargs)
 
         def as_called(leaves: list[Any]) -> Any:
-            return recording.cloned_results(dense(leaves))
+            return cloned_results(dense(leaves))
 
         runners: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
         steps, why = [], ""

@@ -29,7 +29,7 @@ from sipp.runtime.gpu.linear import (
 from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.plan import fold_constants
-from sipp.runtime.steps import Step, Values, torch_step
+from sipp.runtime.steps import Step, Values, kept_share, torch_step
 
 LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
 KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only once
@@ -103,7 +103,7 @@ def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
             _can_be_sparse(other, graph, values)
             and graph.constants[other.args[1].value].dtype == weight.dtype
             and (_bias(other, graph) is None) == (_bias(op, graph) is None)
-            and _keep(graph.constants[other.args[1].value]) < 1.0
+            and kept_share(graph.constants[other.args[1].value]) < 1.0
         )
 
     alike = [other for other in graph.ops if is_alike(other)]
@@ -129,7 +129,7 @@ def _steps_of(
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
     n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
     alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
-    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * _keep(weight)))
+    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * kept_share(weight)))
     if kind not in known:
         each_alone = [partial(time_kernel, dense_kernel(own, None), tokens, n_copies) for own in weights]
         known[kind] = fastest_kernel(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
@@ -146,7 +146,7 @@ def _steps_of(
     if choice.is_dense:
         return {
             op.out: replace(
-                torch_step(op, choice.why), kernel="dense", keep=_keep(weight), n_bytes=n_dense_bytes,
+                torch_step(op, choice.why), kernel="dense", keep=kept_share(weight), n_bytes=n_dense_bytes,
                 n_dense_bytes=n_dense_bytes, seconds=choice.seconds, dense_seconds=choice.dense_seconds,
             )
         }  # fmt: skip
@@ -158,7 +158,7 @@ def _steps_of(
         current.update(zip(outs, result.reshape(*source.shape[:-1], -1).split(sizes, -1)))
 
     first = Step(
-        op.name, kernel.name, run_step, op.out, _keep(weight), kernel.n_bytes, n_dense_bytes, choice.seconds,
+        op.name, kernel.name, run_step, op.out, kept_share(weight), kernel.n_bytes, n_dense_bytes, choice.seconds,
         choice.dense_seconds, held=kernel.tensors,
     )  # fmt: skip
     others = [Step(member.name, f"with {op.name}", lambda values: None, member.out) for member in group[1:]]
@@ -167,10 +167,6 @@ def _steps_of(
 
 def _bias(op: Op, graph: Graph) -> Tensor | None:
     return graph.constants[op.args[2].value] if len(op.args) > 2 and op.args[2] is not None else None
-
-
-def _keep(weight: Tensor) -> float:
-    return float((weight != 0).sum()) / max(1, weight.numel())
 
 
 def _why_not(op: Op) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import pytree
+from sipp.runtime.examples import cloned_results
 
 WARM_UPS = 3  # before recording, so that libraries choose kernels and allocate memory
 LEAST_CALLS, REPLAYS = 48, 5  # when timing a layer
@@ -46,11 +46,6 @@ class Recorded:
         results = cloned_results(self._found)
         self._done.record()
         return results
-
-
-def cloned_results(results: Any) -> Any:
-    """Copies of the results, with the same strides."""
-    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
 
 
 def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:
