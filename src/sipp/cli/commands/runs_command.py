@@ -35,9 +35,6 @@ def runs(
             continue
         note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
         table.add_row(run.folder.name, run.pipeline, f"{run.n_done} of {run.n_stages}", run.state + note)
-    broken = [
-        f"{BROKEN}: {run.what}; {run.fix or HOW_TO_REPAIR}" for run in statuses if isinstance(run, UnreadableFolder)
-    ]
     shown = [table if table.row_count else f"no runs in {out}", *broken]
     return Answer(shown, {"kind": "runs", "runs": [_values(run) for run in statuses]})
 
