@@ -16,7 +16,7 @@ from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.store import without_times
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.report.rendering import render
 from sipp.storage.state_files import load_state
@@ -66,7 +66,7 @@ def test_a_pipeline_of_one_file(recipe: Recipe, tmp_path: Path) -> None:
 
 def contents(folder: Path) -> list[Any]:
     tensors: list[Any] = [path.read_bytes() for path in sorted(folder.glob("*/final.safetensors"))]
-    return tensors + [without_clock(record) for record in runs.read_records(folder)]
+    return tensors + [without_times(record) for record in runs.read_records(folder)]
 
 
 def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(

@@ -9,7 +9,7 @@ from report.test_page import data_of, faults
 
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import FinishedRun, run
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.store import without_times
 from sipp.records.certificate import from_json
 from sipp.report import read_results, render
 
@@ -52,7 +52,7 @@ def test_time_by_part(done: FinishedRun) -> None:
             value >= 0 for value in parts.values()
         )
         assert 0 < sum(parts.values()) <= record["seconds"] + 0.01
-        assert "part_seconds" not in without_clock(record)
+        assert "part_seconds" not in without_times(record)
 
 
 def test_no_holdout_no_certificate(tmp_path: Path) -> None:

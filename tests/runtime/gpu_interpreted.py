@@ -272,8 +272,8 @@ def two_of_four_on_cpu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         held[id(packed)] = packed, whole
         return packed
 
-    monkeypatch.setattr(two_of_four, "is_there", lambda: True)
-    monkeypatch.setattr(two_of_four, "compressed", compressed)
+    monkeypatch.setattr(two_of_four, "is_available", lambda: True)
+    monkeypatch.setattr(two_of_four, "compress", compressed)
     monkeypatch.setattr(two_of_four, "fastest", lambda packed, x: 0)
     monkeypatch.setattr(
         two_of_four, "product", lambda x, packed, bias, kernel: nn.functional.linear(x, held[id(packed)][1], bias)

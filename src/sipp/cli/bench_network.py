@@ -59,12 +59,12 @@ def bench_file(
             compiled = sipp.sparse(stored.model, example)
             assert isinstance(compiled, Sparse)  # stored networks are on the CPU
             fast = compiled
-            runs.append(_run(stored.model, fast, example, repeats))
+            runs.append(_time_calls(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
-        return _record(stored, fast, runs, normalisation_lines(points))
+        return _make_record(stored, fast, runs, normalisation_lines(points))
 
 
-def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
+def _time_calls(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
     """Times a call, dense and sparse; CommandError if the outputs differ."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
@@ -114,7 +114,7 @@ def _channels_last(value: Any) -> Any:
     return value.contiguous(memory_format=torch.channels_last) if is_image else value
 
 
-def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
+def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
     contents = stored.contents
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [

@@ -34,15 +34,15 @@ MOST_TEXT = 1 << 20  # bytes of a certificate
 Known = list[object] | SeenPoints | None  # calibration points, or a record of them
 
 
-def answer(request: CertifyRequest) -> Answer:
+def run_certify(request: CertifyRequest) -> Answer:
     """Creates (and writes) or verifies a certificate, as requested."""
     _check(request)
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     asked = (request.normalise, 0, request.batch_size, request.length, request.size)
     reader = Reader(dense, request.model, *asked)
     fresh, seen = reader.holdout(request.holdout, request.points), None
-    folder = _folder_of(request.pruned)
-    recorded = None if folder is None else _seen(folder.record)
+    folder = _read_folder(request.pruned)
+    recorded = None if folder is None else _points_seen(folder.record)
     known: Known = recorded
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")
@@ -51,13 +51,13 @@ def answer(request: CertifyRequest) -> Answer:
         if recorded is not None:  # points recorded in the folder count too
             known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
     if request.verify is not None:
-        ok, text, values = _verified(request, (dense, pruned), fresh, known)
+        ok, text, values = _verify(request, (dense, pruned), fresh, known)
     else:
-        ok, text, values = _certified(request, (dense, pruned), fresh, known, folder)
+        ok, text, values = _certify(request, (dense, pruned), fresh, known, folder)
     return Answer([text, *normalisation_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
 
 
-def _folder_of(pruned: Path) -> PrunedModel | None:
+def _read_folder(pruned: Path) -> PrunedModel | None:
     """Reads the folder of a pruned network, given itself or by its file of weights.
 
     None if it is another kind of folder, or its weights do not match its record.
@@ -69,13 +69,13 @@ def _folder_of(pruned: Path) -> PrunedModel | None:
         return None
 
 
-def _seen(record: PrunedRecord) -> SeenPoints | None:
+def _points_seen(record: PrunedRecord) -> SeenPoints | None:
     """The points used for pruning, if recorded by the same versions of sipp and torch."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
     return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
 
 
-def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
+def _reuse_warning(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
     """A warning if other certificates in the folder used the same points, else empty."""
     certificates = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
@@ -113,13 +113,13 @@ def _check(request: CertifyRequest) -> None:
             check_ledger(request.ledger, out=request.out)
 
 
-def _verified(
+def _verify(
     request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
 ) -> tuple[bool, str, object]:
     """Verifies an earlier certificate: (holds, text, values)."""
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
-        certificate = from_json(_text(request.verify))
+        certificate = from_json(_read_certificate(request.verify))
         output = parse_output(request.output)
         verification = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
@@ -133,7 +133,7 @@ def _verified(
     return verification.ok, str(verification), record
 
 
-def _certified(
+def _certify(
     request: CertifyRequest,
     networks: tuple[nn.Module, nn.Module],
     fresh: Points,
@@ -163,10 +163,10 @@ def _certified(
         dense, pruned = evaluation.dense_accuracy, evaluation.pruned_accuracy
         if dense is not None and pruned is not None:
             text = f"\naccuracy on these inputs: {dense:.2%} dense, {pruned:.2%} pruned"
-    return ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert))
+    return ok, f"{cert}{text}{_reuse_warning(request, folder, cert)}", json.loads(to_json(cert))
 
 
-def _text(path: Path) -> str:
+def _read_certificate(path: Path) -> str:
     """Reads the text of a certificate."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_TEXT:

@@ -108,26 +108,26 @@ class Reader:
             raise CommandError(f"{spec} is not a folder of images", where=f"--size {self.size}", fix="leave it out")
         with naming_option(f"{option} {spec}", f"give {KINDS}"):
             if path.exists() and is_text(path) and is_language_model(self.model):
-                source = _sequences(spec, path, role, self.model, self.length, self.seed)
+                source = _sequence_source(spec, path, role, self.model, self.length, self.seed)
             elif self.length is not None:
                 raise DataError(
                     "--length cuts text for a causal language model, and this is not one",
                     fix="leave it out, or give --model hf:DIR of one and text",
                 )
             elif name == "random":
-                source = _random(spec, role, self.seed)
+                source = _noise_source(spec, role, self.seed)
             elif name == "digits" and not root:
-                return _image_set(spec, load_digits(), role, chosen)
+                return _image_set_source(spec, load_digits(), role, chosen)
             elif name == "cifar10":
-                return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+                return _image_set_source(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
             elif path.is_dir():
-                return _folder(spec, path, role, chosen or USUAL, self.size or _side_of(self.model))
+                return _folder_source(spec, path, role, chosen or USUAL, self.size or _image_side(self.model))
             elif not path.is_file():
                 raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
             elif path.suffix == TEXT:
-                source = _text(spec, path, self.model)
+                source = _text_source(spec, path, self.model)
             else:
-                return _file(spec, path, chosen)
+                return _file_source(spec, path, chosen)
         if chosen is not None:
             raise CommandError(f"{spec} holds no images", where=f"--normalise {self.normalise}", fix="leave it out")
         return source
@@ -170,7 +170,7 @@ class Reader:
         """Draws `n_points` without replacement, by the seed; None: all, in order."""
         items = torch.arange(source.n_points)
         if n_points is not None and n_points < source.n_points:
-            items = _shuffled(source, self.seed)[:n_points]
+            items = _shuffle(source, self.seed)[:n_points]
         return self.collect(source, items, option)
 
     def split(self, source: Source, n_points: int | None, n_holdout: int | None) -> tuple[Points, Points]:
@@ -185,7 +185,7 @@ class Reader:
                 where=f"--data {source.spec}",
                 fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
             )
-        order = _shuffled(source, self.seed)
+        order = _shuffle(source, self.seed)
         ours = self.collect(source, order[n_theirs:][:n_points], "--data")
         return ours, self.collect(source, order[:n_theirs], "--data")
 
@@ -235,12 +235,12 @@ class Reader:
             ) from error
 
 
-def _shuffled(source: Source, seed: int) -> Tensor:
+def _shuffle(source: Source, seed: int) -> Tensor:
     """All item numbers, shuffled by the seed."""
     return torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
 
 
-def _side_of(model: str) -> int | None:
+def _image_side(model: str) -> int | None:
     """The image side of a built-in network; None: ImageNet's, or not a built-in network."""
     side = NETS[model].input_shape[-1] if model in NETS else SIDE
     return None if side == SIDE else side
@@ -282,7 +282,7 @@ def normalisation_lines(*drawn: Points | None) -> list[str]:
     ]
 
 
-def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
+def _image_set_source(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
     """A built-in image set: its training part for calibration, its test part as holdout."""
     is_bytes = data.images.dtype == torch.uint8
     normalised = chosen or (USUAL if is_bytes else None)
@@ -298,26 +298,26 @@ def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | No
     return Source(spec, "built-in", n, f"{part} images of {data.name}", take, True, normalised)
 
 
-def _text(spec: str, path: Path, model: str) -> Source:
+def _text_source(spec: str, path: Path, model: str) -> Source:
     """One sentence per line, tokenized with the model's tokenizer."""
     tensors = sentences(path, model)
     n = len(next(iter(tensors.values())))
     return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in tensors.items()})
 
 
-def _sequences(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
+def _sequence_source(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
     """Sequences of tokens for a language model, from its tokenizer."""
     ids, words = sequences(path, model, length, role, seed)
     return Source(spec, "text", len(ids), words, lambda items: {"input_ids": ids[items]})
 
 
-def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
+def _file_source(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     """The arrays of a file by name, of equal length; integer labels become int64.
 
     Values are used as they are; with --normalise they must be images as bytes.
     """
     try:
-        tensors = _read(path)
+        tensors = _read_arrays(path)
     except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
@@ -351,17 +351,17 @@ def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
     return Source(spec, "file", n, f"inputs from {path.name}", take, normalised=chosen, unlabelled=unlabelled)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read_arrays(path: Path) -> dict[str, Tensor]:
     """Reads the arrays of a file; refuses pickles and files that unpack to too much memory."""
     if path.suffix == ".npy":
-        return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
+        return {INPUTS: _to_tensor(np.load(path, allow_pickle=False), path, INPUTS)}
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             total = sum(member.file_size for member in archive.infolist())
         if total > MAX_FILE_BYTES:
             raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}", fix="split it")
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: _tensor(arrays[name], path, name) for name in arrays.files}
+            return {name: _to_tensor(arrays[name], path, name) for name in arrays.files}
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     raise DataError(
@@ -369,7 +369,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _tensor(array: Any, path: Path, name: str) -> Tensor:
+def _to_tensor(array: Any, path: Path, name: str) -> Tensor:
     """Converts an array of any byte order to a tensor; DataError if it is not numeric."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         kind = getattr(array, "dtype", type(array).__name__)
@@ -377,7 +377,7 @@ def _tensor(array: Any, path: Path, name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 
-def _random(spec: str, role: Role, seed: int) -> Source:
+def _noise_source(spec: str, role: Role, seed: int) -> Source:
     """Gaussian noise, for checking shapes and timing only."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
@@ -395,7 +395,7 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     return Source(spec, "random", shape[0], "random inputs (noise, no data)", lambda items: {INPUTS: noise[items]})
 
 
-def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:
+def _folder_source(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:
     """A folder of images: `train/CLASS/*` and `val/CLASS/*` by role, one subfolder per class, or unlabelled images.
 
     Classes are numbered in the order of their names, as in torchvision's ImageFolder.

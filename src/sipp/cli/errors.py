@@ -73,7 +73,7 @@ def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
     debug = DEBUG in plain
     kept = [word for word in plain if word != DEBUG] + words[len(plain) :]
     command = f"sipp {kept[0]}" if kept and not kept[0].startswith("-") else "sipp"
-    with _plain_warnings(), _sigterm():
+    with _plain_warnings(), _sigterm_as_exception():
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
         except (Exception, Terminated) as error:
@@ -127,11 +127,11 @@ def _report_error(error: BaseException, command: str, debug: bool) -> int:
 
 def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
     """Converts an error to one that is reported at the option `where`."""
-    fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
+    fault, advice = (_as_option(text, error.option) for text in (error.fault, error.fix))
     return CommandError(fault, where=where, fix=advice or fix)
 
 
-def _typed(text: str, option: str) -> str:
+def _as_option(text: str, option: str) -> str:
     """Replaces a Python argument by its option: --keep for keep=."""
     return text.replace(f"{option}=", f"--{option.replace('_', '-')} ").rstrip() if option in SAME_NAME else text
 
@@ -174,7 +174,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm() -> Iterator[None]:
+def _sigterm_as_exception() -> Iterator[None]:
     """Turns SIGTERM into an exception, so that temporary files are removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -110,7 +110,7 @@ def _finite(values: Tensor) -> float | None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def answer(request: EvalRequest) -> Answer:
+def run_eval(request: EvalRequest) -> Answer:
     """Measures both networks, prints the result and writes its record if requested.
 
     Refuses an unwritable --out, and records of noise, before any work.
@@ -131,7 +131,7 @@ def answer(request: EvalRequest) -> Answer:
         dense, request.model, request.normalise, request.seed, request.batch_size, request.length, request.size
     )
     if is_language:
-        return _on_text(request, dense, pruned)
+        return _evaluate_text(request, dense, pruned)
     if is_noise:  # only checks shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
@@ -142,7 +142,7 @@ def answer(request: EvalRequest) -> Answer:
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
     if evaluation.dense_accuracy is None and drawn.unlabelled:
         evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
-    record = _record(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
+    record = _describe(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {drawn.words}",
@@ -151,10 +151,10 @@ def answer(request: EvalRequest) -> Answer:
     ]
     if is_noise:
         lines.append("noise:           this shows what the networks do on random inputs, not on yours")
-    return Answer(lines + _written(request, record), record)
+    return Answer(lines + _write_record(request, record), record)
 
 
-def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
+def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
     """The part of the record that describes networks and data."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
     asked = {"dense": request.dense, "pruned": request.pruned, "output": parse_output(request.output)}
@@ -162,7 +162,7 @@ def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] |
     return record
 
 
-def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
+def _write_record(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     """Writes the record if --out is given; returns the line that reports it."""
     if request.out is None:
         return []
@@ -172,7 +172,7 @@ def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     return [f"written:         {request.out}"]
 
 
-def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
+def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
     """Measures the perplexity of both networks on a text, and how much they differ."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
@@ -193,11 +193,11 @@ def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answe
     }  # fmt: skip
     finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
               for key, value in values.items()}  # fmt: skip
-    record = _record(request, hashes, data) | json_value(finite)
+    record = _describe(request, hashes, data) | json_value(finite)
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
         str(measured),
         "                 measured on this text only; sipp certify bounds the error on new text",
     ]
-    return Answer(lines + _written(request, record), record)
+    return Answer(lines + _write_record(request, record), record)

@@ -58,13 +58,13 @@ def stage_network(folder: Path, place: Path) -> None:
     """Stages the configuration and links to the weights of `folder` in the empty folder `place`."""
     stage_config(folder, place)
     if os.path.lexists(folder / GENERATION):  # kept for exported folders
-        (place / GENERATION).write_text(json.dumps(_numbers(_json(folder, GENERATION))))
+        (place / GENERATION).write_text(json.dumps(_only_numbers(_read_json(folder, GENERATION))))
     if os.path.lexists(folder / ADAPTER):
         raise ModelError(
             f"{folder} holds an adapter ({ADAPTER}), whose network lies elsewhere",
             fix="merge it into the network (merge_and_unload), and save that",
         )
-    for name in _weights(folder, place):
+    for name in _weight_files(folder, place):
         (place / name).symlink_to(plain_file(folder, name))
 
 
@@ -80,7 +80,7 @@ def stage_config(folder: Path, place: Path) -> None:
 
 def checked_config(folder: Path) -> dict[str, Any]:
     """The configuration of a folder; ModelError if it refers to code or another place."""
-    return _checked(_json(folder, CONFIG), folder / CONFIG, "")
+    return _check_config(_read_json(folder, CONFIG), folder / CONFIG, "")
 
 
 def stage_tokenizer(folder: Path, place: Path) -> bool:
@@ -91,7 +91,7 @@ def stage_tokenizer(folder: Path, place: Path) -> bool:
         shutil.copyfile(plain_file(folder, name), place / name)
     for name in (TOKENIZER_CONFIG, TOKEN_NAMES):
         if os.path.lexists(folder / name):
-            (place / name).write_text(json.dumps(_settings(_json(folder, name), folder / name)))
+            (place / name).write_text(json.dumps(_tokenizer_settings(_read_json(folder, name), folder / name)))
     return bool(vocabularies)
 
 
@@ -108,11 +108,11 @@ def plain_file(folder: Path, name: str) -> Path:
     return real
 
 
-def _weights(folder: Path, place: Path) -> list[str]:
+def _weight_files(folder: Path, place: Path) -> list[str]:
     """The names of the weight files; stages an index of several with nothing but the file names."""
     if os.path.lexists(folder / WEIGHTS) or not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
-    of_tensor = _json(folder, INDEX).get("weight_map")
+    of_tensor = _read_json(folder, INDEX).get("weight_map")
     named = list(of_tensor.values()) if isinstance(of_tensor, dict) else []
     files = set(named) if all(isinstance(name, str) for name in named) else set()
     wrong = sorted(name for name in files if not name.endswith(".safetensors"))
@@ -124,7 +124,7 @@ def _weights(folder: Path, place: Path) -> list[str]:
     return sorted(files)
 
 
-def _json(folder: Path, name: str) -> dict[str, Any]:
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
     path = plain_file(folder, name)
     try:
         if path.stat().st_size > MOST_JSON:
@@ -139,19 +139,19 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _checked(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
+def _check_config(config: dict[str, Any], path: Path, inside: str) -> dict[str, Any]:
     """The configuration without notes on its origin; ModelError if it refers to code or another place."""
     kept: dict[str, Any] = {}
     for key, value in config.items():
         where = f"{inside}{key}"
         if key in ELSEWHERE and value not in (None, False, {}, []):
-            raise _refused(path, where, ELSEWHERE[key])
+            raise _refusal(path, where, ELSEWHERE[key])
         if IMPLEMENTATION in key and not _is_built_in(value):
-            raise _refused(path, where, f"{value!r:.60}, and only {', '.join(BUILT_IN)} are used")
+            raise _refusal(path, where, f"{value!r:.60}, and only {', '.join(BUILT_IN)} are used")
         if key in LABELS:
             kept[key] = value
         elif key not in NOTES and (not key.startswith("_") or isinstance(value, int | float)):
-            kept[key] = _value(value, path, where)
+            kept[key] = _check_value(value, path, where)
     return kept
 
 
@@ -162,21 +162,21 @@ def _is_built_in(value: Any) -> bool:
     )
 
 
-def _value(value: Any, path: Path, where: str) -> Any:
+def _check_value(value: Any, path: Path, where: str) -> Any:
     """A value of a configuration; ModelError if it may be a path."""
     if isinstance(value, dict):
-        return _checked(value, path, f"{where}.")
+        return _check_config(value, path, f"{where}.")
     if isinstance(value, list):
-        return [_value(item, path, where) for item in value]
+        return [_check_value(item, path, where) for item in value]
     if isinstance(value, str) and ("/" in value or "\\" in value) and not where.endswith(TOKEN):
-        raise _refused(path, where, f"{value!r:.60}, which may be another place")
+        raise _refusal(path, where, f"{value!r:.60}, which may be another place")
     return value
 
 
-def _settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
+def _tokenizer_settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The harmless settings of a tokenizer: numbers, tokens, and a few known words."""
     if config.get("auto_map") or config.get("custom_pipelines"):
-        raise _refused(path, "auto_map", ELSEWHERE["auto_map"])
+        raise _refusal(path, "auto_map", ELSEWHERE["auto_map"])
     return {
         key: value
         for key, value in config.items()
@@ -186,7 +186,7 @@ def _settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+def _only_numbers(config: dict[str, Any]) -> dict[str, Any]:
     """The values that are numbers or lists of numbers."""
     return {key: value for key, value in config.items() if key not in NOTES and _is_number(value)}
 
@@ -195,7 +195,7 @@ def _is_number(value: Any) -> bool:
     return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float | None)
 
 
-def _refused(path: Path, where: str, what: str) -> ModelError:
+def _refusal(path: Path, where: str, what: str) -> ModelError:
     return ModelError(
         f"{where} in {path} names {what}",
         fix=f"load it by code that you trust (--model package.module:callable), or take {where} out",

@@ -49,11 +49,11 @@ def hf_model(spec: str) -> nn.Module:
     """Loads the network of a folder from safetensors, with the class named in its configuration; runs no code."""
     transformers = _transformers("--model hf:DIR", spec)
     folder = folder_of(spec)
-    with _loading(folder) as place:
+    with _staging_folder(folder) as place:
         file = gguf_in(folder)
         if file is None:
             stage_network(folder, Path(place))
-            network, loading_info = _loaded(transformers, place)
+            network, loading_info = _load(transformers, place)
         else:
             stage_gguf(folder, file, Path(place))
             network, loading_info = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
@@ -77,9 +77,9 @@ def hf_model_without_weights(spec: str) -> nn.Module:
             f"{folder} holds a GGUF file, and only .safetensors are read block by block",
             fix="convert it: load it with transformers, and save_pretrained",
         )
-    with _loading(folder) as place:
+    with _staging_folder(folder) as place:
         stage_network(folder, Path(place))  # refuses anything but plain weights in this folder
-        config, kind = _kind(transformers, place)
+        config, kind = _model_class(transformers, place)
         with init_empty_weights():
             is_any = kind is transformers.AutoModel
             network = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
@@ -87,7 +87,7 @@ def hf_model_without_weights(spec: str) -> nn.Module:
 
 
 @contextmanager
-def _loading(folder: Path) -> Iterator[str]:
+def _staging_folder(folder: Path) -> Iterator[str]:
     """A temporary folder for staged files; whatever transformers raises becomes a ModelError."""
     try:
         with TemporaryDirectory() as place:
@@ -116,16 +116,16 @@ def _transformers(purpose: str, spec: str) -> Any:
     return transformers
 
 
-def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
+def _load(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
     """The network of a staged folder, and its missing and unexpected weights."""
-    config, kind = _kind(transformers, place)
+    config, kind = _model_class(transformers, place)
     loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
     )
     return loaded
 
 
-def _kind(transformers: Any, place: str) -> tuple[Any, Any]:
+def _model_class(transformers: Any, place: str) -> tuple[Any, Any]:
     """The configuration of a staged folder, and the model class it names."""
     config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
     names = getattr(config, "architectures", None) or [""]
@@ -154,7 +154,7 @@ def _from_gguf(transformers: Any, place: str, file: str) -> Any:
 def tokenizer_of(spec: str) -> Any:
     """The tokenizer of `hf:DIR`."""
     folder = folder_of(spec)
-    return _tokenizer(_transformers("text as data", spec), folder)[0]
+    return _load_tokenizer(_transformers("text as data", spec), folder)[0]
 
 
 def own_tokenizer(spec: str) -> Any:
@@ -175,10 +175,10 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         raise DataError(f"{path} has more than {MOST_TEXT:,} bytes", fix="split it")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        texts, labels = _labelled([line for line in lines if line])
+        texts, labels = _split_labels([line for line in lines if line])
         if not texts:
             raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
-        tokenizer, longest = _tokenizer(transformers, folder)
+        tokenizer, longest = _load_tokenizer(transformers, folder)
         tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
         _warn_of_unknown(tokens["input_ids"], tokenizer, path)
     except SippError:
@@ -191,7 +191,7 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
     return dict(tokens) | ({} if labels is None else {"labels": labels})
 
 
-def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
+def _load_tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
     """The tokenizer of a folder, and the maximum number of tokens per sentence."""
     file = gguf_in(folder)
     if file is not None:
@@ -225,7 +225,7 @@ def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
         warnings.warn(f"{path.name}: the tokenizer does not know {share:.0%} of the words", stacklevel=2)
 
 
-def _labelled(lines: list[str]) -> tuple[list[str], Tensor | None]:
+def _split_labels(lines: list[str]) -> tuple[list[str], Tensor | None]:
     """The sentences and, if every line ends in a tab and a number, their labels."""
     parts = [line.rpartition(LABEL_SEPARATOR) for line in lines]
     fits = [bool(text) and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts]

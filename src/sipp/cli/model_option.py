@@ -143,7 +143,9 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         )
     own = model.state_dict()
     for name in own.keys() & state.keys():
-        if isinstance(own[name], Tensor) and _kind(state[name]) != _kind(own[name]):  # torch would cast silently
+        if isinstance(own[name], Tensor) and _dtype_kind(state[name]) != _dtype_kind(
+            own[name]
+        ):  # torch would cast silently
             raise ModelError(
                 f"{path} does not fit {type(model).__name__}, {name} is {state[name].dtype} in the file and "
                 f"{own[name].dtype} in the network",
@@ -167,7 +169,7 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
 
 
-def _kind(tensor: Tensor) -> str:
+def _dtype_kind(tensor: Tensor) -> str:
     """The kind of a dtype; only tensors of one kind may be cast to each other."""
     return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "whole"
 

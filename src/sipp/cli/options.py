@@ -73,7 +73,9 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
 
     @wraps(work)
     def command(*, as_json: bool, **typed: Any) -> None:  # the signature is set below
-        asked = {name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()}
+        asked = {
+            name: _build_record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()
+        }
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             answer = work(**asked)
         if answer is not None:
@@ -117,14 +119,14 @@ def option_name(name: str, default: Any) -> str:
     return f"no_{name}" if default is True else name
 
 
-def _record(kind: Any, typed: dict[str, Any]) -> Any:
+def _build_record(kind: Any, typed: dict[str, Any]) -> Any:
     """Builds the dataclass from the typed options; its errors are reported at the option."""
     hints, values = get_type_hints(kind, include_extras=True), {}
     try:
         for field in fields(kind):
             name, hint = option_name(field.name, field.default), hints[field.name]
             if is_dataclass(hint):
-                values[field.name] = _record(hint, typed)
+                values[field.name] = _build_record(hint, typed)
             elif name in typed:
                 parse = getattr(get_args(hint)[1], "parse", None)
                 value = typed[name] if parse is None else parse(typed[name])

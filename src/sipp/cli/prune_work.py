@@ -53,14 +53,14 @@ HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next c
 N_NOISE = 16  # noise inputs for a dry run of a built-in network without data
 
 
-def answer(request: PruneRequest) -> Answer:
+def run_prune(request: PruneRequest) -> Answer:
     """Prunes, writes the network and returns the report."""
     check(request)
     outcome = prune_network(request)
     record = json_record(request, outcome)
     written = write(request, outcome, record)
     failure = None if outcome.certified else not_certified(request, outcome)
-    return Answer(shown(request, outcome, written), record | written.record, failure)
+    return Answer(report_lines(request, outcome, written), record | written.record, failure)
 
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
@@ -320,7 +320,7 @@ def _rounded_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
+def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
     """The printed report."""
     if request.weights is not None:
         origin = f"weights {request.weights}"

@@ -85,7 +85,7 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
     contents = read_contents(path)
     name = model or built_in(contents)
     if name is None:
-        raise _unknown(path, contents.model)
+        raise _unknown_network(path, contents.model)
     shapes = {key: tensor.shape for tensor in contents.tensors for key in tensor.names}
     network = load_model(name, n_classes=n_classes_in(name, shapes) if name in NETS else None)
     with naming_option(f"FILE {path}, --model {name}", "give the network that was saved"):
@@ -102,11 +102,11 @@ def built_in(contents: SavedFile) -> str | None:
 
 def _matching_net(model: str, tensors: Tensors) -> str | None:
     shapes = {key: shape for key, (shape, _) in tensors.items()}
-    return next((name for name in NETS if _built(name, n_classes_in(name, shapes)) == (model, tensors)), None)
+    return next((name for name in NETS if _net_tensors(name, n_classes_in(name, shapes)) == (model, tensors)), None)
 
 
 @cache
-def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
+def _net_tensors(name: str, n_classes: int | None) -> tuple[str, Tensors]:
     """The class, and shapes and dtypes of tensors, of a built-in network with this many classes."""
     with torch.device("meta"):
         net = build(name, n_classes=n_classes)
@@ -135,10 +135,10 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
     name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
-        raise _unknown(folder, f"{recorded!r:.60}")
+        raise _unknown_network(folder, f"{recorded!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
-        contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
+        contents = sipp.save(network, Path(place) / "net", certificate=_read_certificate(record))
     return StoredNetwork(name, network, replace(contents, path=folder))
 
 
@@ -149,13 +149,13 @@ def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16",
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
 
 
-def _certificate(record: PrunedRecord) -> AnyCertificate | None:
+def _read_certificate(record: PrunedRecord) -> AnyCertificate | None:
     if record.certificate is None or record.certificate.is_refusal:
         return None
     return from_json(json.dumps(given_values(record.certificate)))
 
 
-def _unknown(path: Path, what: str) -> CommandError:
+def _unknown_network(path: Path, what: str) -> CommandError:
     return CommandError(
         f"it holds a {what}, which is not a built-in network of the usual size",
         where=f"FILE {path}",

@@ -38,7 +38,7 @@ def import_named(spec: str) -> Any:
 
 def own_network(spec: str) -> nn.Module:
     """Calls the user's function and returns its network in train mode."""
-    model = _called(spec, "network")
+    model = _call_named(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
@@ -46,7 +46,7 @@ def own_network(spec: str) -> nn.Module:
 
 def own_images(spec: str) -> ImageSet:
     """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
-    tensors = _called(spec, "data")
+    tensors = _call_named(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
@@ -64,7 +64,7 @@ def source_digest(spec: str) -> str:
     return f"{spec} source {sha256_of(call_user_code(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
-def _called(spec: str, what: str) -> Any:
+def _call_named(spec: str, what: str) -> Any:
     """Calls the named function or class; refuses a network object, which all seeds would share."""
     maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):

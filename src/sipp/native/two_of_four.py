@@ -15,20 +15,20 @@ ROWS, COLUMNS, TOKENS = 32, 64, 8  # sizes must be multiples of these
 FIRST = 0  # torch's default kernel
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     """Whether torch has cuSPARSELt and its search for the fastest kernel."""
     library = getattr(torch.backends, "cusparselt", None)
-    return library is not None and library.is_available() and hasattr(_own(), "mm_search")
+    return library is not None and library.is_available() and hasattr(_cusparselt(), "mm_search")
 
 
-def compressed(weight: Tensor) -> Tensor:
+def compress(weight: Tensor) -> Tensor:
     """Compresses a weight (rows x columns) with at most two nonzeros in every group of four."""
     return torch._cslt_compress(weight)
 
 
 def fastest(packed: Tensor, x: Tensor) -> int:
     """The number of the kernel that cuSPARSELt finds fastest for x (tokens x columns)."""
-    return int(_own().mm_search(packed, x.t(), None, None, None, False)[0])
+    return int(_cusparselt().mm_search(packed, x.t(), None, None, None, False)[0])
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, kernel: int) -> Tensor:
@@ -36,5 +36,5 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None, kernel: int) -> Tens
     return torch._cslt_sparse_mm(packed, x.t(), bias=bias, alg_id=kernel).t()
 
 
-def _own() -> Any:
+def _cusparselt() -> Any:
     return getattr(torch._C, "_cusparselt", None)

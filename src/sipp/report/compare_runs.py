@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.experiments.runs.reading import Run
-from sipp.experiments.runs.store import TAKEN_FROM, without_clock
+from sipp.experiments.runs.store import TAKEN_FROM, without_times
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flat
+from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flatten
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
@@ -100,18 +100,18 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
         fitting = (
             candidate
             for candidate in groups
-            if _same(candidate[0], run) and all(_fits(other, run) for other in candidate)
+            if _same_setting(candidate[0], run) and all(_agree(other, run) for other in candidate)
         )
         if (group := next(fitting, None)) is not None:
             group.append(run)
         else:
             groups.append([run])
-    joined = [_joined(group) for group in groups]
+    joined = [_merge(group) for group in groups]
     titles = _titles(joined)
     return [Panel(title, run, tuple(o.name for o in group)) for title, run, group in zip(titles, joined, groups)]
 
 
-def _bare(run: Run) -> dict[str, Any]:
+def _comparable_config(run: Run) -> dict[str, Any]:
     """The configuration without seeds and methods."""
     config = {key: value for key, value in run.config.items() if key not in LISTS}
     if config.get("code"):  # the user's own scores are methods too
@@ -119,31 +119,34 @@ def _bare(run: Run) -> dict[str, Any]:
     return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
 
 
-def _same(run: Run, other: Run) -> bool:
-    return _bare(run) == _bare(other) and {o.data for o in run.origins} == {o.data for o in other.origins}
+def _same_setting(run: Run, other: Run) -> bool:
+    same_data = {origin.data for origin in run.origins} == {origin.data for origin in other.origins}
+    return same_data and _comparable_config(run) == _comparable_config(other)
 
 
-def _fits(run: Run, other: Run) -> bool:
+def _agree(run: Run, other: Run) -> bool:
     """Whether the networks that both runs contain are identical; otherwise they cannot share a panel."""
-    known = {key: _content(record) for key, record in _by_place(run).items()}
-    return all(known.get(key, _content(record)) == _content(record) for key, record in _by_place(other).items())
+    first, second = _records_by_key(run), _records_by_key(other)
+    return all(
+        _comparable_record(first[key]) == _comparable_record(second[key]) for key in first.keys() & second.keys()
+    )
 
 
-def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
+def _records_by_key(run: Run) -> dict[tuple[int, str | None, int], Any]:
     return {(record.seed, record.method, record.level): record for record in run.records}
 
 
-def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN_FROM}
+def _comparable_record(record: Any) -> dict[str, Any]:
+    return {key: value for key, value in without_times(given_values(record)).items() if key != TAKEN_FROM}
 
 
-def _joined(group: Sequence[Run]) -> Run:
+def _merge(group: Sequence[Run]) -> Run:
     if len(group) == 1:
         return group[0]
     records: dict[Any, Any] = {}
     methods: dict[str, None] = {}
     for run in group:
-        records = {**_by_place(run), **records}
+        records = {**_records_by_key(run), **records}
         methods |= dict.fromkeys(run.config["prune"]["methods"])
     config = {**group[0].config, "prune": {**group[0].config["prune"], "methods": list(methods)}}
     n_stages = len(records) + sum(run.n_stages - len(run.records) for run in group)
@@ -155,14 +158,16 @@ def _titles(runs: Sequence[Run]) -> list[str]:
     short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
-        namesakes = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]
+        namesakes = [
+            dict(flatten(_comparable_config(other))) for other, title in zip(runs, short) if title == short[index]
+        ]
         differ = {
             key
             for config in namesakes
             for key in config
             if any(config.get(key) != other.get(key) for other in namesakes)
         }
-        own = dict(flat(_bare(run)))
+        own = dict(flatten(_comparable_config(run)))
         shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
         ends = [key.rpartition(".")[2] for key in shown]
         names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs

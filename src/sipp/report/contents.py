@@ -98,18 +98,18 @@ class About:
     rows: list[tuple[str, str]]
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flattens nested values to (dotted key, value)."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def key_value_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Nested values as table rows (dotted key, text), with long texts truncated."""
-    return [(key, _as_text(value)) for key, value in flat(values)]
+    return [(key, _as_text(value)) for key, value in flatten(values)]
 
 
 def _as_text(value: Any) -> str:

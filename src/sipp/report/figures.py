@@ -113,28 +113,28 @@ def _figures(results: Sequence[Result]) -> dict[str, Draw]:
         stem = run.name if not n_before else f"{run.name}-{n_before + 1}"
         views = {key.replace("_", "-"): view for key, view in metric_views(run).items()}
         views |= {f"{name}-epsilon": view for name, view in epsilon_views(run).items()}
-        figures |= {f"{stem}-{name}": _alone(view, series.methods_of(run)) for name, view in views.items()}
+        figures |= {f"{stem}-{name}": _single_plot(view, series.methods_of(run)) for name, view in views.items()}
         figures |= {f"{stem}-layers-{name}": draw for name, draw in _layer_figures(run).items()}
     groups = by_parent([result for result in results if isinstance(result, PrunedModel)])
     for index, group in enumerate(group for group in groups if len(group) > 1):
         stem = "networks" if index == 0 else f"networks-{index + 1}"
-        figures |= {f"{stem}-{shown.key}": _alone(shown.view, ()) for shown in comparisons_of(group)}
+        figures |= {f"{stem}-{shown.key}": _single_plot(shown.view, ()) for shown in comparisons_of(group)}
     if along := pipeline_curves(results):
         view = curve_view(along, METRICS["top1"].label, "share", dense=series.dense_mean(runs[0], "top1"))
-        figures[PIPELINES] = _alone(view, (), f"{runs[0].config['net']}, {series.methods_of(runs[0])[0]}")
+        figures[PIPELINES] = _single_plot(view, (), f"{runs[0].config['net']}, {series.methods_of(runs[0])[0]}")
     panels = [panel for panel in panels_of(runs) if series.methods_of(panel.run)] if len(runs) > 1 else []
     if panels:
         figures[PANELS] = partial(_draw_panels, panels=panels)
     return figures
 
 
-def _alone(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
+def _single_plot(view: View, methods: tuple[str, ...], title: str = "") -> Draw:
     """Draws curves on a figure with a single axes."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         draw_lines(axes, view, methods)
-        axes.set_title(_literal(title), fontsize=7)
+        axes.set_title(_escape(title), fontsize=7)
 
     return draw
 
@@ -147,7 +147,7 @@ def _draw_panels(figure: Any, *, panels: Sequence[Panel]) -> None:
     for axes, panel in zip(places, panels):
         view = metric_view(panel.run, series.default_metric(panel.run))
         draw_lines(axes, view, series.methods_of(panel.run))
-        axes.set_title(_literal(panel.title), fontsize=7, wrap=True)
+        axes.set_title(_escape(panel.title), fontsize=7, wrap=True)
     for axes in places[len(panels) :]:
         axes.set_axis_off()
 
@@ -171,7 +171,7 @@ def pipeline_curves(results: Sequence[Result]) -> tuple[Curve, ...]:
     return tuple(Curve(name, tuple(falling[name])) for name in sorted(falling))
 
 
-def _literal(name: str) -> str:
+def _escape(name: str) -> str:
     """Escapes dollar signs, which would start a formula."""
     return name.replace("$", r"\$")
 
@@ -190,7 +190,7 @@ def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
         style = palette.style_of(curve["name"], methods or tuple(shown["name"] for shown in curves))
         at, mean, low, high = ([point[i] * (scale if i else 100.0) for point in curve["points"]] for i in range(4))
         axes.fill_between(at, low, high, color=style.light, alpha=0.14, linewidth=0)
-        axes.plot(at, mean, label=_literal(curve["name"]), **_line(style))
+        axes.plot(at, mean, label=_escape(curve["name"]), **_line(style))
     keeps = [point[0] for curve in curves for point in curve["points"]]
     if max(keeps) / min(keeps) > LOG_RATIO:
         axes.set_xscale("log")
@@ -209,7 +209,7 @@ def draw_lines(axes: Any, view: View, methods: tuple[str, ...] = ()) -> None:
 def _scale_values(axes: Any, view: View, values: Sequence[float]) -> None:
     """Chooses a logarithmic axis for errors over a wide range, a symmetric-logarithmic one for large losses."""
     least, most = min(values), max(values)
-    if view["y"]["log"] and _is_steep(values):
+    if view["y"]["log"] and _needs_log_axis(values):
         axes.set_yscale("log")
         if view["y"]["unit"] == "share":
             _plain_ticks(axes.yaxis)
@@ -221,7 +221,7 @@ def _scale_values(axes: Any, view: View, values: Sequence[float]) -> None:
         _plain_ticks(axes.yaxis, least=NEAR_ZERO)
 
 
-def _is_steep(values: Sequence[float]) -> bool:
+def _needs_log_axis(values: Sequence[float]) -> bool:
     """Whether errors span a range that needs a logarithmic axis."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) / min(positive) > EPSILON_RATIO
@@ -277,14 +277,14 @@ def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str,
     figure.set_size_inches(WIDE, max(LEAST_HEIGHT, n_blocks * (row * len(names) + MARGINS)))
     grid = figure.subplots(n_blocks, n_across, squeeze=False, sharex=True, sharey=True)
     values = [scale * value for shown in columns for value in shown["values"] if value is not None]
-    is_steep = view["y"]["log"] and _is_steep(values)
+    is_steep = view["y"]["log"] and _needs_log_axis(values)
     for place, axes in enumerate(grid.flat):
         if place >= len(columns):
             axes.set_axis_off()
             continue
         column = [None if value is None else scale * value for value in columns[place]["values"]]
         _draw_column(axes, column, palette.style_of(columns[place]["name"], methods), is_steep)
-        axes.set_title(_literal(columns[place]["name"]), fontsize=7, loc="left")
+        axes.set_title(_escape(columns[place]["name"]), fontsize=7, loc="left")
         axes.tick_params(axis="x", labelbottom=place + n_across >= len(columns))  # last in its column
     first = grid.flat[0]
     if is_steep:
@@ -292,7 +292,7 @@ def draw_bars(figure: Any, view: View, names: Sequence[str], methods: tuple[str,
     else:
         first.set_xlim(0, 1.3 * max(values) or 1.0)  # leaves space for the numbers
     first.set_ylim(len(names) - 0.5, -0.5)
-    texts = [_literal(name) for name in _layer_names(names)]
+    texts = [_escape(name) for name in _layer_names(names)]
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(names)), texts, fontsize=5.5 if len(names) > MANY else 6.5)
         axes.tick_params(axis="y", labelleft=True)

@@ -44,10 +44,10 @@ def page(
     """
     target = check_path("path", path, "page.html")
     check_file(target, PAGE, force=True)
-    networks = _named(pruned)
+    networks = _by_name(pruned)
     held = (certificate_of(network, None) for network in networks.values())
-    claims = list(dict.fromkeys((*_claims(certificate), *(claim for claim in held if claim is not None))))
-    results = [_shown(name, record_of(network), claims) for name, network in networks.items()]
+    claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
+    results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
@@ -55,7 +55,7 @@ def page(
     return target
 
 
-def _named(pruned: Networks) -> dict[str, PruneResult]:
+def _by_name(pruned: Networks) -> dict[str, PruneResult]:
     """The networks by name: as given, or the class name, numbered if there are several."""
     if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
@@ -72,14 +72,14 @@ def _named(pruned: Networks) -> dict[str, PruneResult]:
     return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}
 
 
-def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
+def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
     claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
     for claim in claims:
         check_certificate(claim)
     return list(claims)
 
 
-def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
+def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
     """A network as a report result: its first certificate in the record, the others beside it."""
     record = checked(PrunedRecord, pruned_values(pruned), name)
     ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]

@@ -58,12 +58,12 @@ def render(
         for i, (name, style) in enumerate(methods.items())
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
-    css = _file("page.css") + _colours(methods)
-    script = _file("draw.js") + _file("names.js") + _file("page.js")
+    css = _asset("page.css") + _colours(methods)
+    script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_file(TEMPLATE)).render(
+    return environment.from_string(_asset(TEMPLATE)).render(
         heading=_heading(articles, results, about, title),
-        explained=_explained(results, methods),
+        explained=_glossary(results, methods),
         lede=LEDE,
         articles=articles,
         broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
@@ -101,7 +101,7 @@ def embedded(values: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _file(name: str) -> str:
+def _asset(name: str) -> str:
     return resources.files("sipp.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -140,7 +140,7 @@ def _heading(articles: Sequence[Article], results: Sequence[Result], about: Abou
     return articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
 
 
-def _explained(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
+def _glossary(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
     """The glossary of the page: shown as tooltips, and as a list at the end."""
     explained = {name: about_method(name) for name in methods}
     only_runs = all(isinstance(result, Run) for result in results)

@@ -138,13 +138,13 @@ def read_pruned_result(folder: Path) -> PrunedModel:
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
         marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)
-    beside, more = _beside(folder, record)
+    beside, more = _read_companions(folder, record)
     certificates = {name: entry for name, entry in beside.items() if isinstance(entry, CertificateRecord)}
     evaluations = {name: entry for name, entry in beside.items() if isinstance(entry, EvalRecord)}
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
 
 
-def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
+def _read_companions(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
     """The certificates and evaluations in a folder, and warnings about those for other networks or broken."""
     records: dict[str, Beside] = {}
     marks = []

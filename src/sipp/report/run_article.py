@@ -49,7 +49,7 @@ def run_article(run: Run, ident: str, title: str) -> Article:
 def run_titles(runs: Sequence[Run]) -> list[str]:
     """The title of each run; runs of one recipe are distinguished by seeds, or else by folder."""
     short = [f"{run.config['name']}: {network_and_data(run)}" for run in runs]
-    with_seeds = [f"{title}, {_seeds(series.seeds_of(run))}" for title, run in zip(short, runs)]
+    with_seeds = [f"{title}, {_seed_text(series.seeds_of(run))}" for title, run in zip(short, runs)]
     with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
     return [
         next((titles[i] for titles in (short, with_seeds) if titles.count(titles[i]) == 1), with_folders[i])
@@ -57,7 +57,7 @@ def run_titles(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def _seed_text(seeds: Sequence[int]) -> str:
     """'seed 3', 'seeds 0 to 11', 'seeds 0, 2, 5'."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
@@ -100,17 +100,17 @@ def _sections(run: Run, ident: str) -> list[Section]:
         ("Time", time_finding(run), [["times"]]),
     ]
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
-    first = _known(plots, [["pruned", "retrained"], ["accuracy"]])
+    first = _existing(plots, [["pruned", "retrained"], ["accuracy"]])
     sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
     for kicker, finding, keys in wanted:
-        if rows := _known(plots, keys):
+        if rows := _existing(plots, keys):
             is_folded = kicker == "Guarantees" and "theory" in plots and not is_met
             folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
             sections.append(Section(kicker, finding, rows, folded=folded))
     return sections
 
 
-def _known(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
+def _existing(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
     """The rows of plots, without plots that do not exist."""
     known = [[plots[key] for key in row if key in plots] for row in rows]
     return [row for row in known if row]

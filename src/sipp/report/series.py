@@ -217,14 +217,14 @@ def times(run: Run) -> dict[str, Mapping[str, float]]:
         if not records:
             continue
         sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
-        rest = fsum(_working(record) for record in records) - fsum(sums.values())
+        rest = fsum(_seconds_without_compiling(record) for record in records) - fsum(sums.values())
         by_method[method or DENSE] = {**sums, "other": max(0.0, rest)}
     return by_method
 
 
 def seconds_of(run: Run) -> float:
     """Total seconds of all finished networks, without compilation."""
-    return fsum(_working(record) for record in run.records)
+    return fsum(_seconds_without_compiling(record) for record in run.records)
 
 
 def compiling_of(run: Run) -> float | None:
@@ -233,5 +233,5 @@ def compiling_of(run: Run) -> float | None:
     return fsum(known) if known else None
 
 
-def _working(record: NetworkRecord) -> float:
+def _seconds_without_compiling(record: NetworkRecord) -> float:
     return record.seconds - record.part_seconds.get(COMPILE, 0.0)

@@ -92,7 +92,7 @@ def _gelu(b: Any, x: Any, lanes: int) -> Any:
 def exp(b: Any, x: Any, lanes: int) -> Any:
     """e ** x. Uses half the power of two and doubles the result, because the largest results need 2 ** 128."""
     is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
-    rest, shifted = _reduced(b, _clamped(b, x, LOWEST, HIGHEST, lanes), lanes)
+    rest, shifted = _reduce_range(b, _clamp(b, x, LOWEST, HIGHEST, lanes), lanes)
     half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
     return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
 
@@ -104,21 +104,21 @@ def sigmoid(b: Any, x: Any, lanes: int) -> Any:
 
 def tanh(b: Any, x: Any, lanes: int) -> Any:
     """m / (m + 2) with m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, so nothing cancels."""
-    rest, shifted = _reduced(b, _clamped(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
+    rest, shifted = _reduce_range(b, _clamp(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
     power = _power_of_two(b, shifted, BIAS, lanes)
     part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
     m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
     return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
 
 
-def _clamped(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+def _clamp(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
     """x clamped to low .. high; NaN stays NaN."""
     for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
         x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
     return x
 
 
-def _reduced(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
+def _reduce_range(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
     """Splits x = n ln 2 + r; returns r, and n in the last bits of a shifted number."""
     shifter = constant(SHIFTER, lanes)
     shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)

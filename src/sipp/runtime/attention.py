@@ -43,7 +43,7 @@ AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
 MOST_SCORES = 2**16  # floats per strip
 
 
-def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
+def _strided_arguments(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
     """The address of a tensor, and the strides in bytes of point, head and feature (key for a mask).
 
     0 if there is no tensor, or for a dimension of size 1.
@@ -71,7 +71,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     if set(op.kwargs) - {"scale"} or any(op.args[4:]):
         return None
     q, k, v = (values[ref.value] for ref in op.args[:3])
-    if not all(_is_ready(x, arena) for x in (q, k, v)) or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
+    if not all(_has_token_layout(x, arena) for x in (q, k, v)) or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         return None
     n_points, n_heads, n_queries, size = q.shape
     n_keys = k.shape[2]
@@ -87,11 +87,11 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
     numbers = {
-        **_placed("q", q, (0, 1, 3)),
-        **_placed("k", k, (0, 1, 3)),
-        **_placed("v", v, (0, 1, 3)),
-        **_placed("out", result, (0, 1, 3)),
-        **_placed("mask", mask.data, (0, 1, 2)),
+        **_strided_arguments("q", q, (0, 1, 3)),
+        **_strided_arguments("k", k, (0, 1, 3)),
+        **_strided_arguments("v", v, (0, 1, 3)),
+        **_strided_arguments("out", result, (0, 1, 3)),
+        **_strided_arguments("mask", mask.data, (0, 1, 2)),
         "n_points": n_points,
         "n_heads": n_heads,
         "n_strips": n_strips,
@@ -132,7 +132,7 @@ class _Mask:
             self.data.copy_(mask.expand(self._shape).transpose(2, 3))
 
 
-def _is_ready(x: Any, arena: Arena) -> bool:
+def _has_token_layout(x: Any, arena: Arena) -> bool:
     """Whether queries (keys, values) N x H x T x D are in a buffer with tokens side by side."""
     is_heads = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32
     return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1

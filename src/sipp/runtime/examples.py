@@ -130,7 +130,7 @@ def output_difference(outputs: list[Any], expected: list[Any]) -> float:
 
     Values that are not finite must be identical.
     """
-    if [_kind(output) for output in outputs] != [_kind(output) for output in expected]:
+    if [_exact_part(output) for output in outputs] != [_exact_part(output) for output in expected]:
         return torch.inf
     worst = 0.0
     for output, other in zip(outputs, expected):
@@ -151,7 +151,7 @@ def rounding_tolerance(expected: list[Any]) -> float:
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
-def _kind(value: Any) -> Any:
+def _exact_part(value: Any) -> Any:
     """What must match exactly: a tensor's shape, a number or text itself, the type of anything else."""
     if isinstance(value, Tensor):
         return value.shape

@@ -118,7 +118,7 @@ def export(
     if to == "hf":
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = _pretrained(own, target, shard, tokenizer)
+        n_bytes, beside = _save_pretrained(own, target, shard, tokenizer)
         return Exported(target, to, n_bytes, 0.0, None, beside=beside)
     if to in TRACED:
         turn_off_caches(own.modules())
@@ -129,7 +129,7 @@ def export(
         write_atomic(target, traced.content)
         sizes = traced.n_points, traced.n_tokens, traced.has_tokens
         return Exported(target, to, len(traced.content), traced.off_by, *sizes)
-    content = _weights(own, to)
+    content = _weight_bytes(own, to)
     write_atomic(target, content)
     return Exported(target, to, len(content), 0.0, None)
 
@@ -159,7 +159,7 @@ def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Expor
     return Exported(target, "reader", len(content), 0.0, None)
 
 
-def _weights(model: nn.Module, to: Target) -> bytes:
+def _weight_bytes(model: nn.Module, to: Target) -> bytes:
     """The state_dict as safetensors or as torch.save writes it; it holds nothing but tensors."""
     state = in_own_memory(model.state_dict())
     if to == "pt":
@@ -173,7 +173,7 @@ def _weights(model: nn.Module, to: Target) -> bytes:
     return content
 
 
-def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
+def _save_pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
     """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
 
     The folder is read back first, and appears atomically.
@@ -193,7 +193,7 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
             save(unfinished, max_shard_size=check_size("shard", shard))
             back = load(unfinished, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
-            beside = _belonging(model, unfinished, tokenizer)
+            beside = _add_companions(model, unfinished, tokenizer)
             n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
             publish(unfinished, folder)
         finally:
@@ -205,7 +205,7 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
     return n_bytes, beside
 
 
-def _belonging(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str, ...]:
+def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str, ...]:
     """Adds the tokenizer and other companion files, and returns their names."""
     before = {path.name for path in target.iterdir()}
     if tokenizer is not None:

@@ -39,7 +39,7 @@ def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, borde
     out = arena.image(len(x), len(weight), n_high, n_wide, border)
     source = image_input(layer, x, arena)
     addend = None if op.addend is None else image_addend(op.addend, values[op.addend], out, arena)
-    return _chosen(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
+    return _choose(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
 
 
 def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
@@ -52,7 +52,7 @@ def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> St
     if op.addend is not None:
         addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     result = out.tokens(lead, strides)
-    return _chosen(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
+    return _choose(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
 
 
 def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
@@ -62,18 +62,18 @@ def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
     return high, wide
 
 
-def _chosen(
+def _choose(
     layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, addend: Operand | None,
     result: Tensor, size: tuple[int, int],
 ) -> Step:  # fmt: skip
     """The fastest of the sparse tilings and torch's dense product."""
-    op, places = layer.op, _places(layer, source)
+    op, places = layer.op, _offsets(layer, source)
     flat = weight.flatten(1).numpy()
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
     ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
-    packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
+    packs = {way.n_rounds: _pack(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
     fills = fills_of(source, addend)
     for fill in fills:
@@ -110,7 +110,7 @@ def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floa
     return [1] if n_rounds < 2 else [1, n_rounds]
 
 
-def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
+def _pack(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
     """The weight packed for this many rounds, each over a part of the input channels."""
     rows, columns = flat.nonzero()
     channels = columns // (flat.shape[1] // layer.shape[1])
@@ -119,7 +119,7 @@ def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rou
     return pack(nth_round * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
 
 
-def _places(layer: Layer, source: Operand) -> np.ndarray:
+def _offsets(layer: Layer, source: Operand) -> np.ndarray:
     """For each group, the offset in x (floats) that column k of the weight reads: G x K."""
     channels, *kernel = (*layer.shape, 1, 1)[1:4]
     first = np.arange(layer.groups, dtype=np.int64)[:, None, None, None] * channels

@@ -46,7 +46,7 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    program = _traced(model, call)
+    program = _trace(model, call)
     with _quiet():
         try:
             names = _output_names(model, call)
@@ -69,26 +69,26 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
             return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, tensors)})]
         except Exception as error:  # a dtype or operation that it does not implement
             raise ModelError(
-                f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_other_way(model)
+                f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_suggestion(model)
             ) from error
 
-    return _described(program, call, content, _compared(model, call, by_onnxruntime, "onnxruntime"))
+    return _describe(program, call, content, _compare(model, call, by_onnxruntime, "onnxruntime"))
 
 
 def program_bytes(model: nn.Module, call: Call) -> Traced:
     """The network as a torch.export program, compared with the model on the example."""
-    program = _traced(model, call)
-    _keep_no_data(program, call)
+    program = _trace(model, call)
+    _remove_data(program, call)
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
         file.seek(0)
         back = torch.export.load(file).module()
-    off_by = _compared(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    return _described(program, call, file.getvalue(), off_by)
+    off_by = _compare(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
+    return _describe(program, call, file.getvalue(), off_by)
 
 
-def _described(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
+def _describe(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
     has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
     return Traced(content, off_by, _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens)
 
@@ -98,7 +98,7 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()
 
 
-def _open_sizes(value: Any) -> dict[int, Any] | None:
+def _dynamic_sizes(value: Any) -> dict[int, Any] | None:
     """The dimensions of an input to leave dynamic; not those of size 1, which torch would specialise."""
     if not isinstance(value, Tensor) or not value.ndim:
         return None
@@ -116,10 +116,10 @@ def _output_names(model: nn.Module, call: Call) -> list[str] | None:
     return [str(name) for name in outputs]
 
 
-def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
+def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     """Exports the network with a dynamic batch size, if torch finds that nothing depends on it."""
     args, kwargs = call
-    open_args, open_kwargs = pytree.tree_map(_open_sizes, call)
+    open_args, open_kwargs = pytree.tree_map(_dynamic_sizes, call)
     with _quiet():
         try:
             shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
@@ -131,7 +131,7 @@ def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
             ) from error
 
 
-def _keep_no_data(program: torch.export.ExportedProgram, call: Call) -> None:
+def _remove_data(program: torch.export.ExportedProgram, call: Call) -> None:
     """Removes the caller's data from a program before it is saved.
 
     torch stores the whole example, including the storage that it is a view of: it becomes zeros. Weights and constants
@@ -150,7 +150,7 @@ def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
     return next((int(size) for size in sizes if isinstance(size, int)), None)
 
 
-def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
+def _compare(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
     """The largest relative difference of an output; ModelError if that is too large."""
     own, others = cloned(*call), cloned(*call)  # a network may write to its input
     with torch.no_grad():
@@ -164,7 +164,7 @@ def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], wh
     return worst
 
 
-def _other_way(model: nn.Module) -> str:
+def _suggestion(model: nn.Module) -> str:
     """What to do if onnxruntime cannot run a network."""
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     narrow = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes - {torch.float32, torch.float64})

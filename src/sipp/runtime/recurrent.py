@@ -112,7 +112,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     hidden = own[1].shape[1]
     packed = pack_windows(torch.cat(own[:2], 1).numpy())
     bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
-    sizes = (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))
+    sizes = (_round_up(n_inputs + hidden), hidden, _round_up(N_GATES * hidden))
     vectors, cell, gates = (memory.zeros(n_points, size) for size in sizes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
@@ -144,7 +144,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
-def _whole(n: int) -> int:
+def _round_up(n: int) -> int:
     """Rounded up to whole windows, which are read and written as a whole."""
     return -(-n // LANES) * LANES
 

@@ -38,7 +38,7 @@ from sipp.experiments.recipes import Recipe, config_of, load_recipe
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
-from sipp.experiments.runs.store import code_version, open_run, without_clock
+from sipp.experiments.runs.store import code_version, open_run, without_times
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
@@ -71,7 +71,7 @@ def contents(done: FinishedRun) -> dict[str, object]:
     names = [str(path.relative_to(done.folder)) for path in left]
     written = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
     assert written == done.records
-    return {**tensors, "files": names, "records": [without_clock(record) for record in written]}
+    return {**tensors, "files": names, "records": [without_times(record) for record in written]}
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------

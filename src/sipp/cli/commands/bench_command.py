@@ -72,10 +72,10 @@ def bench(
     if out is not None:
         with naming_option(f"--out {out}", "give another place"):
             write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
-    return Answer(_shown(record, out), values)
+    return Answer(_report_lines(record, out), values)
 
 
-def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
+def _report_lines(record: BenchRecord, out: Path | None) -> list[RenderableType]:
     """The tables, and the summary on the last line."""
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))

@@ -57,6 +57,6 @@ def certify(request: CertifyRequest) -> Answer:
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.certify_work import answer
+    from sipp.cli.certify_work import run_certify
 
-    return answer(request)
+    return run_certify(request)

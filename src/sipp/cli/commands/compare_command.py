@@ -56,7 +56,7 @@ def compare(
     from sipp.storage.outputs import check_ledger
 
     shared.load_code(code)
-    shares, names = _numbers(keeps), _names(methods)
+    shares, names = _parse_keeps(keeps), _parse_methods(methods)
     for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
         if holdout is None and value is not None:
             raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
@@ -82,10 +82,10 @@ def compare(
     if chosen.is_noise:
         shown.append("noise: this shows how methods do on random inputs, not on yours")
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
-    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
+    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _as_json(comparison))
 
 
-def _numbers(keeps: str) -> list[float]:
+def _parse_keeps(keeps: str) -> list[float]:
     """Parses a comma-separated list of shares."""
     shares = []
     for text in keeps.split(","):
@@ -101,7 +101,7 @@ def _numbers(keeps: str) -> list[float]:
     return shares
 
 
-def _names(methods: str | None) -> list[str] | None:
+def _parse_methods(methods: str | None) -> list[str] | None:
     """Parses a comma-separated list of methods; None: the default set."""
     if methods is None:
         return None
@@ -109,7 +109,7 @@ def _names(methods: str | None) -> list[str] | None:
         return [method_of(text.strip()).name for text in methods.split(",")]
 
 
-def _record(comparison: Comparison) -> dict[str, Any]:
+def _as_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON values, without those of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
     counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}

@@ -30,7 +30,7 @@ def data(
     elif name == IMAGENET:
         data_sets = [_imagenet(folder, is_checked=True)]
     else:
-        data_sets = [_fetched(folder)]
+        data_sets = [_download(folder)]
     table = plain_table("set", "here", "what", texts=("here", "what"))
     for data_set in data_sets:
         table.add_row(data_set["name"], "yes" if data_set["here"] else "no", data_set["what"])
@@ -71,7 +71,7 @@ def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
     return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
 
-def _fetched(folder: Path) -> dict[str, Any]:
+def _download(folder: Path) -> dict[str, Any]:
     """Downloads CIFAR-10 unless it is there."""
     from sipp.experiments.data import fetch_cifar10
     from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES

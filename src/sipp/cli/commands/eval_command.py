@@ -35,6 +35,6 @@ class EvalRequest:
 
 def eval(request: EvalRequest) -> Answer:  # the name of the command
     """Compare a pruned network with the dense one: accuracy, loss, and how far outputs move."""
-    from sipp.cli.eval_work import answer
+    from sipp.cli.eval_work import run_eval
 
-    return answer(request)
+    return run_eval(request)

@@ -120,7 +120,7 @@ def prune(context: typer.Context, request: PruneRequest) -> Answer:
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
-    from sipp.cli.prune_work import answer
+    from sipp.cli.prune_work import run_prune
 
     if request.recipe is not None:
         from sipp.cli.prune_recipe import with_recipe
@@ -128,4 +128,4 @@ def prune(context: typer.Context, request: PruneRequest) -> Answer:
         request = with_recipe(request, request.recipe, shared.typed_options(context))
     if request.refit:
         request = replace(request, options=replace(request.options, repair="refit"))
-    return answer(request)
+    return run_prune(request)

@@ -31,12 +31,12 @@ def recipes(
     rows = recipe_keys(chosen)
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
-        table.add_row(row.key, escape(_words(row.value)), escape(row.meaning))
+        table.add_row(row.key, escape(_as_yaml(row.value)), escape(row.meaning))
     return Answer([table], {"kind": "recipe", "name": chosen.name, "keys": [vars(row) for row in rows]})
 
 
-def _words(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """The value in YAML notation."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_words, value))}]"
+        return f"[{', '.join(map(_as_yaml, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -36,10 +36,10 @@ def runs(
         note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
         table.add_row(run.folder.name, run.pipeline, f"{run.n_done} of {run.n_stages}", run.state + note)
     shown = [table if table.row_count else f"no runs in {out}", *broken]
-    return Answer(shown, {"kind": "runs", "runs": [_values(run) for run in statuses]})
+    return Answer(shown, {"kind": "runs", "runs": [_as_json(run) for run in statuses]})
 
 
-def _values(run: RunStatus | UnreadableFolder) -> dict[str, Any]:
+def _as_json(run: RunStatus | UnreadableFolder) -> dict[str, Any]:
     """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
     place = {"name": run.folder.name, "folder": run.folder}
     if isinstance(run, UnreadableFolder):

@@ -58,7 +58,7 @@ def shrink(
             _write_module(small.model, out)
         else:
             export(small, out, to=kind, example=example)
-    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_values(small), "path": out}
+    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_as_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
@@ -78,7 +78,7 @@ def _write_module(model: Any, path: Path) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _values(small: Any) -> dict[str, Any]:
+def _as_json(small: Any) -> dict[str, Any]:
     """The result as JSON values, without the network and the calibration points."""
     from sipp.records.certificate import certificate_values
 

@@ -45,7 +45,7 @@ def study(
     shared.load_code(code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
-        return _plan(chosen, out, accept_changes)
+        return _show_plan(chosen, out, accept_changes)
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
         check_file(page, PAGE, force=True, makes_folder=True)
@@ -75,7 +75,7 @@ def study(
     return Answer([*tables, f"{summary}; page: {page}"], values)
 
 
-def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
+def _show_plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
     """Shows what is left to train in each run of the study."""
     rows = _planned_runs(chosen, out, accept_changes=accept_changes)
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")

@@ -34,7 +34,7 @@ from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.context import RunContext
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.experiments.runs.train_networks import finished, train_network
+from sipp.experiments.runs.train_networks import finished_network, train_network
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
@@ -90,7 +90,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
     outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
-            feed, memory = _open(run)
+            feed, memory = _open_run(run)
             remove_leftovers(child_path(run.folder, stage.name))  # left by a process that died
             context = RunContext(
                 run.recipe,
@@ -111,7 +111,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
 
 
 @functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
-def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
+def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
     """The data and the pipeline's cache, after checking that this machine has the same run folder, data and code."""
     here = socket.gethostname()
     if not (run.folder / runs.MANIFEST).is_file() or runs.read_manifest(run.folder).config != config_of(run.recipe):
@@ -157,7 +157,9 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
     If a process dies, another resumes its stage from the last checkpoint. A signal, or an error in one stage, stops all
     others after a checkpoint.
     """
-    stages = [stage for stage in plan(run.recipe) if finished(ALONE, child_path(run.folder, stage.name)) is None]
+    stages = [
+        stage for stage in plan(run.recipe) if finished_network(ALONE, child_path(run.folder, stage.name)) is None
+    ]
     if not stages:
         return
     todo, unfinished = list(stages), set(stages)
@@ -179,7 +181,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
                     todo.remove(ready)
                     running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
-                    stage, outcome = running.pop(ref), _outcome(ray, ref)
+                    stage, outcome = running.pop(ref), _get_outcome(ray, ref)
                     for text in outcome.warned:
                         warnings.warn(f"{stage.name}: {text}", stacklevel=2)
                     if outcome.end == "done":
@@ -200,7 +202,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
         raise error
 
 
-def _outcome(ray: Any, ref: Any) -> StageOutcome:
+def _get_outcome(ray: Any, ref: Any) -> StageOutcome:
     try:
         outcome: StageOutcome = ray.get(ref)
         return outcome

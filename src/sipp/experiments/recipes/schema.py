@@ -30,7 +30,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _known(label: str, info: ValidationInfo) -> str:
+def _valid_label(label: str, info: ValidationInfo) -> str:
     return arm_of(label, own=info.context or ()).label
 
 
@@ -148,7 +148,7 @@ class Retraining(_Section):
 class Pruning(_Section):
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
-    methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_valid_label)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
     """allowed failure probability of the theory"""
@@ -284,7 +284,7 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
     except ValidationError as error:
-        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
 
 
@@ -341,7 +341,7 @@ def known_keys(path: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(key.partition(".")[0] for key in below))
 
 
-def _problem(error: dict[str, Any]) -> str:
+def _describe_problem(error: dict[str, Any]) -> str:
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path) or "the recipe"
     if error["type"] == "extra_forbidden":

@@ -81,14 +81,14 @@ def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 def module_of(context: RunContext, network: Network) -> nn.Module:
     """The network as a module on the device; does not advance torch's global generator."""
     with torch.random.fork_rng(devices=[]):
-        model = _built(context)
+        model = _build(context)
     model.load_state_dict(network.state)
     if context.feed.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.to(context.feed.device)
 
 
-def _built(context: RunContext) -> nn.Module:
+def _build(context: RunContext) -> nn.Module:
     recipe = context.recipe
     if recipe.code is not None and recipe.code.net is not None:
         return own_network(recipe.code.net)
@@ -99,5 +99,5 @@ def initial_network(context: RunContext, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _built(context)
+        model = _build(context)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

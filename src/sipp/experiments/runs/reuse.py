@@ -86,7 +86,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
 
     todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), runs.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
-        loaded = runs.load_if_sound(place, runs.FINAL)
+        loaded = runs.load_if_intact(place, runs.FINAL)
         if loaded is None:  # damaged: trained here
             continue
         tensors, values = loaded

@@ -204,13 +204,13 @@ def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], value
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
     """The newest intact checkpoint; warns about a damaged one and uses the one before it."""
     for name in checkpoints(stage):
-        loaded = load_if_sound(stage, name)
+        loaded = load_if_intact(stage, name)
         if loaded is not None:
             return loaded
     return None
 
 
-def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
+def load_if_intact(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
     """Loads what was saved under this name; None if there is nothing or (with a warning) if it is damaged."""
     if not state_files.has_state(stage, name):
         return None
@@ -296,6 +296,6 @@ def stage_record(folder: Path, name: str) -> Values | None:
     return dict(values["record"])
 
 
-def without_clock(record: Values) -> Values:
+def without_times(record: Values) -> Values:
     """The record without times: equal for all runs of a configuration, resumed or not."""
     return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}

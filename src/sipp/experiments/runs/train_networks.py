@@ -41,7 +41,7 @@ from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
-from sipp.experiments.training.population import Member, Program, fits, make_program, train_together
+from sipp.experiments.training.population import Member, Program, can_train, make_program, train_together
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
@@ -65,22 +65,22 @@ def train_networks(context: RunContext) -> Generator[Stage, None, None]:
 
 def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
     """Trains a stage (and its parents, if they were damaged), and yields each when it is done."""
-    if finished(context.processes, context.stage_folder(stage)) is not None:
+    if finished_network(context.processes, context.stage_folder(stage)) is not None:
         return
     parent = parent_of(context.recipe.pipeline, stage)
     if parent is not None:
         yield from train_network(context, parent)  # normally done already
     prepared = _prepare(context, stage)
-    _stop_if_asked(context)
+    _stop_if_signalled(context)
     with training_stream(context.feed.device):
         started = _start(context, stage, prepared)
         _record(context, started, _train(context, started))
     yield stage
 
 
-def finished(processes: Processes, folder: Path) -> Network | None:
+def finished_network(processes: Processes, folder: Path) -> Network | None:
     """The network of a finished stage, None if it is not finished or damaged; removes leftover checkpoints."""
-    saved = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
+    saved = from_leader(processes, lambda: runs.load_if_intact(folder, runs.FINAL))
     if saved is None:
         return None
     from_leader(processes, lambda: runs.drop_checkpoints(folder))
@@ -90,14 +90,14 @@ def finished(processes: Processes, folder: Path) -> Network | None:
 def _prepare(context: RunContext, stage: Stage) -> Prepared:
     """The network that training starts from: loaded, or created and saved."""
     folder, clock, compiled = context.stage_folder(stage), time.monotonic(), compiling_seconds()
-    saved = from_leader(context.processes, lambda: runs.load_if_sound(folder, runs.START))
+    saved = from_leader(context.processes, lambda: runs.load_if_intact(folder, runs.START))
     if saved is not None:
         return Prepared(network_from_tensors(saved[0]), dict(saved[1]))
     if stage.method is None:
         prepared = Prepared(initial_network(context, stage.seed), {})
     else:
         parent = parent_of(context.recipe.pipeline, stage)
-        network = None if parent is None else finished(context.processes, context.stage_folder(parent))
+        network = None if parent is None else finished_network(context.processes, context.stage_folder(parent))
         prepared = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
     tensors, facts = prepared.network.tensors(), {**prepared.facts, "seconds": time.monotonic() - clock}
     if "part_seconds" in facts:
@@ -182,7 +182,7 @@ def _train_side_by_side(context: RunContext) -> Iterator[Stage]:
     depths = {stage: _depth(context.recipe.pipeline, stage) for stage in plan(context.recipe)}
     for depth in sorted(set(depths.values())):
         same = [stage for stage in depths if depths[stage] == depth]
-        todo = [stage for stage in same if finished(context.processes, context.stage_folder(stage)) is None]
+        todo = [stage for stage in same if finished_network(context.processes, context.stage_folder(stage)) is None]
         for first in range(0, len(todo), at_once):
             yield from _train_group(context, todo[first : first + at_once], programs)
 
@@ -202,7 +202,7 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
     with training_stream(context.feed.device):
         for stage in stages:
             group.append(_start(context, stage, _prepare(context, stage)))
-            _stop_if_asked(context)
+            _stop_if_signalled(context)
         if len({(started.state.epoch, started.state.step) for started in group}) > 1:
             # the run was killed while saving their checkpoints
             for stage in stages:
@@ -225,7 +225,7 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
 
         members = [Member(started.state, started.stage.seed, started.changes) for started in group]
         teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
-        if teachers or not programs or not fits(programs[-1], members, hyper):
+        if teachers or not programs or not can_train(programs[-1], members, hyper):
             programs[:] = [make_program(members, context.feed, hyper, teachers)]
         train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
         seconds = (time.monotonic() - began) / len(stages)
@@ -309,14 +309,14 @@ def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
     spec = None if context.recipe.retrain is None else context.recipe.retrain.distill
     if spec is None or stage.method is None:
         return None
-    dense = finished(context.processes, context.stage_folder(Stage(stage.seed, None, 0)))
+    dense = finished_network(context.processes, context.stage_folder(Stage(stage.seed, None, 0)))
     if dense is None:
         raise DataError(f"{stage.name} learns from the dense network, which is not done", fix="run the recipe again")
     model = module_of(context, dense).eval().requires_grad_(False)
     return Teacher(model, spec.weight, spec.temperature)
 
 
-def _stop_if_asked(context: RunContext) -> None:
+def _stop_if_signalled(context: RunContext) -> None:
     (asked,) = max_over_processes(context.processes, (context.stop_signal() or 0,))
     if asked:
         raise Interrupted(asked)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sipp.errors import OptionError
-from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merged
+from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merge
 from sipp.experiments.recipes.schema import Recipe
 from sipp.records.checking import first_problem, nearest
 
@@ -61,7 +61,7 @@ def load_study(name: str, *, form: Form = "short", settings: Sequence[str] = ())
     recipes = []
     for number, panel in enumerate(spec.short if form == "short" else spec.full, start=1):
         values = {"base": panel} if isinstance(panel, str) else panel
-        over = merged(spec.common, values)
+        over = merge(spec.common, values)
         recipes.append(derived_recipe(over, where=f"study {name!r}, {form}, recipe {number}", settings=settings))
     return Study(name, form, spec.description, spec.source, spec.claim, tuple(recipes))
 

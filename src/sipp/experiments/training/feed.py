@@ -82,7 +82,7 @@ def train_batches(
         )
         for offset, (images, labels) in enumerate(loaded):
             is_padding = index >= len(order) - offset * batch_size
-            yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+            yield start + offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
         return
     # Several batches at a time: fewer, larger GPU operations, and no synchronisation at each step.
     at_once = max(1, AHEAD // batch_size) * batch_size
@@ -92,7 +92,7 @@ def train_batches(
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
             drawn = [draw_shifts(n, torch.Generator().manual_seed(shift_seed)) for n, shift_seed in zip(sizes, seeds)]
             images = shift(images, join_shifts(drawn, images.device))
-        images, labels = _ready(feed, images, feed.data.labels[items])
+        images, labels = _to_device(feed, images, feed.data.labels[items])
         for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):
             if index < len(targets):
                 yield step, (batch[index::count], targets[index::count])
@@ -106,13 +106,13 @@ def eval_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) ->
     if isinstance(feed.data, FolderIndex):
         size = batch_size or FOLDER_EVAL_BATCH
         for images, labels in folder_batches(feed.data, items, mode="val", batch_size=size, n_workers=feed.n_workers):
-            yield _ready(feed, images, labels)
+            yield _to_device(feed, images, labels)
         return
     for chosen in items.to(feed.data.images.device).split(batch_size or EVAL_BATCH):
-        yield _ready(feed, feed.data.images[chosen], feed.data.labels[chosen])
+        yield _to_device(feed, feed.data.images[chosen], feed.data.labels[chosen])
 
 
-def _ready(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
+def _to_device(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
     """The batch on the device, as float32 (bytes are normalised)."""
     images = images.to(feed.device, non_blocking=True)
     if images.dtype == torch.uint8:

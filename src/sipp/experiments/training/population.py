@@ -100,7 +100,7 @@ def make_program(members: Sequence[Member], feed: Feed, hyper: Training, teacher
     return Program(stacked, optimizer, masks, sums, teacher, hyper, step)
 
 
-def fits(program: Program, members: Sequence[Member], hyper: Training) -> bool:
+def can_train(program: Program, members: Sequence[Member], hyper: Training) -> bool:
     """Whether a program can be reused: same number of members and hyperparameters, with masks or not, no teacher."""
     is_held = any(member.state.masks or member.changes is not None for member in members)
     alike = program.n_nets == len(members) and program.hyper == hyper and bool(program.masks) == is_held
@@ -123,7 +123,7 @@ def train_together(
             program.step(images, labels, learning_rate(hyper, epoch + number / n_all), len(labels))
             _change_masks(program, members, epoch * n_all + number + 1)
         is_tested = is_evaluated(hyper, epoch + 1)
-        tests = _evaluated(program, feed) if is_tested else [None] * len(members)
+        tests = _evaluate(program, feed) if is_tested else [None] * len(members)
         for member, sums, test in zip(members, program.sums.tolist(), tests):
             end_epoch(member.state, hyper, sums, test, n_all=n_all, seed=member.seed)
         program.sums.zero_()
@@ -194,13 +194,13 @@ def _batches(feed: Feed, hyper: Training, seeds: Sequence[int], epoch: int) -> I
         for seed in distinct
     ]
     for number, batches in enumerate(zip(*each)):
-        ready = [(_filled_up(images, hyper.precision), labels) for _, (images, labels) in batches]
+        ready = [(_pad_channels(images, hyper.precision), labels) for _, (images, labels) in batches]
         images = torch.cat([ready[place][0] for place in places], 1)
         labels = torch.stack([ready[place][1] for place in places], 1)
         yield number, images.contiguous(memory_format=torch.channels_last), labels
 
 
-def _filled_up(images: Tensor, precision: Precision) -> Tensor:
+def _pad_channels(images: Tensor, precision: Precision) -> Tensor:
     """On a GPU, pads images with zero channels up to what grouped kernels need."""
     if not images.is_cuda:
         return images
@@ -209,13 +209,13 @@ def _filled_up(images: Tensor, precision: Precision) -> Tensor:
 
 
 @torch.no_grad()
-def _evaluated(program: Program, feed: Feed) -> list[Accuracy | None]:
+def _evaluate(program: Program, feed: Feed) -> list[Accuracy | None]:
     """The test accuracy of every member, in eval mode."""
     n_nets, items, precision = program.n_nets, feed.splits.test, program.hyper.precision
     program.stacked.eval()
     totals = torch.zeros(n_nets, 3, dtype=torch.float64, device=feed.device)
     for images, labels in eval_batches(feed, items):
-        side_by_side = _filled_up(images, precision).repeat(1, n_nets, 1, 1)
+        side_by_side = _pad_channels(images, precision).repeat(1, n_nets, 1, 1)
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
         logits = logits_of(program.stacked, side_by_side, precision).unflatten(1, (n_nets, -1))
         targets = labels[:, None].expand(-1, n_nets)

@@ -126,13 +126,13 @@ def stack(models: Sequence[nn.Module]) -> nn.Module:
     for path, module in models[0].named_modules():
         if any(True for _ in module.children()) or isinstance(module, CHANNELWISE):
             continue
-        together = _stacked([model.get_submodule(path) for model in models], path)
+        together = _stack_modules([model.get_submodule(path) for model in models], path)
         parent, _, name = path.rpartition(".")
         setattr(stacked.get_submodule(parent), name, together)
     return stacked
 
 
-def _stacked(modules: Sequence[nn.Module], path: str) -> nn.Module:
+def _stack_modules(modules: Sequence[nn.Module], path: str) -> nn.Module:
     """One module that replaces those of all members at the same path."""
     first = modules[0]
     if isinstance(first, nn.Conv2d) and first.groups == 1 and first.dilation == (1, 1):

@@ -161,9 +161,9 @@ def _many_token_kernels(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], st
     if n_rows % two_of_four.ROWS or n_columns % two_of_four.COLUMNS or len(x) % two_of_four.TOKENS:
         sizes = f"{two_of_four.ROWS} rows, {two_of_four.COLUMNS} columns, {two_of_four.TOKENS} tokens"
         return [], f"2:4 needs multiples of {sizes}"
-    if not two_of_four.is_there():
+    if not two_of_four.is_available():
         return [], "2:4 needs cuSPARSELt, which this torch does not have"
-    fastest = two_of_four.fastest(two_of_four.compressed(weight), x)
+    fastest = two_of_four.fastest(two_of_four.compress(weight), x)
     return [partial(_two_of_four_kernel, algorithm=algorithm) for algorithm in {fastest, two_of_four.FIRST}], ""
 
 
@@ -173,7 +173,7 @@ def _is_two_of_four(weight: Tensor) -> bool:
 
 
 def _two_of_four_kernel(weight: Tensor, bias: Tensor | None, algorithm: int) -> LinearKernel:
-    packed = two_of_four.compressed(weight)
+    packed = two_of_four.compress(weight)
     return LinearKernel(
         f"2:4, kernel {algorithm}", lambda x, own: two_of_four.product(x, own[0], bias, algorithm), (packed,)
     )

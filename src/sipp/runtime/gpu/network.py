@@ -53,7 +53,7 @@ class CompiledOnGpu:
         return self.how != BY_STEPS
 
 
-def _why_off(outputs: Any, expected: Any) -> str:
+def _why_different(outputs: Any, expected: Any) -> str:
     """Why the steps cannot replace the network: their outputs differ on the example; empty if they agree."""
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
     for output, other in pairs:
@@ -136,7 +136,7 @@ class SparseOnGpu:
                 plan = make_plan(graph, inputs)
                 steps = plan.steps
                 by_steps = recording.Recorded(plan.run, inputs) if any(step.held for step in steps) else None
-                if by_steps is not None and not (why := _why_off(by_steps(inputs), as_called(inputs))):
+                if by_steps is not None and not (why := _why_different(by_steps(inputs), as_called(inputs))):
                     runners[BY_STEPS] = by_steps
         except RuntimeError as error:  # not recordable, such as a value that Python waits for
             why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"

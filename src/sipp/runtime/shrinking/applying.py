@@ -18,7 +18,7 @@ def apply(model: nn.Module, plan: ShrinkPlan) -> None:
     owners = _owners(model)
     grouped = {}
     for layer, is_needed, stays in zip(plan.layers, plan.is_needed, plan.read):
-        _take_over_constants(layer, is_needed, new)
+        _fold_constants(layer, is_needed, new)
         product = layer.product
         if product.groups > 1:
             weight = new[product.weight]
@@ -35,9 +35,9 @@ def apply(model: nn.Module, plan: ShrinkPlan) -> None:
     changed = []
     for name, values in new.items():
         if values.shape != tensors[name].shape or not torch.equal(values, tensors[name]):
-            changed += _replace(owners[id(tensors[name])], tensors[name], values)
+            changed += _reregister(owners[id(tensors[name])], tensors[name], values)
     for module in changed:
-        _describe(module)
+        _update_sizes(module)
 
 
 def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
-def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
+def _fold_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
     """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
     product = layer.product
     taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)
@@ -84,7 +84,7 @@ def _owners(model: nn.Module) -> dict[int, Owners]:
     return owners
 
 
-def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
+def _reregister(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
     """Replaces the tensor wherever it is registered; returns the modules."""
     is_parameter = isinstance(old, nn.Parameter)
     values = values.contiguous()
@@ -97,7 +97,7 @@ def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
     return [module for module, _ in owners]
 
 
-def _describe(module: nn.Module) -> None:
+def _update_sizes(module: nn.Module) -> None:
     """Updates the module's size attributes (in_features and the like) to its tensors."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape

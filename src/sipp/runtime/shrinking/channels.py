@@ -86,7 +86,7 @@ class Channels:
                 self.fixed.add(self.leaves[read])
             self.keep(self.values[read])
             if self.values[read] is not None or (read in self.leaves and len(shape_of(read)) > 1):
-                self.left_alone[_place(node)] = None
+                self.left_alone[_describe_node(node)] = None
 
 
 Rule = Callable[[Channels, Node], Axis | None]
@@ -133,7 +133,7 @@ def not_constant(n: int) -> Tensor:
     return torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
 
 
-def _place(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     """The operation of a node, and the module that calls it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     inside = stack[-1][0] if stack else ""

@@ -49,10 +49,10 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
     outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
-    _spread(needed, layers, inside, outside)
+    _mark_needed(needed, layers, inside, outside)
     kept = needed.clone()
     sides = {key: class_of[ids] for key, ids in channels.sides.items()}
-    while _fill(kept, layers, inside, outside, sides):
+    while _add_fillers(kept, layers, inside, outside, sides):
         pass
     return ShrinkPlan(
         {key: kept[side].nonzero().flatten() for key, side in sides.items()},
@@ -98,7 +98,7 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     return ReadingLayer(first, reads, constant, stand_in, is_constant)
 
 
-def _spread(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
+def _mark_needed(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
     """Marks channels needed by those already marked, until nothing changes."""
     before = -1
     while before < (before := int(needed.sum())):
@@ -110,7 +110,7 @@ def _spread(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], ou
             needed[reads[wanted]] = True
 
 
-def _fill(
+def _add_fillers(
     kept: Tensor,
     layers: list[ReadingLayer],
     inside: list[Tensor],

@@ -114,16 +114,16 @@ def _product(
 
 def reads_of(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
     """Which output reads which input channel: O x I, true for nonzero weights."""
-    return _whole((weight != 0).flatten(2).any(2) if weight.ndim > 2 else weight != 0, groups, is_transposed)
+    return _full_matrix((weight != 0).flatten(2).any(2) if weight.ndim > 2 else weight != 0, groups, is_transposed)
 
 
 def kernel_sums(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
     """The weight summed over the kernel window: O x I, float64."""
     sums = weight.double().flatten(2).sum(2) if weight.ndim > 2 else weight.double()
-    return _whole(sums, groups, is_transposed)
+    return _full_matrix(sums, groups, is_transposed)
 
 
-def _whole(blocks: Tensor, groups: int, is_transposed: bool) -> Tensor:
+def _full_matrix(blocks: Tensor, groups: int, is_transposed: bool) -> Tensor:
     """The full matrix O x I of a grouped one, which stores only its diagonal blocks."""
     if is_transposed:
         return blocks.T
@@ -206,7 +206,7 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
         ids = own
     if ids is None:
         return _keep_inputs(channels, node)
-    return Axis(dim, ids, _evaluated(node, constants, n_channels))
+    return Axis(dim, ids, _evaluate(node, constants, n_channels))
 
 
 def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
@@ -217,7 +217,7 @@ def _leaf_constant(value: Tensor, at: int, n_channels: int) -> Tensor:
     return value.double().flatten().expand(n_channels)
 
 
-def _evaluated(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Tensor:
+def _evaluate(node: Node, constants: dict[Node, Tensor], n_channels: int) -> Tensor:
     """The result of a pointwise operation on constant channels; NaN if an operand is not constant."""
     is_known = torch.stack([~constant.isnan() for constant in constants.values()]).all(0)
     target: Any = node.target
