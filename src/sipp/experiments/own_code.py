@@ -1,7 +1,7 @@
-"""A user's own network and data in a run, from code that is named on the command line.
+"""Loads a user's own network and data from code named on the command line.
 
-Names of code come from the command line only (`load_recipe` refuses them in a recipe's file), so that no file that was
-received from elsewhere decides what is run.
+Only the command line may name code (`load_recipe` refuses it in a recipe's file), so that no file from elsewhere can
+decide what is executed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def import_named(spec: str) -> Any:
 
 
 def own_network(spec: str) -> nn.Module:
-    """Calls the user's function and returns its network in train mode; its weights follow torch's global generator."""
-    model = _called(spec, "network")
+    """Calls the user's function and returns its network in train mode."""
+    model = _call_named(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
 
 
 def own_images(spec: str) -> ImageSet:
-    """Calls the user's function and returns its data: images N x C x H x W in float32 and labels from 0 on."""
-    tensors = _called(spec, "data")
+    """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
+    tensors = _call_named(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
@@ -59,13 +59,13 @@ def own_images(spec: str) -> ImageSet:
 
 
 def source_digest(spec: str) -> str:
-    """A digest of the file that holds the named code, so that a run is not resumed with other code."""
+    """A digest of the file with the named code, so that a run is not resumed with different code."""
     path = call_user_code(spec, "source", lambda: inspect.getsourcefile(import_named(spec)) or "")
     return f"{spec} source {sha256_of(call_user_code(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
-def _called(spec: str, what: str) -> Any:
-    """Calls the named function or class; refuses a network object, which all runs would share."""
+def _call_named(spec: str, what: str) -> Any:
+    """Calls the named function or class; refuses a network object, which all seeds would share."""
     maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):
         raise OptionError(f"{spec!r} is a {type(maker).__name__}, no function or class", fix=CALLABLE)
@@ -73,7 +73,7 @@ def _called(spec: str, what: str) -> Any:
 
 
 def call_user_code(spec: str, what: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns; OptionError if the user's code raises, or exits as a script does."""
+    """Returns work(); OptionError if the user's code raises or exits."""
     try:
         return work()
     except (Exception, SystemExit) as error:

@@ -18,13 +18,13 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import allowed, call_of, copies, guessed_call, off_by, own_tensors
+from sipp.runtime.examples import call_of, cloned, guess_call, output_difference, rounding_tolerance, without_aliases
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_of
-from sipp.runtime.shrinking.removing import Smaller, smaller
+from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
@@ -55,7 +55,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
-    call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
+    call = guess_call(own) if example is None else _on_device(own, without_aliases(*call_of(example)))
     expected = _outputs(own, call)
     if not any(isinstance(output, Tensor) for output in expected):
         raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
@@ -64,8 +64,8 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     channels, plan = _checked_plan(own, call, program)
     small = copy.deepcopy(own)
     apply(small, plan)
-    moved = off_by(_outputs(small, call), expected)
-    if not moved <= allowed(expected):
+    moved = output_difference(_outputs(small, call), expected)
+    if not moved <= rounding_tolerance(expected):
         raise _differs(moved)
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
@@ -99,7 +99,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     )
 
 
-def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, Smaller]:
+def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, ShrinkPlan]:
     """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
 
     A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
@@ -108,7 +108,7 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     precise = _float64_copy(own, call)
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
     trials = [(points, expected), *_more_points(net, points)]
-    most = allowed(expected) if precise is None else SAME
+    most = rounding_tolerance(expected) if precise is None else SAME
     cpu = {
         id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
     }  # shared ones stay shared
@@ -118,11 +118,11 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     moved = torch.inf
     for rules in (rule_of, without_views, without_numbers):
         channels = channels_of(program, tensors, regroups, rules)
-        plan = smaller(channels)
+        plan = plan_shrinking(channels)
         made = copy.deepcopy(net)
         apply(made, plan)
         try:
-            moved = max(off_by(_outputs(made, given), wanted) for given, wanted in trials)
+            moved = max(output_difference(_outputs(made, given), wanted) for given, wanted in trials)
         except SippError:  # it does not run
             continue
         if moved <= most:
@@ -132,7 +132,7 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
 
 def _outputs(model: nn.Module, call: Call) -> list[Any]:
     """All outputs for the example, in eval mode and with a fixed seed; buffers that the pass changes are restored."""
-    args, kwargs = copies(*call)
+    args, kwargs = cloned(*call)
     batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
     with torch.random.fork_rng(), scoring_mode(model, "running"):
         torch.manual_seed(0)

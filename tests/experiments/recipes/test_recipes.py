@@ -201,9 +201,9 @@ def test_any_text_is_plain_or_an_option_error(text: str) -> None:
 
 
 def test_a_recipe_that_was_changed_is_read_as_it_stands() -> None:
-    first = catalog._packaged("digits-iterative", ())
+    first = catalog._built_in("digits-iterative", ())
     epochs, first["train"]["epochs"] = first["train"]["epochs"], 0
-    assert catalog._packaged("digits-iterative", ())["train"]["epochs"] == epochs > 0
+    assert catalog._built_in("digits-iterative", ())["train"]["epochs"] == epochs > 0
 
 
 def test_settings_and_hash() -> None:

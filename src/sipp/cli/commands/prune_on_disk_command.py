@@ -1,4 +1,4 @@
-"""The command `sipp prune-on-disk`: a Hugging Face folder that may be larger than memory in, a sparse one out."""
+"""`sipp prune-on-disk`: prunes a Hugging Face folder that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sipp.cli.output import Answer
 
 @dataclass(frozen=True, kw_only=True)
 class OnDiskRequest:
-    """What the user asked for; each field is an option."""
+    """The options of the command; each field is one."""
 
     model: Annotated[str, option("hf:DIR, a Hugging Face folder with .safetensors.", MODEL_PANEL)]
     data: Annotated[
