@@ -132,6 +132,21 @@ def test_frames_of_a_convolution_folded_step_by_step() -> None:
         assert scores.sign_complexity == pytest.approx(complexity(model.m.weight, points), rel=1e-5)
 
 
+@pytest.mark.parametrize("call", [folded, transposed, time_major_fold])
+@pytest.mark.parametrize("n_points", [3, 5])
+def test_a_batch_that_reads_the_same_backwards_is_told_apart(
+    call: Callable[[nn.Module, Tensor], Tensor], n_points: int
+) -> None:
+    """Reversed it is itself, so two orders fit, and only points at other places tell which is theirs."""
+    square = randn(3, 3, WIDTH)
+    symmetric = square + square.flip(0)
+    copies = randn(1, 2, WIDTH).repeat(n_points, 1, 1)
+    for x in (copies, symmetric + symmetric.flip(1)):
+        model = Calls(layer_of(), call)
+        expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "mean")}
+        assert not oracle.disagreements(sipp.sensitivity(model, [x], reduce="mean"), expected)
+
+
 def test_an_order_that_nothing_explains_leaves_the_patches_together(caplog: pytest.LogCaptureFixture) -> None:
     model, x = Calls(layer_of(), shuffled), randn(N, 5, WIDTH)
     scores = scores_of(model, [x])

@@ -255,6 +255,34 @@ def test_other_precisions(dtype: torch.dtype, gain: float) -> None:
     assert is_masked(fixed) and all(p.dtype == dtype for p in fixed.model.parameters())
 
 
+def test_a_polish_in_float16_gains_as_much_as_one_in_float32() -> None:
+    """Adam's steps are summed up in float32: most are too small for 16 bits, and its epsilon is 0 in float16."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(8, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 5)).eval().half()
+    gains, data = [], points(600).half()
+    for one, x in ((dense, data), (copy.deepcopy(dense).float(), data.float())):
+        pruned = sipp.prune(one, None, keep=0.4, method="wt")
+        fixed, refit = (sipp.repair(one, pruned, list(x.split(60)), steps=steps) for steps in (100, 0))
+        assert done(fixed).polish.best > 0 and is_masked(fixed)  # type: ignore[union-attr]
+        assert all(p.grad is None and p.dtype == x.dtype for p in fixed.model.parameters())
+        gains.append(error(one, fixed.model, x) / error(one, refit.model, x))
+    assert gains[0] < 0.95 and abs(gains[0] - gains[1]) < 0.02
+
+
+def test_inputs_far_from_zero_are_refitted_as_near_ones_are() -> None:
+    """Their products in float32 hold little but the mean."""
+    torch.manual_seed(0)
+    near, x, errors = nn.Linear(8, 5), points(400), []
+    for offset in (0.0, 1e4):
+        dense = copy.deepcopy(near)
+        dense.bias.data -= offset * near.weight.data.sum(1)  # the same outputs
+        pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+        fixed, fresh = sipp.repair(dense, pruned, x[:200] + offset), x[200:] + offset
+        errors.append(float((fixed.model(fresh) - dense(fresh)).norm() / near(x[200:]).norm()))
+        assert not done(fixed).layers[0].left_alone
+    assert errors[0] < 1 and errors[1] < 1.02 * errors[0]
+
+
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_tiny_and_huge_inputs(scale: float) -> None:
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.records.numerics import exact_matmul
 from sipp.repairing import layer_fit, layer_search, moments, solving
-from sipp.repairing.moments import Moments
+from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.repair_options import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 
@@ -29,6 +29,22 @@ def moments_of(x_GKP: torch.Tensor, gap_GRP: torch.Tensor) -> Moments:
     sums.add(x_GKP, gap_GRP, gap_GRP)
     sums.n = float(x_GKP.shape[2])
     return sums
+
+
+def test_sums_of_patches_far_from_zero_keep_what_varies() -> None:
+    x_GKP, gap_GRP = patches(2, 7, 300, 0) + 3e4, patches(2, 3, 300, 1)
+    exact, sums = moments_of(x_GKP, gap_GRP), Moments.zeros(2, 3, 7, x_GKP.device)
+    for some in (slice(200), slice(200, 300)):
+        x, gap = x_GKP[..., some].float(), gap_GRP[..., some].float()
+        mean_GK1 = x.mean(-1, keepdim=True)
+        assert lie_far(x)
+        x -= mean_GK1
+        sums.add_inputs(x @ x.mT, x.sum(-1), mean_GK1, x.shape[-1])
+        sums.add_rows(x, gap, gap, mean_GK1)
+    sums.n = 300.0
+    for got, expected in zip((*sums.centred(), sums.xx_GKK), (*exact.centred(), exact.xx_GKK)):
+        assert bool(((got - expected).abs() <= 1e-3 * expected.abs().amax()).all())
+    assert lie_far(patches(2, 7, 300, 0)) is False and lie_far(x_GKP[..., :4]) is None
 
 
 @settings(max_examples=25, deadline=None)

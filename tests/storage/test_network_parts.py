@@ -92,6 +92,11 @@ def test_a_part_that_is_not_the_one_is_refused(damage: str, tmp_path: Path) -> N
         sipp.load(path)
     with pytest.raises(DataError, match="is one part of a network"):
         sipp.load(second)
+    if damage == "link":
+        before = (tmp_path / "elsewhere").stat()
+        with pytest.raises(DataError, match=f"{first.name}: is a symbolic link"):
+            sipp.save(pruned(), path, shard=1000)
+        assert (tmp_path / "elsewhere").stat().st_ino == before.st_ino  # a file that is replaced is another one
 
 
 def test_a_save_that_is_stopped_anywhere_leaves_the_old_or_the_new(

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sipp
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.records.network_hash import model_hash
-from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
+from sipp.storage import pruned_folder
+from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned
 from sipp.storage.tensors import metadata_in, tensors_to_bytes
 
@@ -45,6 +46,22 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     assert values["repair"] is True and values["model"] == "torch.nn.modules.container.Sequential"
 
 
+def test_inputs_that_are_too_many_for_a_header_are_left_out_with_a_word(
+    pruned: sipp.Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(pruned.seen) > 50 and len(read_pruned(sipp.save_folder(pruned, tmp_path / "a"))[0].seen) > 50 * 16
+    monkeypatch.setattr(pruned_folder, "MOST_SEEN", 50 * 16)
+    with pytest.warns(UserWarning, match="too many inputs"):
+        folder = sipp.save_folder(pruned, tmp_path / "b")
+    record, marks = read_pruned(folder)
+    assert (record.seen, record.seen_all, record.kept, marks) == ("", False, pruned.kept, ())
+
+
+def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
+    with pytest.raises(ModelError, match="100 MB"):
+        tensors_to_bytes({"a": torch.zeros(1)}, {RECORD_KEY: "x" * 100_000_001})
+
+
 def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
@@ -54,6 +71,22 @@ def test_a_certificate_says_what_was_dense(
     with pytest.raises(OptionError, match="another network"):
         sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", [RECORD_NAME, WEIGHTS_NAME])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_in_a_folder_of_others_is_not_written_through(
+    pruned: sipp.Pruned, tmp_path: Path, name: str, is_there: bool
+) -> None:
+    folder, mine = sipp.save_folder(pruned, tmp_path / "net"), tmp_path / "mine"
+    if is_there:
+        (folder / name).rename(mine)  # so that the folder is whole, with the link
+    before = mine.read_bytes() if is_there else None
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(mine)
+    with pytest.raises(OptionError, match=f"{name} is a symbolic link"):
+        sipp.save_folder(pruned, folder)
+    assert (mine.read_bytes() if mine.exists() else None) == before and (folder / name).is_symlink()
 
 
 def test_only_a_folder_of_the_same_kind_is_replaced(dense: nn.Module, pruned: sipp.Pruned, tmp_path: Path) -> None:

@@ -157,11 +157,15 @@ def _probe_few(
 
 
 def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
-    """The probe of all points of the batch, which are run twice, the second time at other places."""
+    """The probe of all points of the batch, which are run twice, the second time at other places.
+
+    And a third time, at others again, where these could not tell: reversed, a batch may be what it was.
+    """
     n_points, checked, alone = batch.n_points, set[str](), None
-    first, moved, placed = Recorder(), Recorder(), integers(0, n_points)
+    first = Recorder()
     watch, seen = Watch(layers, batch.where), _operations(layers, follows=True)
     _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, seen), norm_stats)
+    orders = orders_of(first, Recorder(), integers(0, n_points))
     for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
@@ -169,8 +173,9 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
             alone = placed, _run_hooked(model, layers, now, norm_stats)
         except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
             continue
-        break
-    orders = orders_of(first, moved, placed)
+        orders = orders_of(first, moved, placed)
+        if not any(found.is_tied and found.order == "together" for found in orders.values()):
+            break
     is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
     return Probe(orders, first.n_uses, alone, checked, batch if is_of_these else None)
 

@@ -158,6 +158,11 @@ def _refuse(gap: Gap, batch: Batch) -> None:
 
     What overflows in the layer is for the layers behind it to refuse.
     """
+    if bool(gap.values_BN.isnan().all()) and bool(torch.as_tensor(gap.squares()).isfinite().all()):
+        raise ModelError(
+            f"{gap.layer.label}: its output is nothing but NaN, although its inputs and weights are finite",
+            fix="look at its bias",
+        )
     distance_B, norm_B = _norms(_finite(gap.exact_off())), _norms(_finite(gap.values_BN))
     if bool((distance_B <= gap.tolerance * norm_B).all()):
         return

@@ -26,7 +26,7 @@ from sipp.inputs.patches import split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
-from sipp.repairing.moments import Moments, sums_of_products
+from sipp.repairing.moments import Moments, lie_far, sums_of_products
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
@@ -53,6 +53,7 @@ class LayerUsage:
     orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
     target_bytes: dict[str, int]
     strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
+    is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not told yet
 
 
 @dataclass
@@ -353,6 +354,7 @@ class Gatherer:
             if shared is None or known is not None
             else Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
         )
+        is_padded = use.counts_B is not None or use.real_BP is not None
         for windows in self.chunks(weight, use):
             n_patches = windows.shape[: 2 + use.n_position_dims].numel() // n_groups
             if not left or left[-1].shape != (n_groups, n_rows, n_patches):
@@ -360,18 +362,30 @@ class Gatherer:
                 return
             dense_GRP = left.pop().to(dtype)
             patches_GKP = patches_in(windows, use, dtype)
-            if known is None:
-                with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
-                    here.add_inputs(sums_of_products(patches_GKP, patches_GKP), patches_GKP.sum(-1))
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
+            mean_GK1 = None
+            if not is_padded and self._lies_far(weight, patches_GKP):  # padding has to stay 0
+                mean_GK1 = patches_GKP.mean(-1, keepdim=True)
+                patches_GKP -= mean_GK1
+            if known is None:
+                with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
+                    xx_GKK = sums_of_products(patches_GKP, patches_GKP)
+                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
             with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
-                moments.add_rows(patches_GKP, gap_GRP, dense_GRP)
+                moments.add_rows(patches_GKP, gap_GRP, dense_GRP, mean_GK1)
         if shared is not None:
             known = shared.keep(use.windows, here) if known is None else known
             moments.add_inputs(known.xx_GKK, known.x_GK)
         n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
         moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
+
+    def _lies_far(self, weight: Weight, patches_GKP: Tensor) -> bool:
+        """Whether the weight's inputs lie far from 0, which is asked once."""
+        known = self.usage.is_far
+        if known.get(weight.name) is None:
+            known[weight.name] = lie_far(patches_GKP)
+        return known[weight.name] is True
 
     def _run(
         self,

@@ -3,7 +3,9 @@
 For one row: patches x_p of the pruned network, gaps d_p = (dense output) - (pruned output), and a correction (c, b) of
 its kept weights and its intercept. The squared error over n patches is
     sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
-with dd, dx, d, xx, x the sums of products. The sums are float64, so pieces of any size may be added up.
+with dd, dx, d, xx, x the sums of products. The sums are float64, so pieces of any size may be added up. The products
+of a piece are float32, and would lose what varies in inputs that lie far from 0: of these the mean is taken out before,
+and put back in float64.
 """
 
 from __future__ import annotations
@@ -16,6 +18,17 @@ from torch import Tensor
 from sipp.records.numerics import BOUND_DTYPE
 
 PIECE = 4096  # patches of a piece on a GPU: one product over many patches is the work of a few of its processors
+FAR = 16.0  # deviations of a feature: a mean that is nearer to 0 costs float32 two of its seven digits, and is left in
+TELLING = 8  # patches at least that tell how far from 0 the inputs lie,
+ENOUGH = 256  # and about at most
+
+
+def lie_far(patches_GKP: Tensor) -> bool | None:
+    """Whether a feature of the patches lies far from 0, beside how much it varies; None: they are too few."""
+    if (n_patches := patches_GKP.shape[-1]) < TELLING:
+        return None
+    deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH)], -1, correction=0)
+    return bool((mean_GK.abs() > FAR * deviation_GK).any())
 
 
 def sums_of_products(a_GRP: Tensor, b_GKP: Tensor) -> Tensor:
@@ -62,15 +75,23 @@ class Moments:
         self.add_inputs(sums_of_products(patches_GKP, patches_GKP), patches_GKP.sum(-1))
         self.add_rows(patches_GKP, gap_GRP, dense_GRP)
 
-    def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor) -> None:
-        """Adds the sums that do not depend on the rows."""
+    def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
+        """Adds the sums that do not depend on the rows; of n patches less this mean, where there is one."""
         self.xx_GKK += xx_GKK
         self.x_GK += x_GK
+        if mean_GK1 is not None:
+            mean_GK1, x_GK1 = mean_GK1.to(BOUND_DTYPE), x_GK[..., None].to(BOUND_DTYPE)
+            crossed_GKK = (x_GK1 + n / 2 * mean_GK1) @ mean_GK1.mT
+            self.xx_GKK += crossed_GKK + crossed_GKK.mT
+            self.x_GK += n * mean_GK1[..., 0]
 
-    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
+    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
         """Adds the others."""
         self.dx_GRK += sums_of_products(gap_GRP, patches_GKP)
-        self.d_GR += gap_GRP.sum(-1)
+        gap_GR = gap_GRP.sum(-1)
+        if mean_GK1 is not None:
+            self.dx_GRK += gap_GR[..., None].to(BOUND_DTYPE) @ mean_GK1.mT.to(BOUND_DTYPE)
+        self.d_GR += gap_GR
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)
 

@@ -44,6 +44,52 @@ class _Round:
     weights: list[Tensor]
 
 
+@dataclass(frozen=True)
+class _Training:
+    """The parameters that are trained, and what Adam moves: themselves, or float32 copies of shorter ones.
+
+    Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16, where gradients are scaled up too.
+    """
+
+    parameters: list[nn.Parameter]
+    moved: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    @staticmethod
+    def of(parameters: list[nn.Parameter], learning_rate: float) -> _Training:
+        moved = [p if p.element_size() >= SCORE_DTYPE.itemsize else nn.Parameter(p.to(SCORE_DTYPE)) for p in parameters]
+        is_half = any(p.dtype == torch.float16 for p in parameters)
+        scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=is_half)
+        return _Training(parameters, moved, torch.optim.Adam(moved, lr=learning_rate), scaler)
+
+    def step(self, loss: Tensor) -> None:
+        """One step down the gradient of the loss."""
+        self.scaler.scale(loss).backward()
+        for parameter, moved in zip(self.parameters, self.moved):
+            moved.grad = None if parameter.grad is None else parameter.grad.to(moved.dtype)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._set(self.moved)
+
+    def values(self) -> list[Tensor]:
+        """Copies of the values as they are now."""
+        return [moved.detach().clone() for moved in self.moved]
+
+    def start_from(self, values: Sequence[Tensor]) -> None:
+        """Takes these values, and forgets what steps before them had gathered."""
+        self.optimizer.state.clear()
+        self._set(values)
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, moved, value in zip(self.parameters, self.moved, values):
+                for tensor in (moved, parameter):
+                    tensor.grad = None
+                    if tensor is not value:
+                        tensor.copy_(value)
+
+
 def polish(
     dense: nn.Module,
     repaired: nn.Module,
@@ -66,17 +112,16 @@ def polish(
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
     if not outputs_of(dense, split.fit[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
-    optimizer = torch.optim.Adam(trained, lr=learning_rate)
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
-    hold(repaired, masks, optimizer=optimizer)
-    before, rounds = [parameter.detach().clone() for parameter in trained], list[_Round]()
+    hold(repaired, masks)  # before the optimizer is made: what is masked has no gradient, so Adam never moves it
+    training = _Training.of(trained, learning_rate)
+    before, rounds = training.values(), list[_Round]()
 
     def added(is_mixed: bool) -> None:
-        _put_back(trained, before)
-        optimizer.state.clear()
+        training.start_from(before)
         batches = _training_batches(split.fit, seed, is_mixed=is_mixed)
-        rounds.append(_round(dense, repaired, split.validation, optimizer, batches, steps, learning_rate, progress))
+        rounds.append(_round(dense, repaired, split.validation, training, batches, steps, learning_rate, progress))
 
     try:
         added(is_mixed=False)
@@ -84,7 +129,7 @@ def polish(
             with suppress(DataError, ModelError):  # a network may refuse what lies between two of its inputs
                 added(is_mixed=True)
         best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
-        _put_back(trained, best.weights)
+        training.start_from(best.weights)
     finally:
         release(repaired)
         for parameter, flag in flags:
@@ -97,7 +142,7 @@ def _round(
     dense: nn.Module,
     model: nn.Module,
     validation: Sequence[Batch],
-    optimizer: torch.optim.Optimizer,
+    training: _Training,
     batches: Iterator[Batch],
     steps: int,
     learning_rate: float,
@@ -109,18 +154,17 @@ def _round(
     to the dense one already has a smaller rate; so has one that the first steps only took away from it: then they begin
     anew.
     """
-    (group,) = optimizer.param_groups
-    trained: list[nn.Parameter] = group["params"]
+    (group,) = training.optimizer.param_groups
     judged = outputs_of(dense, validation)
     best, best_step, since = error_of(model, validation, judged), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
-    kept = [parameter.detach().clone() for parameter in trained]
+    kept = training.values()
     taken, is_lowered = 0, False
     with progress_bar("polishing", steps, shown=progress) as advance:
         while taken < steps and since < PATIENCE:
             group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
             batch = next(batches)
-            _step(model, optimizer, batch, outputs_of(dense, [batch])(0))
+            _step(model, training, batch, outputs_of(dense, [batch])(0))
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
@@ -128,19 +172,11 @@ def _round(
                 since += 1
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
-                    kept = [parameter.detach().clone() for parameter in trained]
+                    kept = training.values()
                 elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
                     rate, since, is_lowered = LOWER * rate, 0, True
-                    optimizer.state.clear()
-                    _put_back(trained, kept)
+                    training.start_from(kept)
     return _Round(best, best_step, taken, rate, kept)
-
-
-def _put_back(trained: Sequence[nn.Parameter], kept: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(trained, kept):
-            parameter.copy_(value)
-            parameter.grad = None
 
 
 def _share_of_rate(done: float) -> float:
@@ -158,19 +194,17 @@ def _trained(model: nn.Module, masks: Mapping[str, Tensor]) -> list[nn.Parameter
     return list(found.values())
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, wanted: list[Tensor]) -> None:
+def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tensor]) -> None:
     """One step on one batch, in eval mode: no dropout, norms with their running statistics."""
     with ExitStack() as stack:
         stack.enter_context(scoring_mode(model, "running"))
         stack.enter_context(torch.enable_grad())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # it has no gradients in eval mode
-        optimizer.zero_grad(set_to_none=True)
         distance, size = squares(run_batch(model, fresh(batch)), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
-        (distance / size).backward()
-        optimizer.step()
+        training.step(distance / size)
 
 
 def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) -> Iterator[Batch]:

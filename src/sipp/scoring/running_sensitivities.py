@@ -196,16 +196,16 @@ class RunningSensitivities:
         windows, factors_TB = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
             windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
-        factors_TB = torch.from_numpy(factors_TB[:, points].astype(np.float32))
+        by_sign_TB = torch.from_numpy(factors_TB[:, points].astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
             maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = maxima.by_kernel[key], windows, use.n_position_dims
         if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
-            squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
+            squares_QB = self.kernel.max_ratios(*given, factors_TB=by_sign_TB)
         else:
-            squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
+            squares_QB = self.kernel.mean_ratios(*given, factors_TB=by_sign_TB, counts_B=_counts(use))
         self.norms.add(squares_QB, values.scale_B[points], points)
 
     def _add_mean(self, use: WeightUse, rows: slice, values: ValueRange, batch: Batch, n_uses: int) -> None:

@@ -52,7 +52,7 @@ def child_path(folder: Path, name: str) -> Path:
     """The path of `name` in `folder`; raises if a symbolic link is there, since it leads elsewhere."""
     path = folder / check_name(name)
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link: runs are read and written in place only", fix="remove it")
+        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="remove it")
     return path
 
 

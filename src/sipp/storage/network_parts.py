@@ -44,7 +44,10 @@ def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequen
     before, n_bytes = {part.name for part in _parts_of(path)}, len(content)
     for part, group in parts:
         packed, _ = pack(b"", *group, mark=PART_MARK)
-        write_atomic(_folder_of(path) / part.name, packed)
+        file = _folder_of(path) / part.name
+        if file.is_symlink():  # no reader follows it, and it may lead anywhere
+            raise DataError("is a symbolic link, and leads elsewhere", where=file, fix="remove it")
+        write_atomic(file, packed)
         n_bytes += len(packed)
     write_atomic(path, content)
     if before or parts:

@@ -18,7 +18,7 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 from sipp.records.certificate import OLDER, SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
-from sipp.storage.files import target_of_temporary, temporary_path, write_atomic
+from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
 from sipp.storage.tensors import metadata_in
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
@@ -143,6 +143,8 @@ def check_folder(path: Path, *, force: bool) -> None:
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
+    for name in (WEIGHTS_NAME, RECORD_NAME):
+        child_path(path, name)  # a folder that others made may hold links to the user's own files
     _check_new(path, PRUNED_FOLDER, force=force)
     if path.is_dir():
         check_place(path / WEIGHTS_NAME)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sipp.errors import DataError
+from sipp.errors import DataError, warn_caller
 from sipp.records.hashing import entries_hash, with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
@@ -30,8 +30,17 @@ OTHER_COPY = (
 )
 
 
+MOST_SEEN = 80_000_000  # bytes of hashes of the inputs that chose a network: a header takes 100 MB, with all else in it
+
+
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
     """Writes the network and its record into the folder, both or neither; returns {file: bytes}."""
+    if len(record["seen"]) > MOST_SEEN:
+        warn_caller(
+            "too many inputs chose this network to be listed in its record, so `sipp certify` can compare a holdout "
+            "with them only if they are given to it (--calibration)"
+        )
+        record = {**record, "seen": "", "seen_all": False}
     report = json.dumps(seal(json_value(record)), indent=1, allow_nan=False).encode()
     weights = tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report.decode()})
     check_folder(folder, force=force)

@@ -87,7 +87,12 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
         for name, value in tensors.items()
         if isinstance(value, Tensor)
     }
-    return save(plain, mark)
+    try:
+        return save(plain, mark)
+    except SafetensorError as error:
+        raise ModelError(
+            f"the names and the record do not fit into the header of a safetensors file, which takes 100 MB ({error})"
+        ) from error
 
 
 def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:

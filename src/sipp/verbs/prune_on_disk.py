@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
-from sipp.storage.files import file_hash, make_folder, read_json, sha256_of, write_json
+from sipp.storage.files import child_path, file_hash, make_folder, read_json, sha256_of, write_json
 from sipp.storage.renamed_weights import renamed_weights
 from sipp.storage.sharded_weights import (
     ShardedWeights,
@@ -395,12 +396,12 @@ class _OutputFolder:
     """The output folder: a journal of finished blocks, and the hidden states before the next block."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        self.folder, self.states_folder, self.task = folder, folder / WORK, task
+        self.folder, self.states_folder, self.task = folder, child_path(folder, WORK), task
 
     def begin(self) -> int:
         """The number of finished blocks; OptionError if the folder holds anything else."""
         make_folder(self.folder)
-        path = self.folder / JOURNAL
+        path = child_path(self.folder, JOURNAL)
         if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
         journal = read_json(path) if path.is_file() else {"finished": 0}
@@ -434,7 +435,7 @@ class _OutputFolder:
     def end(self, source: Path) -> None:
         """Copies the files that belong to the network (config, tokenizer), and deletes the states."""
         for path in companion_files(source, *CONFIGS):
-            if not (self.folder / path.name).exists():
+            if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.states_folder, ignore_errors=True)
 
