@@ -12,7 +12,7 @@ from oracles.refit import refit_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.records.numerics import exact_matmul
-from sipp.repairing import layer_fit, layer_search, moments, solving
+from sipp.repairing import layer_fit, layer_search, solving
 from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.repair_options import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
@@ -45,24 +45,6 @@ def test_sums_of_patches_far_from_zero_keep_what_varies() -> None:
     for got, expected in zip((*sums.centred(), sums.xx_GKK), (*exact.centred(), exact.xx_GKK)):
         assert bool(((got - expected).abs() <= 1e-3 * expected.abs().amax()).all())
     assert lie_far(patches(2, 7, 300, 0)) is False and lie_far(x_GKP[..., :4]) is None
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    n_rows=st.integers(0, 4),
-    fan_in=st.integers(1, 5),
-    n_patches=st.integers(1, 50),
-    n_pieces=st.integers(1, 9),
-)
-def test_a_product_in_pieces_is_the_product(seed: int, n_rows: int, fan_in: int, n_patches: int, n_pieces: int) -> None:
-    """As a GPU takes it."""
-    generator = torch.Generator().manual_seed(seed)
-    a_RP = torch.randn(n_rows, n_patches, generator=generator)
-    b_KP = torch.randn(fan_in, n_patches, generator=generator)
-    found_RK = moments._side_by_side(a_RP, b_KP, min(n_pieces, n_patches))
-    assert found_RK.dtype == torch.float64
-    assert torch.allclose(found_RK, a_RP.double() @ b_KP.double().T, atol=1e-5)
 
 
 @settings(max_examples=25, deadline=None)

@@ -26,7 +26,7 @@ from sipp.inputs.patches import split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
-from sipp.repairing.moments import Moments, lie_far, sums_of_products
+from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
@@ -370,8 +370,7 @@ class Gatherer:
                 patches_GKP -= mean_GK1
             if known is None:
                 with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
-                    xx_GKK = sums_of_products(patches_GKP, patches_GKP)
-                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
+                    here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1), mean_GK1, n_patches)
             with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
                 moments.add_rows(patches_GKP, gap_GRP, dense_GRP, mean_GK1)
         if shared is not None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from sipp.records.numerics import BOUND_DTYPE
 
-PIECE = 4096  # patches of a piece on a GPU: one product over many patches is the work of a few of its processors
 FAR = 16.0  # deviations of a feature: a mean that is nearer to 0 costs float32 two of its seven digits, and is left in
 TELLING = 8  # patches at least that tell how far from 0 the inputs lie,
 ENOUGH = 256  # and about at most
@@ -29,23 +28,6 @@ def lie_far(patches_GKP: Tensor) -> bool | None:
         return None
     deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH)], -1, correction=0)
     return bool((mean_GK.abs() > FAR * deviation_GK).any())
-
-
-def sums_of_products(a_GRP: Tensor, b_GKP: Tensor) -> Tensor:
-    """The sums over patches of a b', G x R x K."""
-    n_pieces = a_GRP.shape[-1] // PIECE
-    if a_GRP.is_cuda and n_pieces > 1 and len(a_GRP) == 1:
-        return _side_by_side(a_GRP[0], b_GKP[0], n_pieces)[None]
-    return a_GRP @ b_GKP.mT
-
-
-def _side_by_side(a_RP: Tensor, b_KP: Tensor, n_pieces: int) -> Tensor:
-    """The product a b' of one group: products of pieces, and what is left of the patches, added up in float64."""
-    size = a_RP.shape[1] // n_pieces
-    n_even = n_pieces * size
-    a_SRP, b_SKP = (some[:, :n_even].unflatten(1, (n_pieces, size)).transpose(0, 1) for some in (a_RP, b_KP))
-    rest_RK = a_RP[:, n_even:] @ b_KP[:, n_even:].T
-    return torch.bmm(a_SRP, b_SKP.mT).sum(0, dtype=BOUND_DTYPE).add_(rest_RK)
 
 
 @dataclass
@@ -72,7 +54,7 @@ class Moments:
 
     def add(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
         """Adds a chunk of patches, the gaps there and the dense outputs. Padding is zero in all three."""
-        self.add_inputs(sums_of_products(patches_GKP, patches_GKP), patches_GKP.sum(-1))
+        self.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
         self.add_rows(patches_GKP, gap_GRP, dense_GRP)
 
     def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
@@ -87,7 +69,7 @@ class Moments:
 
     def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
         """Adds the others."""
-        self.dx_GRK += sums_of_products(gap_GRP, patches_GKP)
+        self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:
             self.dx_GRK += gap_GR[..., None].to(BOUND_DTYPE) @ mean_GK1.mT.to(BOUND_DTYPE)
