@@ -26,6 +26,7 @@ class WeightUse:
     attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
     steps_first: bool = False  # the input lay steps x points, and was turned
     real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: all are real
+    is_own_copy: bool = False  # the windows view memory that the model does not have, and cannot write to
 
 
 @dataclass(frozen=True)

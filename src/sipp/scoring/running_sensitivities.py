@@ -25,7 +25,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
-from sipp.scoring.kernels import checks, float64_kernel
+from sipp.scoring.kernels import float64_kernel
 from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms
 
@@ -81,8 +81,6 @@ class RunningSensitivities:
         """
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
-        sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
-        checks.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
