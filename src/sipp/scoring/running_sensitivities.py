@@ -200,10 +200,10 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors_TB = use.windows, values.factors_TB
+        windows, factors = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
-            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
-        factors_TB = torch.from_numpy(factors_TB[:, points].astype(np.float32))
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
+        factors_TB = torch.from_numpy(factors[:, points].astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
