@@ -55,8 +55,8 @@ class ValueRange:
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
-        positives_B, negatives_B = self.signs_TB[:, points]
-        return bool(positives_B.any()), bool(negatives_B.any())
+        positive_B, negative_B = self.signs_TB[:, points]
+        return bool(positive_B.any()), bool(negative_B.any())
 
 
 def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:

@@ -26,6 +26,7 @@ class WeightUse:
     attributed: bool = True  # False: patches cannot be assigned to points; B is 1 for the whole batch
     steps_first: bool = False  # the input was steps x points, and was transposed
     real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: no padding
+    is_own_copy: bool = False  # the windows view memory that the model does not have, and cannot write to
 
 
 @dataclass(frozen=True)

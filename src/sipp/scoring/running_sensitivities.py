@@ -25,7 +25,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
-from sipp.scoring.kernels import checks, float64_kernel
+from sipp.scoring.kernels import float64_kernel
 from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms
 
@@ -81,8 +81,6 @@ class RunningSensitivities:
         """
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
-        sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
-        checks.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
@@ -193,19 +191,19 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors_TB = use.windows, values.factors_TB
+        windows, factors = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
-            windows, factors_TB = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
-        by_sign_TB = torch.from_numpy(factors_TB[:, points].astype(np.float32))
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
+        factors_TB = torch.from_numpy(factors[:, points].astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
             maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = maxima.by_kernel[key], windows, use.n_position_dims
         if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
-            squares_QB = self.kernel.max_ratios(*given, factors_TB=by_sign_TB)
+            squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
-            squares_QB = self.kernel.mean_ratios(*given, factors_TB=by_sign_TB, counts_B=_counts(use))
+            squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
         self.norms.add(squares_QB, values.scale_B[points], points)
 
     def _add_mean(self, use: WeightUse, rows: slice, values: ValueRange, batch: Batch, n_uses: int) -> None:

@@ -161,7 +161,7 @@ class _Seen:
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
             waits = _answers_late(use.windows)
-            if waits:
+            if waits and not use.is_own_copy:
                 use = replace(use, windows=copied(use.windows))
             values = values_later(use.windows, mine.kernel.extremes)
             self.take_waiting()
