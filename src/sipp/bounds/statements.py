@@ -212,7 +212,7 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
 def network_epsilon(
     scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
 ) -> tuple[float | None, dict[str, float]]:
-    """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
+    """epsilon of T12 and the kappas by weight name; None if a layer's norms are unknown.
 
     Without a holdout, each layer contributes its largest Q_l(x) / ||f(x)|| over S. With one, which the pruning has not
     seen, eps(x) is computed for each point, and the largest is taken.

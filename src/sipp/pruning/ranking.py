@@ -37,13 +37,13 @@ N_SAMPLE = 32  # points on which the output of a cut is measured
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """Scores every prunable weight by one method.
 
-    `statements` also computes what only statements need: sensitivities beside the scores of a baseline (T17), and the
-    measured constant (T19).
+    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17),
+    and the measured constant (T19).
     """
     check_flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )

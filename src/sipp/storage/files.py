@@ -103,9 +103,9 @@ def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | No
         os.fsync(file.fileno())
 
 
-def publish(made: Path, path: Path) -> None:
+def publish(unfinished: Path, path: Path) -> None:
     """Renames a complete file or folder to its final name, atomically, and syncs the rename to disk."""
-    os.replace(made, path)
+    os.replace(unfinished, path)
     sync_folder(path.parent)
 
 
@@ -157,11 +157,11 @@ def _plain_file(path: Path) -> os.stat_result | None:
 
 def _remove_stale(path: Path) -> None:
     """Removes temporary files of killed writers, which are older than a day."""
-    for beside in path.parent.iterdir():
-        if target_of_temporary(beside) == path.name:
-            status = beside.lstat()
+    for neighbour in path.parent.iterdir():
+        if target_of_temporary(neighbour) == path.name:
+            status = neighbour.lstat()
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > DAY_S:
-                beside.unlink()
+                neighbour.unlink()
 
 
 def sync_folder(folder: Path) -> None:

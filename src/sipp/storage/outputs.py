@@ -24,7 +24,7 @@ from sipp.storage.tensors import metadata_in
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
 RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
-BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
+BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores

@@ -86,8 +86,8 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
                 fix=f"call it {meant!r}" if meant in parameters else "",
             )
         if not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
-            found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
+            actual = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {actual}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ModelError(f"masks: {name!r} holds values other than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)

@@ -51,7 +51,7 @@ from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
-LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
+LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
 @explain_unknown_options
@@ -83,8 +83,8 @@ def compare(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> found = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
-        >>> found.best(0.8).method, found.n_points, len(found.rows)
+        >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
+        >>> comparison.best(0.8).method, comparison.n_points, len(comparison.rows)
         ('wt', 50, 4)
     """
     check_repair(repair)
@@ -99,8 +99,8 @@ def compare(
     choosing, judging = _points(task, holdout)
     named_methods = named_methods or {name: name for name in _usual(choosing)}
     judge = partial(_judged, task.model, judging, output)
-    # The dense network is judged first: this one line of the ledger stands for all looks at the holdout, and no holdout
-    # point may be among those that choose.
+    # The dense network is judged first: its line in the ledger counts for the whole comparison, and it is checked that
+    # no holdout point chooses weights.
     baseline = judge(task.model, known=None if holdout is None else choosing, ledger=ledger)
     task = task.with_points(None, choosing)
     if baseline.why_no_accuracy and baseline.same is not None:

@@ -29,7 +29,6 @@ from sipp.pruning.averages import (
     Watched,
     averages_to_watch,
     checked_averages,
-    hold_all,
     refuse_failed,
     refuse_updated,
 )
@@ -160,11 +159,11 @@ def gradual(
             with adapters_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            watched = (
-                watched if path else averages_to_watch(model, average)
-            )  # a copy that is made later holds by itself
+            if not path:  # an average that is made after the first masks copies them
+                watched = averages_to_watch(model, average)
             hold(model, masks, optimizer=optimizer)
-            hold_all(averages, masks)
+            for averaged in averages:
+                hold(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
     return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
@@ -230,7 +229,7 @@ def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: 
 def _checked_model(
     model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
 ) -> tuple[int, int]:
-    """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
+    """The numbers of prunable weights before and after; raises if masks of the model are already held."""
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):

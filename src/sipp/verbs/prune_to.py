@@ -284,7 +284,7 @@ class _Walker:
         self.has_positions: bool | None = None if tolerance.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
-        """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
+        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
         batch = next(held_out(holdout).batches())
         with scoring_mode(self.ranking.model, "running"):
             whole = run_model(self.ranking.model, batch, self.output)

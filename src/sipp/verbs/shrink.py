@@ -100,10 +100,10 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
 
 
 def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, Smaller]:
-    """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
+    """Which channels stay, checked on the example in float64, where rounding hides nothing, and on a doubled batch.
 
-    A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
-    shows: where it fails with fewer channels, more of them are left alone.
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
+    shows. If it fails with fewer channels, more of them are kept.
     """
     precise = _float64_copy(own, call)
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
@@ -119,10 +119,10 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     for rules in (rule_of, without_views, without_numbers):
         channels = channels_of(program, tensors, regroups, rules)
         plan = smaller(channels)
-        made = copy.deepcopy(net)
-        apply(made, plan)
+        small = copy.deepcopy(net)
+        apply(small, plan)
         try:
-            moved = max(off_by(_outputs(made, given), wanted) for given, wanted in trials)
+            moved = max(off_by(_outputs(small, inputs), outputs) for inputs, outputs in trials)
         except SippError:  # it does not run
             continue
         if moved <= most:
