@@ -46,7 +46,7 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
         if getattr(copied, "use_buffers", False):
             raise OptionError(
-                "the average takes in buffers, and held masks are such",
+                "the average includes buffers, and held masks are buffers",
                 fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
             )
     return averages

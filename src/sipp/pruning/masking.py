@@ -292,7 +292,9 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 def _refuse_sparse(grad: Tensor | None, name: str) -> None:
     if grad is not None and grad.layout is not torch.strided:
-        raise ModelError(f"the gradient of {name!r} is sparse, a held one needs dense ones", fix="set sparse=False")
+        raise ModelError(
+            f"the gradient of {name!r} is sparse; a held parameter needs dense gradients", fix="set sparse=False"
+        )
 
 
 def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:

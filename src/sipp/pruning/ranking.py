@@ -109,7 +109,7 @@ def checked_method(options: PruneOptions) -> MethodInfo:
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
-            f"method={info.name!r} draws weights, and a pattern says which ones there may be",
+            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )

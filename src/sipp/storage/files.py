@@ -221,11 +221,11 @@ def read_sealed(path: Path, data: bytes | None = None) -> Values:
     try:
         content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
+        raise DataError(f"is not valid JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(
-            "its checksum does not fit its content; it was changed after it was written, or cut", where=path
+            "its checksum does not match its content; it was changed after it was written, or truncated", where=path
         )
     return content
 

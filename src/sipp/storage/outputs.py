@@ -103,7 +103,7 @@ def refuse_input(path: Path, option: str, read: Path) -> None:
 def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
     """Raises if the path exists, unless it is of this kind and --force is given."""
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
+        raise OptionError(f"{path} is a symbolic link", fix="give the path that it points to")
     if not path.exists() or (path.is_dir() and all(target_of_temporary(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():

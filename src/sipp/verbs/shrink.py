@@ -58,7 +58,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
     expected = _outputs(own, call)
     if not any(isinstance(output, Tensor) for output in expected):
-        raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
+        raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         program = program_of(own, *call, is_plain=False)
     channels, plan = _checked_plan(own, call, program)
@@ -166,7 +166,7 @@ def _differs(moved: float) -> ModelError:
     )
     return ModelError(
         f"the smaller network {how} on the example, so it is not returned",
-        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
+        fix="make sure that forward uses no fixed channel counts and nothing random, and returns finite numbers",
     )
 
 
