@@ -58,7 +58,7 @@ class PointComparisons(NamedTuple):
     pruned_loss: Tensor
 
 
-def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)

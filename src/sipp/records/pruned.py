@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.binomial import upper_limit
-from sipp.records.display import number_up, percent_up, sure
+from sipp.records.display import how_sure, number_up, percent_up
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
@@ -46,7 +46,7 @@ class Coverage:
     q: int  # number of maxima used together
 
     def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} inputs)"
+        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -129,13 +129,13 @@ class Measured:
     def __str__(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
-        two = f"{sure(self.joint_confidence)} (two checks)"
+        two = f"{how_sure(self.joint_confidence)} (two checks)"
         few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
             f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
             f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
-            f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
-            f"bound, {two}"
+            f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
+            f"measured bound, {two}"
         )
         if self.left_out:
             text += f"; {WEIGHTS_ALONE.format(self.left_out)}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.hashing import with_buffers
@@ -241,7 +241,7 @@ def contents_of(
         statements_about="values before rounding" if index.is_moved else "stored values",
         certificate=certificate,
         certificate_about=about,
-        breaking_pattern=None if pattern is None else breaking(masks, pattern_of(pattern)),
+        breaking_pattern=None if pattern is None else breaking_pattern(masks, pattern_of(pattern)),
         buffers_hash=index.buffers_hash,
     )
 

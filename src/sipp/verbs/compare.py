@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import COMPARING, ledger_lines
-from sipp.certificates.measures import PointComparisons, compared
+from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs.batches import as_given, points_at
@@ -167,7 +167,7 @@ def _judged(
         dense,
         other,
         judging,
-        lambda f, g, batch: compared(f, g, batch, why),
+        lambda f, g, batch: compare_outputs(f, g, batch, why),
         output,
         known,
         ledger=ledger,

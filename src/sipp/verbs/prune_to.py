@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from sipp.certificates.claims import Tolerance, tolerance_of
 from sipp.certificates.evidence import (
     Survey,
-    changed,
+    changed_data_error,
     follows_positions,
-    held_out,
+    holdout_data,
     measure_outputs,
     read_again,
     refuse_dependent,
@@ -198,7 +198,7 @@ def prune_to_with(
     )  # no `claim`: the walk is already in the ledger
     certificate = tolerance.certificate(outputs)
     if certificate.data_hash != points.facts["data_hash"]:
-        raise changed("holdout")
+        raise changed_data_error("holdout")
     if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
         return _dense_result(
             ranking.model,
@@ -285,7 +285,7 @@ class _Walker:
 
     def check_independence(self, holdout: Any) -> None:
         """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
-        batch = next(held_out(holdout).batches())
+        batch = next(holdout_data(holdout).batches())
         with scoring_mode(self.ranking.model, "running"):
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)

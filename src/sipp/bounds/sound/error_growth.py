@@ -86,7 +86,7 @@ def nan_as_inf(error_B: Tensor) -> Tensor:
     return torch.where(torch.isnan(error_B), torch.full_like(error_B, math.inf), error_B)
 
 
-def folds(call: Call) -> bool:
+def can_fold_batchnorm(call: Call) -> bool:
     """Whether a call is a linear map with fixed weights, whose rows are the channels of a BatchNorm after it."""
     if isinstance(call.options.get("weight"), ValueAndError) or isinstance(call.options.get("bias"), ValueAndError):
         return False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from sipp.bounds.sound.error_growth import Effect, effect, folds, norm_B
+from sipp.bounds.sound.error_growth import Effect, can_fold_batchnorm, effect, norm_B
 from sipp.bounds.sound.known_operations import (
     METADATA,
     MOVEMENTS,
@@ -24,9 +24,9 @@ from sipp.bounds.sound.known_operations import (
     ValueAndError,
     in_place,
     module_of,
+    name_in_model,
     named_options,
     op_name,
-    spelling,
 )
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.bounds.sound.tracing import Inputs, TracedNetworks, same_output, trace
@@ -158,14 +158,14 @@ def _step(
         if op == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
         call, overwrites = _call(node, op, traced, args, kwargs)
-        if foldable and folds(call):
+        if foldable and can_fold_batchnorm(call):
             return ValueAndError(call.value, torch.full_like(call.input.error_B, math.inf), call)
         done = effect(call)
         result = _with_error(call.value, done)
         if overwrites:
             _overwrite(values, uses, call.input, result)
     except NoBound as why:
-        raise NoBound(f"op {spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
+        raise NoBound(f"op {name_in_model(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
     before = call.options.get("input")
     name = f"{before.affine.op}+{op}" if isinstance(before, ValueAndError) and before.affine is not None else op
     worst = (float(done.injected_B.max()), float(done.error_B.max()))

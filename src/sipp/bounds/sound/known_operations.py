@@ -215,7 +215,7 @@ def op_name(node: Node, root: GraphModule) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def spelling(node: Node, root: GraphModule) -> str:
+def name_in_model(node: Node, root: GraphModule) -> str:
     """An operation's name as the model's author knows it."""
     return type(root.get_submodule(str(node.target))).__name__ if node.op == "call_module" else op_name(node, root)
 
