@@ -37,7 +37,7 @@ CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
-    """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
+    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
     magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
     if p == 0:
         return magnitudes

@@ -209,7 +209,7 @@ def _without_copies(aside: Data, chosen: Data) -> Data:
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Refuses a ledger that cannot be read, or that comes without a holdout."""
+    """Raises if the ledger cannot be read, or if there is no holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
@@ -217,7 +217,7 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None
 
 
 def _by_name(methods: Sequence[Method]) -> dict[str, Method]:
-    """{name in the table: method}; refuses two functions with one name."""
+    """{name in the table: method}; raises if two functions have one name."""
     by_name: dict[str, Method] = {}
     for method in _checked_list("methods", methods):
         if by_name.setdefault(method_of(method).name, method) != method:
@@ -233,7 +233,7 @@ def _usual(data: Data) -> tuple[str, ...]:
 
 
 def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
-    """The options with the cross-entropy of the output that is compared, where no loss was given."""
+    """The options with the cross-entropy of the compared output as loss, if no loss is given."""
     if output is None or scoring.loss is not None:
         return scoring
     pick = output if callable(output) else itemgetter(output)
@@ -255,7 +255,7 @@ def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired:
 
 
 def _checked_list(name: str, value: Any) -> Sequence[Any]:
-    """The value, if it is a list or a tuple with something in it."""
+    """The value, if it is a non-empty list or tuple."""
     if not isinstance(value, list | tuple) or not value:
         raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
     return value

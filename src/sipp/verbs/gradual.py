@@ -84,19 +84,19 @@ class Gradual:
         return view(title, table_html(table, bars=("keep",)))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights left over the steps, on `ax` or on new axes, and gives them."""
+        """Draws the share of weights left over the steps, on `ax` or on new axes; returns the axes."""
         steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
         return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
 
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
-    """{steps done: t} of the cuts; where two fall on one step, the later t counts. The last t is 1."""
+    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
     times = [k / cuts for k in range(1, cuts + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 
 
 def budget_at(t: float, n_weights: int, last: int) -> int:
-    """How many of n_weights are left at time t of the schedule, at whose end `last` are."""
+    """How many of `n_weights` are left at time t of the schedule, which ends with `last`."""
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 

@@ -1,4 +1,4 @@
-"""`prune`: a pruned copy of a model, and what the pruning costs."""
+"""`prune`: makes a pruned copy of a model, and records what the pruning costs."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _repair_options(options: PruneOptions, model: nn.Module, progress: bool) -> 
 def _check_options(
     options: PruneOptions, data: Data | None, repairs: Sequence[Repairing | Fitting], *, has_holdout: bool
 ) -> None:
-    """Refuses options that would have no effect, and data that cannot be read as often as they need."""
+    """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
     if not options.statements and has_holdout:
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"

@@ -291,7 +291,7 @@ class _Walker:
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
 
     def record(self, budget: int) -> Pruned:
-        """The network of a level, as `prune` gives it."""
+        """The network of a level, as `prune` returns it."""
         seed = self.options.seed
         if self.split is None:
             return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
@@ -416,7 +416,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
 
 
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Refuses a holdout that can be read only once, anything but a model, and a ledger that cannot be read."""
+    """Raises if the holdout can be read only once, if `model` is no model, or if the ledger cannot be read."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
