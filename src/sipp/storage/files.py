@@ -221,7 +221,7 @@ def read_sealed(path: Path, data: bytes | None = None) -> Values:
     try:
         content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not valid JSON ({error}); it was changed or truncated", where=path) from error
+        raise DataError(f"is not whole JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(

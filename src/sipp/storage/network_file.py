@@ -214,7 +214,7 @@ def read_index(code: memoryview, n_data: int, where: Path) -> Index:
     if index.parts and n_data == 0:
         n_data = sum(part.n_bytes for part in index.parts)
     if sum(entry.n_bytes for entry in index.tensors) != n_data:
-        raise DataError(f"its tensors do not fit its {n_data:,} bytes of data; save it again", where=where)
+        raise DataError(f"its tensors need other bytes than the {n_data:,} there are; save it again", where=where)
     return index
 
 
