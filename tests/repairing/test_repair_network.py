@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.allocation.largest_scores import obeys
+from sipp.allocation.largest_scores import obeys_pattern
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
@@ -328,7 +328,7 @@ def test_budgets_rows_and_patterns() -> None:
     masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
     for way in ("joint", "alps", "sparsegpt"):
         made = repair(net, masks, parts_of(points), pattern=Pattern(2, 4), method=way)
-        assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
+        assert all(obeys_pattern(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
         assert (
             any(layer.mask_origin == "searched" and layer.moved for layer in made.layers)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import sipp
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
@@ -149,7 +149,7 @@ def test_a_repair_keeps_the_pattern_from_files_to_files(kind: str, tmp_path: Pat
     found = on_disk(model, data, tmp_path, pattern="2:4", repair=True)
     masks = {name: found.get_parameter(name) != 0 for name in cut.masks}
     assert sum(int(mask.sum()) for mask in masks.values()) == cut.kept
-    assert not breaking(masks, pattern_of("2:4"))
+    assert not breaking_pattern(masks, pattern_of("2:4"))
 
 
 def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> None:

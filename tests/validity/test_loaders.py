@@ -126,10 +126,10 @@ def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypa
     monkeypatch.setitem(
         WALK,
         "read_again",
-        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.held_out(data).batches()),
+        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_data(data).batches()),
     )
     monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
-    monkeypatch.setitem(WALK, "changed", lambda role: AssertionError("seen by the certificate"))
+    monkeypatch.setitem(WALK, "changed_data_error", lambda role: AssertionError("seen by the certificate"))
     with pytest.raises(AssertionError, match="seen by the certificate"):
         false_walks(change, N_BROKEN)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning import cutting, ranking
@@ -99,7 +99,7 @@ def test_statements_speak_of_the_network_that_was_found() -> None:
 def test_a_pattern_is_obeyed() -> None:
     joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
     weights = {name: joint.model.get_parameter(name) for name in joint.masks}
-    assert not breaking(joint.masks, pattern_of("2:4")) and not breaking(weights, pattern_of("2:4"))
+    assert not breaking_pattern(joint.masks, pattern_of("2:4")) and not breaking_pattern(weights, pattern_of("2:4"))
     assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
 
 

@@ -252,12 +252,12 @@ def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:
     return mask.view(n_rows, n_groups * pattern.m)[:, :fan_in].contiguous()
 
 
-def obeys(weight_FK: Tensor, pattern: Pattern) -> bool:
+def obeys_pattern(weight_FK: Tensor, pattern: Pattern) -> bool:
     """Whether every group of m has at most n non-zero (or True) entries."""
     return bool((_groups(weight_FK != 0, pattern.m, fill=0).sum(2) <= pattern.n).all())
 
 
-def breaking(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
+def breaking_pattern(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
     """The names of masks or weights that break the pattern; empty if all obey it.
 
     Rows lie along the first axis; a matrix that is stored transposed (inputs x outputs) may obey it along its columns.
@@ -265,7 +265,7 @@ def breaking(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
     names = []
     for name, tensor in tensors.items():
         matrix_FK = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        if not obeys(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys(matrix_FK.t(), pattern)):
+        if not obeys_pattern(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys_pattern(matrix_FK.t(), pattern)):
             names.append(name)
     return names
 

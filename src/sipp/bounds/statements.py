@@ -120,12 +120,12 @@ def _measured(
     A sampled row is bounded by its actual values (T17), because T6 is proved for T4's C only.
     """
     scores = ranking.scores
-    measured = None if scores is None else measure(scores, ranking.options.confidence)
+    measured = None if scores is None else measure_constant(scores, ranking.options.confidence)
     if scores is None or measured is None or measured.c_constant is None:
         return measured, [None] * len(cut.rows)
     eps: list[float] = []
     for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
-        first_FK = floored(layer).cpu()
+        first_FK = floored_sensitivity(layer).cpu()
         eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=measured.c_constant).max()))
     delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
     measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
@@ -212,7 +212,7 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
 def network_epsilon(
     scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
 ) -> tuple[float | None, dict[str, float]]:
-    """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
+    """epsilon of T12 and the kappas by weight name; None if a layer's norms are unknown.
 
     Without a holdout, each layer contributes its largest Q_l(x) / ||f(x)|| over S. With one, which the pruning has not
     seen, eps(x) is computed for each point, and the largest is taken.
@@ -281,7 +281,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 
-def floored(layer: LayerScores) -> Tensor:
+def floored_sensitivity(layer: LayerScores) -> Tensor:
     """s_j on S1 (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
 
     For a row that no point of S1 reached the maximum is taken as 1, which ratios cannot exceed.
@@ -292,7 +292,7 @@ def floored(layer: LayerScores) -> Tensor:
     return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
 
 
-def measure(scores: Scores, confidence: float) -> Measured:
+def measure_constant(scores: Scores, confidence: float) -> Measured:
     """Measures C of T19 on the points of S2, or says why it cannot.
 
     C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, with s_j of S1. A maximum over points is the
@@ -316,7 +316,7 @@ def measure(scores: Scores, confidence: float) -> Measured:
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
     seen = [(layer, layer.sensitivity_s2_FK) for layer in scores.layers if layer.sensitivity_s2_FK is not None]
-    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(layer)).max()) for layer, s2_FK in seen]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored_sensitivity(layer)).max()) for layer, s2_FK in seen]
     if any(math.isnan(quotient) for quotient in quotients):
         return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))

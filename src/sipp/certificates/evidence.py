@@ -117,13 +117,13 @@ def measure_outputs(
     if isinstance(calibration, SeenPoints):  # of a record on the disk
         known, is_checked = calibration, calibration.is_all
     elif calibration is not None:
-        known, is_checked = selection_keys | held_out(calibration, "calibration").keys(), True
+        known, is_checked = selection_keys | holdout_data(calibration, "calibration").keys(), True
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     seen = Survey(known)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    n_points = held_out(holdout).n_known
+    n_points = holdout_data(holdout).n_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, _seen_by(seen, holdout), output, drops_padding, finest):
@@ -156,7 +156,7 @@ def measure_outputs(
 
 def _seen_by(seen: Survey, holdout: Any) -> Iterator[Batch]:
     """The batches of the holdout; each is added to `seen` before it is handed out."""
-    for batch in held_out(holdout).batches():
+    for batch in holdout_data(holdout).batches():
         seen.add(batch)
         yield batch
 
@@ -268,13 +268,13 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
 
 def point_keys(data: Any, role: str) -> list[bytes]:
     """The key of every point, in order."""
-    return [key for batch in held_out(data, role).batches() for key in keys_of(batch)]
+    return [key for batch in holdout_data(data, role).batches() for key in keys_of(batch)]
 
 
 def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Survey:
     """Reads all points of the data; DataError if one of them is in `known`."""
     seen = Survey(known)
-    for batch in held_out(data, role).batches():
+    for batch in holdout_data(data, role).batches():
         seen.add(batch)
     refuse_shared(seen.shared)
     return seen
@@ -283,15 +283,15 @@ def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Surve
 def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:
     """The batches and the keys of their points; DataError if they are not those of the first pass."""
     left = first.points.copy()
-    for batch in held_out(data, role).batches():
+    for batch in holdout_data(data, role).batches():
         keys = keys_of(batch)
         left.subtract(zip(keys, labels_of(batch)))
         yield batch, keys
     if any(left.values()):  # too few of a point, or too many
-        raise changed(role)
+        raise changed_data_error(role)
 
 
-def changed(role: str) -> DataError:
+def changed_data_error(role: str) -> DataError:
     """The error for data whose points differ between two passes."""
     return DataError(
         f"the {role} data changed between two passes: it is read several times, and every time must give "
@@ -301,7 +301,7 @@ def changed(role: str) -> DataError:
     )
 
 
-def held_out(data: Any, role: str = "holdout") -> Data:
+def holdout_data(data: Any, role: str = "holdout") -> Data:
     """The data, including non-finite values, which a claim counts as violations."""
     return data_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
 

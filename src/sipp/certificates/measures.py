@@ -58,7 +58,7 @@ class PointComparisons(NamedTuple):
     pruned_loss: Tensor
 
 
-def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
@@ -79,7 +79,7 @@ def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
         if bool(points.label_outside.any()):
             why.add("labels are outside the output's classes")
         else:
-            right = [told & (out_nk.argmax(1) == truth_n) for told, out_nk in zip(is_finite, (f_nk, g_nk))]
+            right = [finite & (out_nk.argmax(1) == truth_n) for finite, out_nk in zip(is_finite, (f_nk, g_nk))]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
             points = points._replace(
                 has_label=zeros_n + 1.0,

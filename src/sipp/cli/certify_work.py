@@ -10,7 +10,7 @@ import typer
 from torch import nn
 
 import sipp
-from sipp.certificates.evidence import held_out
+from sipp.certificates.evidence import holdout_data
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, normalisation_lines
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
@@ -49,7 +49,7 @@ def run_certify(request: CertifyRequest) -> Answer:
         seen = reader.draw(source, None, "--calibration")
         known = seen.batches
         if recorded is not None:  # points recorded in the folder count too
-            known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
+            known = with_all_points(recorded, holdout_data(seen.batches, "calibration").keys())
     if request.verify is not None:
         ok, text, values = _verify(request, (dense, pruned), fresh, known)
     else:

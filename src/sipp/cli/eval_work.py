@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.evidence import measure_outputs, point_keys
-from sipp.certificates.measures import PointComparisons, compared
+from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, normalisation_lines, summary
@@ -80,7 +80,7 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> 
     """Measures both networks on these points, and how much their outputs differ."""
     why: set[str] = set()
     measured_nk = measure_outputs(
-        dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
+        dense, pruned, data, lambda f, g, batch: compare_outputs(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
     comparisons = PointComparisons(*measured_nk.unbind(1))

@@ -104,7 +104,9 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if layer.merged or layer.disable_adapters:
         return type(layer).forward(layer, x, *args, **kwargs)
     if kwargs.get("adapter_names") is not None:
-        raise ModelError("adapters of single inputs cannot be masked", fix="run inputs of one adapter at a time")
+        raise ModelError(
+            "a different adapter for each input (adapter_names) cannot be masked", fix="use one adapter per batch"
+        )
     base = layer.base_layer
     result = base(x, *args, **kwargs)
     added = result

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import hold, masks_of
+from sipp.pruning.masking import masks_of
 
 Average = nn.Module | Sequence[nn.Module] | None
 DENSE_AVERAGE = (
@@ -46,16 +46,10 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
         if getattr(copied, "use_buffers", False):
             raise OptionError(
-                "the average takes in buffers, and held masks are such",
+                "the average includes buffers, and held masks are buffers",
                 fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
             )
     return averages
-
-
-def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None:
-    """Holds the masks in every average."""
-    for average in averages:
-        hold(average, masks)
 
 
 def averages_to_watch(model: nn.Module, average: Average) -> list[Watched]:

@@ -37,7 +37,7 @@ CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
-    """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
+    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
     magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
     if p == 0:
         return magnitudes
@@ -53,16 +53,15 @@ def choose(
     cut: CutFunction,
     advance: Callable[[int], None],
 ) -> tuple[list[Tensor], BlendChoice]:
-    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
+    """The masks of the candidate that moves the output least on the held-back points, and the errors of all.
 
-    Of a network that was never trained, the masks of the one blend that is made for it. `advance` is called with 1 for
-    each candidate.
+    For a network that was never trained, the masks of one fixed blend. `advance(1)` is called for each candidate.
     """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
         batches = in_small_parts(batches, device_of(model))
-    if not blend.sensitivities:  # nothing is chosen: a few points tell how far the output moves
+    if not blend.sensitivities:  # there is one candidate: a few points are enough to measure it
         batches = batches[:1]
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
@@ -90,7 +89,7 @@ def choose(
 
 
 def n_candidates(blend: BlendInputs) -> int:
-    """The number of candidates that are tried."""
+    """The number of candidates that a cut tries."""
     return 1 if blend.norm_stats == "batch" else len(_candidates(blend))
 
 

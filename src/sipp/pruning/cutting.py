@@ -26,7 +26,7 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
-from sipp.pruning.blending import choose, n_candidates
+from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sparse_rows import WHOLE, RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
@@ -83,11 +83,6 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = noth
         seed=seed,
         choice=choice,
     )
-
-
-def n_tries(ranking: Ranking) -> int | None:
-    """How many candidates a cut of this ranking tries; None if its method is no blend."""
-    return None if ranking.blend is None else n_candidates(ranking.blend)
 
 
 def cut_as_given(

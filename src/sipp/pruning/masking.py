@@ -292,7 +292,9 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 def _refuse_sparse(grad: Tensor | None, name: str) -> None:
     if grad is not None and grad.layout is not torch.strided:
-        raise ModelError(f"the gradient of {name!r} is sparse, a held one needs dense ones", fix="set sparse=False")
+        raise ModelError(
+            f"the gradient of {name!r} is sparse; a held parameter needs dense gradients", fix="set sparse=False"
+        )
 
 
 def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
@@ -313,7 +315,7 @@ def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimiz
     return optimizers
 
 
-# --- masks beside their parameters ----------------------------------------------------------------------------------
+# --- masks in their modules -----------------------------------------------------------------------------------------
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
@@ -331,7 +333,7 @@ def _mask_of(entry: _Held) -> Tensor | None:
 
 
 def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
-    # Through __dict__: nn.RNNBase and torch.compile's wrapper give setattr a meaning of their own.
+    # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
     state = module.__dict__.setdefault(STATE, _State())
     if local not in state.names:
         state.names = (*state.names, local)

@@ -37,52 +37,47 @@ N_SAMPLE = 32  # points on which the output of a cut is measured
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """Scores every prunable weight by one method.
 
-    `statements` also computes what only statements need: sensitivities beside the scores of a baseline (T17), and the
-    measured constant (T19).
+    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17),
+    and the measured constant (T19).
     """
     check_flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
-    data, aside = task.data, None
-    is_start = starts_search(task, info, options)
+    is_start = starts_search(task, info, options)  # then Wanda's mask is enough, and no sensitivities are needed
     unscored = _why_no_sensitivities(info, task.data, options.statements if is_start else statements, is_start)
-    # Scored points are known by their keys, but another pass over a shuffling loader may give other points.
-    noted, needs_keys = set[bytes](), bool(unscored) or data is None or not data.is_repeated
+    # Keys of points that the method reads. Scored points have keys of their own, which are enough if every pass gives
+    # the same points.
+    noted: set[bytes] = set()
+    data, aside = task.data, None
+    needs_keys = bool(unscored) or data is None or not data.is_repeated
     if info.is_blend:
         task, aside = set_points_aside(task.noting(noted) if is_start else task, options)
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    read = task.noting(noted) if needs_keys and not info.is_blend else task
-    spared = rows_of_rare_experts(read) if info.needs_data and task.data is not None else ()
+    method_task = task.noting(noted) if needs_keys and not info.is_blend else task
+    spared = rows_of_rare_experts(method_task) if info.needs_data and task.data is not None else ()
     method_scores = None
-    if not info.is_scored:
+    if not info.is_scored:  # not by sensitivities
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            method_scores = own_scores(read, info) if info.is_own else score_of(info)(read)
+            method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
     scores, first_batch = None, None
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            means = info.is_blend and not is_start
-            scores, first_batch = _scored(task, options.reduce or info.reduce, statements, means, advance)
-            repaired_on = data if options.repair or info.fitting else None
-            scores = _with_selection_points(scores, frozenset(noted), aside, repaired_on)
+            with_means = info.is_blend and not is_start
+            scores, first_batch = _scored(task, options.reduce or info.reduce, statements, with_means, advance)
+        repaired_on = data if options.repair or info.fitting else None
+        scores = _with_selection_points(scores, frozenset(noted), aside, repaired_on)
     blend = None
     if info.is_blend and (scores is not None or is_start):
         blend = _blend(task, None if is_start else scores, aside)
-    if blend is not None and scores is None:
-        ranks = blend.lengths or tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
-    elif method_scores is not None:
-        ranks = tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
-    else:
-        assert scores is not None
-        ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
     return Ranking(
         model=task.model,
         weights=task.weights,
-        ranks=ranks,
+        ranks=_ranks(task, scores, method_scores, blend),
         scores=scores,
         options=options,
         unscored=unscored,
@@ -96,12 +91,25 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     )
 
 
+def _ranks(
+    task: ScoringTask, scores: Scores | None, method_scores: Mapping[str, Tensor] | None, blend: BlendInputs | None
+) -> tuple[Tensor, ...]:
+    """F x K per weight: the method's own scores, or the sensitivities, or the first mask's scores of a search."""
+    if method_scores is not None:
+        return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
+    if scores is not None:
+        return tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+    if blend is not None and blend.lengths is not None:
+        return blend.lengths
+    return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
+
+
 def checked_method(options: PruneOptions) -> MethodInfo:
     """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
-            f"method={info.name!r} draws weights, and a pattern says which ones there may be",
+            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )

@@ -289,7 +289,7 @@ def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) 
         raise DataError(
             f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
             "orders of magnitude to sample from",
-            fix='use method "det" or a wider dtype',
+            fix="use method='sipp-det', or a wider dtype",
         )
     return values
 

@@ -280,7 +280,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     return text
 
 
-# What a person reads beside the fields of a certificate
+# Explanations of the fields of a certificate
 FIELD_WORDS = {
     "fixed": "which of epsilon and delta was given; the other was measured",
     "epsilon": "error of the output, relative to its norm",

@@ -28,10 +28,10 @@ class Compared:
     is_repaired: bool
     kept: int
     dead_rows: int
-    error: float  # ||f^ - f|| / ||f|| over all points together; infinite where an output is not finite
-    same: float | None  # share of points whose largest output is the same one; None where outputs are not n x classes
+    error: float  # ||f^ - f|| / ||f|| over all points together; infinite if an output is not finite
+    same: float | None  # share of points with the same predicted class; None if outputs are not n x classes
     accuracy: float | None  # None without labels
-    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, by the mean ||f||^2
+    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, over the mean ||f||^2
 
     @property
     def name(self) -> str:

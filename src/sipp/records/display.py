@@ -178,7 +178,7 @@ def size_words(n_bytes: int, dense_bytes: int) -> str:
     return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
 
 
-def sure(confidence: float) -> str:
+def how_sure(confidence: float) -> str:
     """A confidence in words, rounded down, so that nothing reads as 100 % sure."""
     most = Decimal(repr(round(100 * confidence, 10)))  # without the rounding error of subtracted probabilities
     return f"{Context(prec=CONFIDENCE_DIGITS, rounding=ROUND_FLOOR).create_decimal(most).normalize():f} % sure"

@@ -70,7 +70,7 @@ def table_html(table: Table, *, bars: Sequence[str] = ()) -> str:
         for i in range(table.row_count)
     )
     style = "border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0"
-    scroll = '<div style="overflow-x:auto">'  # a wide table scrolls by itself
+    scroll = '<div style="overflow-x:auto">'  # a wide table scrolls inside its box
     return f'{scroll}<table style="{style}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 

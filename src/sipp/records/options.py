@@ -100,7 +100,7 @@ class Scoring:
     n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
-    chunk_bytes: ChunkBytes = "auto"  # memory that scoring may take beside the model's own
+    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
 
     def __post_init__(self) -> None:
         check_choice("norm_stats", self.norm_stats, get_args(NormStats))

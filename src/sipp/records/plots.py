@@ -50,8 +50,8 @@ def curves(ax: Any, lines: Mapping[str, Points], x: str, y: str, *, like: Mappin
     ax.set_ylabel(y)
     ax.grid(alpha=0.3)
     if len(lines) > 1:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(lines) > MOST_NAMES else {}
-        ax.legend(frameon=False, **beside)
+        placing = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(lines) > MOST_NAMES else {}
+        ax.legend(frameon=False, **placing)
     return ax
 
 

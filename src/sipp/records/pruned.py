@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.binomial import upper_limit
-from sipp.records.display import number_up, percent_up, sure
+from sipp.records.display import how_sure, number_up, percent_up
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
@@ -46,7 +46,7 @@ class Coverage:
     q: int  # number of maxima used together
 
     def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} inputs)"
+        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -71,8 +71,8 @@ class Guarantee:
     reason: str  # why it is not met; empty when it is
     n_weights: int  # non-zero weights
     n_never_above: int  # those whose ratio never exceeded 1/C: evidence against the assumption of T4
-    layers: Coverage  # of Delta_l, for each layer by itself (T18)
-    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
+    layers: Coverage  # of Delta_l, for each layer separately (T18)
+    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
 
     @property
     def met(self) -> bool:
@@ -119,7 +119,7 @@ class Measured:
     epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
     network_share: float = 1.0
     network_reason: str = ""
-    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
+    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
 
     @property
     def joint_confidence(self) -> float:
@@ -129,13 +129,13 @@ class Measured:
     def __str__(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
-        two = f"{sure(self.joint_confidence)} (two checks)"
+        two = f"{how_sure(self.joint_confidence)} (two checks)"
         few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
             f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
             f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
-            f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
-            f"bound, {two}"
+            f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
+            f"measured bound, {two}"
         )
         if self.left_out:
             text += f"; {WEIGHTS_ALONE.format(self.left_out)}"
@@ -190,7 +190,7 @@ def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> Netwo
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
-    """eps_l Delta_l of T11, or None where either is unknown."""
+    """eps_l Delta_l of T11, or None if either is unknown."""
     if eps is None or sign_complexity is None:
         return None
     return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
@@ -232,7 +232,7 @@ class PrunedLayer:
 class OutputChange:
     """The measured change of the output: ||f^ - f|| / ||f|| over a few points together."""
 
-    error: float  # infinite where an output is not finite
+    error: float  # infinite if an output is not finite
     n_points: int
     aside: bool  # the points were held back; False: they were also scored, or chose a repair
 

@@ -70,17 +70,17 @@ class PrunedTo:
 
     def __str__(self) -> str:
         verdict, sentence = self._words_now
-        said = [textwrap.fill(sentence, WIDTH)] if sentence else []
-        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
+        lines = [textwrap.fill(sentence, WIDTH)] if sentence else []
+        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *lines])
 
     def __repr__(self) -> str:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
     def _repr_html_(self) -> str:
-        verdict, said = self._words_now
+        verdict, sentence = self._words_now
         path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
         network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
-        return view(verdict, text_html(said), *path, *network)
+        return view(verdict, text_html(sentence), *path, *network)
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the proved limit at each tested level, on `ax` or on new axes; returns the axes."""

@@ -11,13 +11,13 @@ from rich.table import Table
 from sipp.records.display import (
     LARGE_ERROR,
     WIDTH,
+    how_sure,
     labelled,
     listed,
     number,
     number_up,
     percent_up,
     short_names,
-    sure,
     text_of,
 )
 from sipp.records.html import folded, labels_html, table_html, view
@@ -286,5 +286,5 @@ def cost_of(pruned: Pruned) -> str:
     epsilon, share, confidence = min(bounds)
     return (
         f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
-        f"inputs, {sure(confidence)}."
+        f"inputs, {how_sure(confidence)}."
     )

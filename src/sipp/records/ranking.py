@@ -187,7 +187,7 @@ class Ranking:
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
-    noted: frozenset[bytes] = frozenset()  # keys of points that a method read beside those that were scored
+    noted: frozenset[bytes] = frozenset()  # keys of other points that the method read
 
     @property
     def method_name(self) -> str:

@@ -91,7 +91,7 @@ class BoundRecord(Record):
     met: OnlyTrue = False
     contradicted: bool = False  # the calibration data refute the assumption; records of older runs do not say
     reason: MaybeText = ""
-    words: MaybeText = ""  # the statement as a sentence, with the share of inputs it speaks of (T18)
+    words: MaybeText = ""  # the bound as a sentence, with the share of inputs it covers (T18)
 
     @property
     def holds(self) -> bool:
@@ -207,7 +207,7 @@ class RepairedLayerRecord(Record):
     name: str
     error_before: MaybeNumber = None
     error_after: MaybeNumber = None
-    left_alone: str = ""  # why it was not refitted; empty where it was
+    left_alone: str = ""  # why it was not refitted; empty if it was
     n_moved: Count = 0  # weights that are kept and were not in the mask before
 
 
@@ -223,7 +223,7 @@ class RepairedRecord(Record):
     n_judged: Count = 0
     output_before: MaybeNumber = None
     output_after: MaybeNumber = None
-    undone: str = ""  # why all weights are as they were; empty where they are not
+    undone: str = ""  # why the repair was undone; empty if it was not
     way: str = "refit"  # or "joint": mask and weights were found together (T21)
     n_judged_fit: Count | None = None  # points fitted by the network that was judged
     words: str = ""
@@ -237,7 +237,7 @@ class PrunedRecord(Record):
     kept: Count
     n_weights: Count
     dead_rows: Count
-    dense_hash: str | None = None  # None: what it was pruned from is not known
+    dense_hash: str | None = None  # None: unknown
     pruned_hash: str
     buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
     layers: Annotated[tuple[PrunedLayerRecord, ...], Field(strict=False, min_length=1)]
@@ -489,7 +489,7 @@ class BenchStep(Record):
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster; None where torch runs it, or it was not timed."""
+        """How many times faster; None if torch runs it, or if it was not timed."""
         if self.kernel == "torch" or not self.dense_ms or not self.sparse_ms:
             return None
         return self.dense_ms / self.sparse_ms
@@ -507,10 +507,10 @@ class BenchRecord(Record):
     pruned_hash: str
     bytes: BenchBytes
     runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
-    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last of the runs,
-    step_points: Positive  # which takes so many points at a time
-    images: str | None = None  # how images became numbers, in words; None where there were none
-    certified: str | None = None  # what is certified of the stored values, in a few words
+    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last run
+    step_points: Positive  # points per call in that run
+    images: str | None = None  # how images were normalised, in words; None without images
+    certified: str | None = None  # what is certified for the stored values, in a few words
     line: str  # smaller, faster, certified
 
     @property

@@ -103,9 +103,9 @@ def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | No
         os.fsync(file.fileno())
 
 
-def publish(made: Path, path: Path) -> None:
+def publish(unfinished: Path, path: Path) -> None:
     """Renames a complete file or folder to its final name, atomically, and syncs the rename to disk."""
-    os.replace(made, path)
+    os.replace(unfinished, path)
     sync_folder(path.parent)
 
 
@@ -157,11 +157,11 @@ def _plain_file(path: Path) -> os.stat_result | None:
 
 def _remove_stale(path: Path) -> None:
     """Removes temporary files of killed writers, which are older than a day."""
-    for beside in path.parent.iterdir():
-        if target_of_temporary(beside) == path.name:
-            status = beside.lstat()
+    for neighbour in path.parent.iterdir():
+        if target_of_temporary(neighbour) == path.name:
+            status = neighbour.lstat()
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > DAY_S:
-                beside.unlink()
+                neighbour.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -221,11 +221,11 @@ def read_sealed(path: Path, data: bytes | None = None) -> Values:
     try:
         content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
+        raise DataError(f"is not whole JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(
-            "its checksum does not fit its content; it was changed after it was written, or cut", where=path
+            "its checksum does not match its content; it was changed after it was written, or truncated", where=path
         )
     return content
 

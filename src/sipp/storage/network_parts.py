@@ -84,7 +84,7 @@ def pieces_in_parts(path: Path, index: Index) -> Iterator[memoryview]:
         while left and sum(lengths) + left[0].n_bytes <= part.n_bytes:
             lengths.append(left.pop(0).n_bytes)
         if sum(lengths) != part.n_bytes:
-            raise DataError(f"{part.name} ends inside of a tensor; it was not written by sipp.save", where=path)
+            raise DataError(f"{part.name} ends inside a tensor; it was not written by sipp.save", where=path)
         yield from pieces_of(data, lengths)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.hashing import with_buffers
@@ -82,9 +82,9 @@ def encode_network(
 def decode_network(
     index: Index, pieces: Iterable[memoryview], where: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The state_dict, tied names leading to one tensor, and the masks; the index was checked before (`read_index`).
+    """The state_dict (tied names share a tensor) and the masks; `read_index` has checked the index.
 
-    `pieces` are the bytes of the tensors, one after the other.
+    `pieces` are the bytes of each tensor.
     """
     state, masks = {}, {}
     for entry, piece in zip(index.tensors, pieces):
@@ -107,9 +107,9 @@ def with_stored_values(model: nn.Module, values: Precision) -> nn.Module:
 
 
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
-    """How a tensor is rounded: only parameters of two axes or more, and wider than asked for, are.
+    """How a tensor is rounded: only parameters with two or more axes, and only if that makes them smaller.
 
-    Norms, biases and buffers weigh little and decide much: they are always exact.
+    Norms, biases and buffers are always exact: they take little space and matter much.
     """
     if precision in ("fp32", "lossless") or not is_parameter or tensor.dim() < 2 or tensor.dtype not in FLOATS:
         return "exact"
@@ -241,7 +241,7 @@ def contents_of(
         statements_about="values before rounding" if index.is_moved else "stored values",
         certificate=certificate,
         certificate_about=about,
-        breaking_pattern=None if pattern is None else breaking(masks, pattern_of(pattern)),
+        breaking_pattern=None if pattern is None else breaking_pattern(masks, pattern_of(pattern)),
         buffers_hash=index.buffers_hash,
     )
 

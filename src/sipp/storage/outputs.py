@@ -24,7 +24,7 @@ from sipp.storage.tensors import metadata_in
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
 RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
-BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
+BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
@@ -103,7 +103,7 @@ def refuse_input(path: Path, option: str, read: Path) -> None:
 def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
     """Raises if the path exists, unless it is of this kind and --force is given."""
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
+        raise OptionError(f"{path} is a symbolic link", fix="give the path that it points to")
     if not path.exists() or (path.is_dir() and all(target_of_temporary(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():

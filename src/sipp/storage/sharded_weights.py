@@ -12,7 +12,7 @@ from sipp.errors import DataError
 from sipp.storage.files import child_path, read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
+Tensor = Any  # torch is not imported here, so that reading records is fast
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BELONGING = (
     "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",

@@ -23,7 +23,7 @@ from sipp.storage.files import (
 )
 from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
+Tensor = Any  # torch is not imported here, so that reading records is fast
 TENSORS = ".safetensors"
 VALUES = ".json"
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import COMPARING, ledger_lines
-from sipp.certificates.measures import PointComparisons, compared
+from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs.batches import as_given, points_at
@@ -51,7 +51,7 @@ from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
-LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
+LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
 @explain_unknown_options
@@ -83,8 +83,8 @@ def compare(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> found = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
-        >>> found.best(0.8).method, found.n_points, len(found.rows)
+        >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
+        >>> comparison.best(0.8).method, comparison.n_points, len(comparison.rows)
         ('wt', 50, 4)
     """
     check_repair(repair)
@@ -99,8 +99,8 @@ def compare(
     choosing, judging = _points(task, holdout)
     named_methods = named_methods or {name: name for name in _usual(choosing)}
     judge = partial(_judged, task.model, judging, output)
-    # The dense network is judged first: this one line of the ledger stands for all looks at the holdout, and no holdout
-    # point may be among those that choose.
+    # The dense network is judged first: its line in the ledger counts for the whole comparison, and it is checked that
+    # no holdout point chooses weights.
     baseline = judge(task.model, known=None if holdout is None else choosing, ledger=ledger)
     task = task.with_points(None, choosing)
     if baseline.why_no_accuracy and baseline.same is not None:
@@ -167,7 +167,7 @@ def _judged(
         dense,
         other,
         judging,
-        lambda f, g, batch: compared(f, g, batch, why),
+        lambda f, g, batch: compare_outputs(f, g, batch, why),
         output,
         known,
         ledger=ledger,
@@ -209,7 +209,7 @@ def _without_copies(aside: Data, chosen: Data) -> Data:
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Refuses a ledger that cannot be read, or that comes without a holdout."""
+    """Raises if the ledger cannot be read, or if there is no holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
@@ -217,7 +217,7 @@ def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None
 
 
 def _by_name(methods: Sequence[Method]) -> dict[str, Method]:
-    """{name in the table: method}; refuses two functions with one name."""
+    """{name in the table: method}; raises if two functions have one name."""
     by_name: dict[str, Method] = {}
     for method in _checked_list("methods", methods):
         if by_name.setdefault(method_of(method).name, method) != method:
@@ -233,7 +233,7 @@ def _usual(data: Data) -> tuple[str, ...]:
 
 
 def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
-    """The options with the cross-entropy of the output that is compared, where no loss was given."""
+    """The options with the cross-entropy of the compared output as loss, if no loss is given."""
     if output is None or scoring.loss is not None:
         return scoring
     pick = output if callable(output) else itemgetter(output)
@@ -255,7 +255,7 @@ def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired:
 
 
 def _checked_list(name: str, value: Any) -> Sequence[Any]:
-    """The value, if it is a list or a tuple with something in it."""
+    """The value, if it is a non-empty list or tuple."""
     if not isinstance(value, list | tuple) or not value:
         raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
     return value

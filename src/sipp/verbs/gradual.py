@@ -29,7 +29,6 @@ from sipp.pruning.averages import (
     Watched,
     averages_to_watch,
     checked_averages,
-    hold_all,
     refuse_failed,
     refuse_updated,
 )
@@ -85,19 +84,19 @@ class Gradual:
         return view(title, table_html(table, bars=("keep",)))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights left over the steps, on `ax` or on new axes, and gives them."""
+        """Draws the share of weights left over the steps, on `ax` or on new axes; returns the axes."""
         steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
         return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
 
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
-    """{steps done: t} of the cuts; where two fall on one step, the later t counts. The last t is 1."""
+    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
     times = [k / cuts for k in range(1, cuts + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 
 
 def budget_at(t: float, n_weights: int, last: int) -> int:
-    """How many of n_weights are left at time t of the schedule, at whose end `last` are."""
+    """How many of `n_weights` are left at time t of the schedule, which ends with `last`."""
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
@@ -160,11 +159,11 @@ def gradual(
             with adapters_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            watched = (
-                watched if path else averages_to_watch(model, average)
-            )  # a copy that is made later holds by itself
+            if not path:  # an average that is made after the first masks copies them
+                watched = averages_to_watch(model, average)
             hold(model, masks, optimizer=optimizer)
-            hold_all(averages, masks)
+            for averaged in averages:
+                hold(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
     return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
@@ -230,7 +229,7 @@ def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: 
 def _checked_model(
     model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
 ) -> tuple[int, int]:
-    """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
+    """The numbers of prunable weights before and after; raises if masks of the model are already held."""
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):

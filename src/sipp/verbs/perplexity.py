@@ -41,8 +41,8 @@ def perplexity(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))  # predicts the next of 9 tokens
         >>> windows = torch.randint(0, 9, (20, 32))
-        >>> found = sipp.perplexity(sipp.prune(net, windows, keep=0.5), windows, dense=net)
-        >>> found.n_tokens, found.perplexity > 5, found.same_token > 0.3
+        >>> scores = sipp.perplexity(sipp.prune(net, windows, keep=0.5), windows, dense=net)
+        >>> scores.n_tokens, scores.perplexity > 5, scores.same_token > 0.3
         (620, True, True)
     """
     network = network_of(model)

@@ -1,4 +1,4 @@
-"""`prune`: a pruned copy of a model, and what the pruning costs."""
+"""`prune`: makes a pruned copy of a model, and records what the pruning costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, n_tries, output_change
+from sipp.pruning.blending import n_candidates
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys, set_points_aside
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
@@ -119,7 +120,8 @@ def prune_with(
     if options.bound == "sound" and data is not None and holdout is None:
         task, new_points = set_points_aside(task, options)
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
-    with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
+    n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
+    with progress_bar("cutting", n_cuts, shown=progress) as advance:
         sparse, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
         give_back_freed()
@@ -127,7 +129,7 @@ def prune_with(
     if repairs:  # never on the new points: what chooses values cannot judge them
         masks, choice = sparse.masks, sparse.choice
         start = sparse.model if info.is_sampled else None  # other methods leave the dense values
-        del sparse  # its copies of all weights would lie beside those of the repair
+        del sparse  # frees its copies of all weights before the repair makes its own
         repaired = apply_repairs(
             ranking,
             masks,
@@ -205,7 +207,7 @@ def _repair_options(options: PruneOptions, model: nn.Module, progress: bool) -> 
 def _check_options(
     options: PruneOptions, data: Data | None, repairs: Sequence[Repairing | Fitting], *, has_holdout: bool
 ) -> None:
-    """Refuses options that would have no effect, and data that cannot be read as often as they need."""
+    """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
     if not options.statements and has_holdout:
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from sipp.certificates.claims import Tolerance, tolerance_of
 from sipp.certificates.evidence import (
     Survey,
-    changed,
+    changed_data_error,
     follows_positions,
-    held_out,
+    holdout_data,
     measure_outputs,
     read_again,
     refuse_dependent,
@@ -198,7 +198,7 @@ def prune_to_with(
     )  # no `claim`: the walk is already in the ledger
     certificate = tolerance.certificate(outputs)
     if certificate.data_hash != points.facts["data_hash"]:
-        raise changed("holdout")
+        raise changed_data_error("holdout")
     if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
         return _dense_result(
             ranking.model,
@@ -284,14 +284,14 @@ class _Walker:
         self.has_positions: bool | None = None if tolerance.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
-        """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
-        batch = next(held_out(holdout).batches())
+        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
+        batch = next(holdout_data(holdout).batches())
         with scoring_mode(self.ranking.model, "running"):
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
 
     def record(self, budget: int) -> Pruned:
-        """The network of a level, as `prune` gives it."""
+        """The network of a level, as `prune` returns it."""
         seed = self.options.seed
         if self.split is None:
             return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
@@ -416,7 +416,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
 
 
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Refuses a holdout that can be read only once, anything but a model, and a ledger that cannot be read."""
+    """Raises if the holdout can be read only once, if `model` is no model, or if the ledger cannot be read."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"

@@ -58,7 +58,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     call = guess_call(own) if example is None else _on_device(own, without_aliases(*call_of(example)))
     expected = _outputs(own, call)
     if not any(isinstance(output, Tensor) for output in expected):
-        raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
+        raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         program = program_of(own, *call, is_plain=False)
     channels, plan = _checked_plan(own, call, program)
@@ -100,10 +100,10 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
 
 
 def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, ShrinkPlan]:
-    """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
+    """Which channels stay, checked on the example in float64, where rounding hides nothing, and on a doubled batch.
 
-    A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
-    shows: where it fails with fewer channels, more of them are left alone.
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
+    shows. If it fails with fewer channels, more of them are kept.
     """
     precise = _float64_copy(own, call)
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
@@ -119,10 +119,10 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     for rules in (rule_of, without_views, without_numbers):
         channels = channels_of(program, tensors, regroups, rules)
         plan = plan_shrinking(channels)
-        made = copy.deepcopy(net)
-        apply(made, plan)
+        small = copy.deepcopy(net)
+        apply(small, plan)
         try:
-            moved = max(output_difference(_outputs(made, given), wanted) for given, wanted in trials)
+            moved = max(output_difference(_outputs(small, inputs), outputs) for inputs, outputs in trials)
         except SippError:  # it does not run
             continue
         if moved <= most:
@@ -166,7 +166,7 @@ def _differs(moved: float) -> ModelError:
     )
     return ModelError(
         f"the smaller network {how} on the example, so it is not returned",
-        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
+        fix="make sure that forward uses no fixed channel counts and nothing random, and returns finite numbers",
     )
 
 
