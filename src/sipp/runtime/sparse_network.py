@@ -238,8 +238,8 @@ def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
     It runs on the model's device: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16
     on a GPU. `model` is a network, or a result of `prune` or `prune_to`. `example` is an input like those you will use:
     a tensor, a tuple of arguments, or a dict of keyword arguments. The model is not changed, and later changes to its
-    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. In an nn.TransformerEncoder,
-    outputs at padded tokens are those that torch computes with gradients, not the zeros of its nested tensors.
+    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
+    nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
 
     Example:
         >>> import torch, sipp
