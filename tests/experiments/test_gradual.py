@@ -42,7 +42,7 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
             assert int(mask.sum()) == layer["kept"]
             assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
     page = render([read_run(done.folder)], version="sipp test")
-    assert "prune little by little on the way" in page
+    assert "prune gradually" in page
 
 
 def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

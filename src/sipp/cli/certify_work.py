@@ -96,9 +96,11 @@ def _reuse_warning(request: CertifyRequest, folder: PrunedModel | None, certific
 def _check(request: CertifyRequest) -> None:
     """Refuses contradictory options and unwritable outputs before any work."""
     if request.accuracy and request.epsilon is not None:
-        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
+        raise CommandError(
+            "--accuracy and --epsilon exclude each other", where="sipp certify", fix="give only one of them"
+        )
     if request.accuracy and request.measure != "output":
-        raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
+        raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
             "--out, --accuracy and --epsilon are for a new certificate, but --verify checks an old one",

@@ -160,7 +160,7 @@ class Reader:
             raise CommandError(
                 f"{asked!r} is not a number of inputs",
                 where=f"--points {asked}",
-                fix="give a number from 1 on, all or theory",
+                fix="give a number of at least 1, all or theory",
             )
         if int(asked) > source.n_points:
             warnings.warn(f"--points {asked}: there are only {source.n_points:,}, and all are used", stacklevel=2)
@@ -323,7 +323,7 @@ def _file_source(spec: str, path: Path, chosen: Normalisation | None) -> Source:
             raise
         # numpy's message explains how to load pickles, which we do not want
         reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} could not be read ({reason})", fix="give a whole file of numbers") from error
+        raise DataError(f"{path} could not be read ({reason})", fix="give an intact file of numbers") from error
     if not tensors:
         raise DataError(f"{path} holds no arrays", fix=f"expected {INPUTS}, or the names of the network's arguments")
     lengths = {name: len(t) if t.dim() else None for name, t in tensors.items()}
@@ -373,7 +373,7 @@ def _to_tensor(array: Any, path: Path, name: str) -> Tensor:
     """Converts an array of any byte order to a tensor; DataError if it is not numeric."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         kind = getattr(array, "dtype", type(array).__name__)
-        raise DataError(f"{name} holds {kind}, no numbers", where=path, fix="give an array of numbers")
+        raise DataError(f"{name} holds {kind}, not numbers", where=path, fix="give an array of numbers")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 

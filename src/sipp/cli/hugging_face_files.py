@@ -61,7 +61,7 @@ def stage_network(folder: Path, place: Path) -> None:
         (place / GENERATION).write_text(json.dumps(_only_numbers(_read_json(folder, GENERATION))))
     if os.path.lexists(folder / ADAPTER):
         raise ModelError(
-            f"{folder} holds an adapter ({ADAPTER}), whose network lies elsewhere",
+            f"{folder} holds an adapter ({ADAPTER}), whose base network is elsewhere",
             fix="merge it into the network (merge_and_unload), and save that",
         )
     for name in _weight_files(folder, place):
@@ -131,10 +131,10 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
             raise ValueError(f"more than {MOST_JSON:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("no names and values")
+            raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{folder} could not be loaded ({name} is not whole JSON: {error!s:.200})", fix=WHOLE
+            f"{folder} could not be loaded ({name} is not valid JSON: {error!s:.200})", fix=WHOLE
         ) from error
     return content
 

@@ -56,6 +56,8 @@ def normalisation_of(text: str | None) -> Normalisation | None:
     is_whole = all(map(math.isfinite, (*mean, *std))) and all(value > 0 for value in std)
     if len(mean) != len(std) or not is_whole:
         raise CommandError(
-            f"{text!r:.60} is not as many finite means as positive deviations", where=f"--normalise {text:.60}", fix=FIX
+            f"{text!r:.60} must have as many positive deviations as finite means",
+            where=f"--normalise {text:.60}",
+            fix=FIX,
         )
     return Normalisation(mean, std)

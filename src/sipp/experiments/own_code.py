@@ -54,7 +54,7 @@ def own_images(spec: str) -> ImageSet:
     if images.dtype != torch.float32 or not bool(images.isfinite().all()):
         raise OptionError(f"the images of {spec!r} are not all finite float32", fix="convert them")
     if labels.dtype != torch.int64 or not len(labels) or int(labels.min()) < 0:
-        raise OptionError(f"the labels of {spec!r} are not int64 from 0 on", fix="convert them")
+        raise OptionError(f"the labels of {spec!r} are not int64 class numbers from 0", fix="convert them")
     return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
 
 
@@ -68,7 +68,7 @@ def _call_named(spec: str, what: str) -> Any:
     """Calls the named function or class; refuses a network object, which all seeds would share."""
     maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):
-        raise OptionError(f"{spec!r} is a {type(maker).__name__}, no function or class", fix=CALLABLE)
+        raise OptionError(f"{spec!r} is a {type(maker).__name__}, not a function or class", fix=CALLABLE)
     return call_user_code(spec, what, maker)
 
 

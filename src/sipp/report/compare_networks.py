@@ -65,10 +65,8 @@ def certified(model: PrunedModel) -> float | None:
 
 def certified_drop(model: PrunedModel) -> float | None:
     """The certified drop in accuracy; the largest of several."""
-    return max(
-        (certificate.drop_upper for certificate in model.all_certificates if certificate.drop_upper is not None),
-        default=None,
-    )
+    drops = [certificate.drop_upper for certificate in model.all_certificates]
+    return max((drop for drop in drops if drop is not None), default=None)
 
 
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:

@@ -97,13 +97,10 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
     """Groups the runs into panels, in the order of their first runs."""
     groups: list[list[Run]] = []
     for run in runs:
-        fitting = (
-            candidate
-            for candidate in groups
-            if _same_setting(candidate[0], run) and all(_agree(other, run) for other in candidate)
-        )
-        if (group := next(fitting, None)) is not None:
-            group.append(run)
+        for group in groups:
+            if _same_setting(group[0], run) and all(_agree(other, run) for other in group):
+                group.append(run)
+                break
         else:
             groups.append([run])
     joined = [_merge(group) for group in groups]

@@ -61,12 +61,12 @@ def _by_name(pruned: Networks) -> dict[str, PruneResult]:
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
         raise OptionError(
-            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give what sipp.prune gave"
+            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give a result of sipp.prune"
         )
     by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
     for name, network in by_name.items():
         if not isinstance(network, Pruned | PrunedTo):
-            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix="give what sipp.prune gave")
+            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix="give a result of sipp.prune")
     if isinstance(pruned, Mapping):
         return {str(name): network for name, network in pruned.items()}
     return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}

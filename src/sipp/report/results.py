@@ -57,11 +57,8 @@ class PrunedModel:
     @property
     def all_certificates(self) -> list[CertificateRecord]:
         """The certificate from `sipp prune`, then those from `sipp certify`."""
-        return [
-            certificate
-            for certificate in (self.record.certificate, *self.certificates.values())
-            if certificate is not None
-        ]
+        first = [] if self.record.certificate is None else [self.record.certificate]
+        return [*first, *self.certificates.values()]
 
 
 Result = Run | PrunedModel

@@ -84,11 +84,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = accuracy_promise(pruned)
-    about_outputs = [
-        certificate
-        for certificate in pruned.all_certificates
-        if certificate.drop_upper is None and promise(certificate)
-    ]
+    about_outputs = [certificate for certificate in _promising(pruned) if certificate.drop_upper is None]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
         drop = points_up(about_accuracy[0]).replace("percentage ", "")  # the words below say "percentage"
@@ -107,15 +103,16 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
 
 def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
     """The certified drop in accuracy (the largest of several) and its sentence; (None, "") without one."""
-    known = [
-        certificate
-        for certificate in pruned.all_certificates
-        if certificate.drop_upper is not None and promise(certificate)
-    ]
+    known = [certificate for certificate in _promising(pruned) if certificate.drop_upper is not None]
     if not known:
         return None, ""
     widest = max(known, key=lambda certificate: certificate.drop_upper or 0.0)  # the best of several is no claim
     return widest.drop_upper, promise(widest)
+
+
+def _promising(pruned: PrunedModel) -> list[CertificateRecord]:
+    """The certificates that promise something."""
+    return [certificate for certificate in pruned.all_certificates if promise(certificate)]
 
 
 def promise(certificate: CertificateRecord) -> str:
@@ -151,7 +148,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
         command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
         command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
         steps.append(NextStep("Measure its accuracy on new data with labels:", command))
-    if not any(promise(certificate) for certificate in pruned.all_certificates):
+    if not _promising(pruned):
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(NextStep("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
@@ -210,5 +207,5 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
                 f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
             ]
         )
-    rows += [["guaranteed", words] for shown in pruned.all_certificates if (words := promise(shown))]
+    rows += [["guaranteed", promise(certificate)] for certificate in _promising(pruned)]
     return rows

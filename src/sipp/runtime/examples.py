@@ -88,7 +88,7 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # so that NaN equals itself, and -0.0 differs from 0.0
     if not isinstance(leaf, Hashable):
-        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
+        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and strings")
     return type(leaf), leaf
 
 

@@ -210,7 +210,7 @@ def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str
     before = {path.name for path in target.iterdir()}
     if tokenizer is not None:
         if not callable(getattr(tokenizer, "save_pretrained", None)):
-            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give one of transformers")
+            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give a tokenizer of transformers")
         tokenizer.save_pretrained(target)
     origin = getattr(getattr(model, "config", None), "_name_or_path", "")
     folder = Path(origin) if isinstance(origin, str) and origin else None

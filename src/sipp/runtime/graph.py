@@ -96,7 +96,7 @@ def program_of(
         raise ModelError(
             f"torch.export cannot trace it ({type(error).__name__}: {error})",
             where=type(model).__name__,
-            fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
+            fix="its forward pass must not depend on values of its inputs; give tensors, lists, tuples or dicts",
         ) from error
 
 
@@ -112,7 +112,7 @@ def depends_on_layout(graph: Graph) -> bool:
 def _graph_of(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input", fix="let it compute new tensors instead")
+        raise ModelError("the forward pass changes a buffer or an input", fix="compute new tensors instead")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}

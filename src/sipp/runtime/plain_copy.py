@@ -22,7 +22,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
         raise ModelError(
             f"cannot be copied ({type(error).__name__}: {error})",
             where=type(model).__name__,
-            fix="keep what has no copy (locks, files) out of its attributes, or give it a __deepcopy__",
+            fix="remove attributes that cannot be copied (locks, files), or give it a __deepcopy__",
         ) from error
     release(copied)
     for module in copied.modules():

@@ -56,7 +56,7 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
         except Exception as error:  # its many passes raise anything
             raise ModelError(
                 f"torch.onnx cannot convert it ({_reason(error)})",
-                fix="export to pt2, which holds what torch.export traced; files of more than 2 GB do not exist in ONNX",
+                fix="export to pt2, which holds what torch.export traced; an ONNX file cannot exceed 2 GB",
             ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
@@ -159,7 +159,7 @@ def _compare(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], wha
     if not worst <= AGREEMENT:
         raise ModelError(
             f"{what} differs from the network by {worst:.1e} on the example, more than {AGREEMENT:.0e}",
-            fix="see that the network gives finite numbers there, and the same in every call",
+            fix="check that its outputs there are finite, and the same in every call",
         )
     return worst
 

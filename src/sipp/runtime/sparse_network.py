@@ -64,10 +64,10 @@ def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
 
 
 class Sparse:
-    """A network compiled for the CPU: call it as you call the model. `print` shows what runs where, and how fast.
+    """A network compiled for the CPU: call it like the model. `print` shows what runs where, and how fast.
 
-    It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them
-    (`plan_cache.py`). Beyond these torch runs the network, dense. One call runs at a time.
+    It is compiled for the shapes of the example, and again for other shapes, up to eight (`plan_cache.py`); for further
+    shapes torch runs the dense network. Calls are thread-safe but serialised.
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -235,11 +235,11 @@ def _is_same(outputs: Any, expected: Any) -> bool:
 def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
     """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
-    It runs where the model is: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16 on a
-    GPU. `model` is a network, or what `prune` or `prune_to` returned. `example` is an input like those you will use: a
-    tensor, a tuple of arguments, or a dict of keyword arguments. The model is left as it was; later changes to its
-    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. For padded tokens of an
-    nn.TransformerEncoder torch has two answers; here they are as with gradients: no nested tensors, so not 0.
+    It runs on the model's device: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16
+    on a GPU. `model` is a network, or a result of `prune` or `prune_to`. `example` is an input like those you will use:
+    a tensor, a tuple of arguments, or a dict of keyword arguments. The model is not changed, and later changes to its
+    weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
+    nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
 
     Example:
         >>> import torch, sipp

@@ -67,12 +67,16 @@ def export(
         rounded = None if values == "same" else values
         for option, unused in (("--model", model), ("--values", rounded), ("--shard", shard)):
             if unused is not None:
-                raise CommandError("a reader is for any network", where=f"{option} {unused}", fix="leave it out")
+                raise CommandError(
+                    "--to reader writes the same script for every network",
+                    where=f"{option} {unused}",
+                    fix="leave it out",
+                )
         with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
             name, written = None, export_reader(file, out)
     elif to == "small":
         if shard is not None:
-            raise CommandError("a small file is one file", where=f"--shard {shard}", fix="leave it out")
+            raise CommandError("--to small writes a single file", where=f"--shard {shard}", fix="leave it out")
         stored = stored_network(file, model)
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
             name, written = stored.name, save_small(stored, out, values)

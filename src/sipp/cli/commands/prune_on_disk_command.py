@@ -65,7 +65,7 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
 
     if not request.model.startswith(PREFIX):
         raise CommandError(
-            f"{request.model} is not a folder of Hugging Face", where=f"--model {request.model}", fix="give hf:DIR"
+            f"{request.model} is not a Hugging Face folder", where=f"--model {request.model}", fix="give hf:DIR"
         )
     if (request.keep is None) == (request.pattern is None):
         raise CommandError(

@@ -26,7 +26,9 @@ def recipes(
     if action == "list":
         return listing("recipe", "what it does", "recipes", recipe_descriptions())
     if recipe is None:
-        raise CommandError("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
+        raise CommandError(
+            "the name of a recipe is missing", where="sipp recipes show", fix="give one of `sipp recipes`"
+        )
     chosen = load_recipe(recipe)
     rows = recipe_keys(chosen)
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))

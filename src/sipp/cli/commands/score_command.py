@@ -49,7 +49,7 @@ def score(
             check_file(out, SCORES, force=force)
         if out.suffix != ".safetensors":
             raise CommandError(
-                f"{out.name} is not a name of scores",
+                f"{out.name} does not end in .safetensors",
                 where=f"--out {out}",
                 fix="give a name that ends in .safetensors",
             )

@@ -48,5 +48,5 @@ def _read(folder: Path, part: str, kind: tuple[int, str], shape: tuple[int, ...]
             f"{path} (or {packed.name}) could not be read ({error})", fix=f"put the four files of MNIST into {folder}"
         ) from error
     if len(data) != n_expected or data[: len(header)] != header:
-        raise DataError("it is cut, or not the file of MNIST of this name", where=path)
+        raise DataError("it is truncated, or not this file of MNIST", where=path)
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape).copy()

@@ -33,7 +33,7 @@ class Splits:
     def __post_init__(self) -> None:
         trained = torch.cat([self.train, self.calibration, self.holdout])
         if len(torch.cat([trained, self.test]).unique()) < len(trained) + len(self.test):
-            raise DataError("splits must be disjoint, but an item is held more than once")
+            raise DataError("splits must be disjoint, but an item occurs more than once")
         if bool((trained >= self.n_train_part).any()) or bool((self.test < self.n_train_part).any()):
             raise DataError(f"the test set must be the items from {self.n_train_part} on, and no others")
 

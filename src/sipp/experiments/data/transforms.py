@@ -21,7 +21,7 @@ def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float
     A single mean applies to all channels. Other dtypes are refused, so that no batch is normalised twice.
     """
     if batch.dtype != torch.uint8 or batch.dim() != 4:
-        raise DataError(f"{batch.dtype} {tuple(batch.shape)}: these are no images as bytes (uint8, N x C x H x W)")
+        raise DataError(f"{batch.dtype} {tuple(batch.shape)}: these are not images as bytes (uint8, N x C x H x W)")
     if len(mean) not in (1, batch.shape[1]):
         raise DataError(f"{len(mean)} means for the {batch.shape[1]} channels of the images")
     return (batch.to(torch.float32) / 255 - _channels(mean, batch.device)) / _channels(std, batch.device)

@@ -63,7 +63,7 @@ def _cut_once(
 
 
 PIPELINE = Pipeline(
-    description="train, then for each level train again and prune little by little on the way",
+    description="train, then for each level train again and prune gradually",
     compared_with=LAST_CUT,
     metric="delta_top1",
     parent=parent,

@@ -131,7 +131,7 @@ def _with_base(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> di
     if not isinstance(base, str):
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
-        raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
+        raise OptionError(f"'base' is circular or nested too deeply: {' -> '.join((*chain, base))}", where=where)
     below = _built_in(base, chain or (where,))
     return merge(below if chain else _without_short(below), above)
 

@@ -70,7 +70,7 @@ class Decay(_Section):
             raise ValueError("give exactly one of milestones (a list of epochs) and every (a number of epochs)")
         rising = self.milestones or ()
         if any(b <= a for a, b in itertools.pairwise(rising)):
-            raise ValueError("milestones must rise")
+            raise ValueError("milestones must increase")
         return self
 
 
@@ -179,7 +179,7 @@ class Pruning(_Section):
         if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
             raise ValueError("give either alpha and levels, or keeps (a list of shares)")
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
-            raise ValueError("keeps must fall")
+            raise ValueError("keeps must decrease")
         return self
 
     @property
@@ -242,7 +242,7 @@ class Recipe(_Section):
         if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
             raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
         if self.net == OWN and self.init != "he":
-            raise ValueError("init does not reach a network of your own: it has the weights it is made with")
+            raise ValueError("init has no effect on your own network, which sets its own weights")
         if OWN in (self.net, self.data.name):
             return self
         spec = net_spec(self.net)

@@ -107,7 +107,7 @@ def read_run(folder: Path) -> Run:
         where = f"{folder / store.RECORDS} line {number}"
         stage = names.get(_key_of(record))
         if stage is None:
-            raise DataError(f"its seed, method, level are those of no network of this run; {CHANGED}", where=where)
+            raise DataError(f"no network of this run has its seed, method and level; {CHANGED}", where=where)
         if stage in seen:
             raise DataError(f"{stage} is in the file twice; {CHANGED}", where=where)
         seen.add(stage)
@@ -115,7 +115,9 @@ def read_run(folder: Path) -> Run:
         if own is None:
             n_unchecked += 1
         elif own != record:
-            raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
+            raise DataError(
+                f"differs from the record stored with its network in {folder / stage}; {CHANGED}", where=where
+            )
         records.append(checked(NetworkRecord, record, where))
     marks = _marks(folder, manifest, n_unchecked, len(records))
     name = folder.resolve().name

@@ -69,7 +69,7 @@ def train_batches(
     step, (index, count) = start, share
     if isinstance(feed.data, FolderIndex):
         if batch_size % count:
-            raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
+            raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {count} processes")
         own = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
         loaded = folder_batches(
             feed.data,

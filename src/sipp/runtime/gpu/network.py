@@ -65,10 +65,10 @@ def _why_different(outputs: Any, expected: Any) -> str:
 
 
 class SparseOnGpu:
-    """A network compiled for a CUDA GPU: call it as you call the model. `print` shows what runs where, and how fast.
+    """A network compiled for a CUDA GPU: call it like the model. `print` shows what runs where, and how fast.
 
-    It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them.
-    Beyond these torch runs the network, dense. Calls are launched one at a time, on the caller's stream.
+    It is compiled for the shapes of the example, and again for other shapes, up to eight; for further shapes torch runs
+    the dense network. Calls are launched one at a time, on the caller's stream.
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
