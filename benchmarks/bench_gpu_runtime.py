@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, FEW_WAYS, Way, dense_way, walks_way, way_seconds
+from sipp.runtime.gpu.linear import AGREEMENT, FEW_TOKEN_SHAPES, LinearKernel, dense_kernel, time_kernel, walk_kernel
 from sipp.runtime.gpu.network import SparseOnGpu
 
 GOALS = {0.5: 1.3, 0.3: 1.9, 0.2: 2.7, 0.1: 4.5, 0.05: None}  # by the share kept, one token
@@ -38,10 +38,10 @@ def random_weight(n_rows: int, n_columns: int, dtype: torch.dtype) -> Tensor:
     return (torch.randn(n_rows, n_columns, device="cuda") / n_columns**0.5).to(dtype)
 
 
-def microseconds(way: Way, x: Tensor) -> float:
+def microseconds(way: LinearKernel, x: Tensor) -> float:
     """The time of a layer, over copies of its weights that fill the cache several times."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    return way_seconds(way, x, max(2, -(-PAST_THE_CACHE * cache // way.n_bytes))) * 1e6
+    return time_kernel(way, x, max(2, -(-PAST_THE_CACHE * cache // way.n_bytes))) * 1e6
 
 
 def read_bandwidth() -> float:
@@ -64,15 +64,15 @@ def few() -> None:
         x, whole = torch.randn(n_tokens, n_columns, device="cuda").to(dtype), random_weight(n_rows, n_columns, dtype)
         kind = n_rows, n_columns, dtype, n_tokens
         if kind not in dense_us:
-            dense_us[kind] = microseconds(dense_way(whole, None), x)
+            dense_us[kind] = microseconds(dense_kernel(whole, None), x)
         weight, dense = thin(whole, keep), dense_us[kind]
         if as_int8:  # levels of a scale a row, as `sipp.save(values="int8")` leaves them
             scales = weight.abs().amax(-1, keepdim=True).float() / 127
             weight = ((weight / scales).round() * scales).to(dtype)
         expected = x.double() @ weight.double().t()
         best = (float("inf"), "", 0)
-        for lanes, warps, ahead in FEW_WAYS:
-            way = walks_way(weight, None, (lanes, warps, ahead), as_int8)
+        for lanes, warps, ahead in FEW_TOKEN_SHAPES:
+            way = walk_kernel(weight, None, (lanes, warps, ahead), as_int8)
             off_by = float((way.call(x, way.tensors).double() - expected).abs().max() / expected.abs().max())
             if not off_by <= AGREEMENT[dtype]:
                 raise RuntimeError(f"off by {off_by:.1e}: not timed")
@@ -167,6 +167,7 @@ def lstm() -> None:
                 for weight in model.parameters():
                     if weight.ndim == 2:
                         weight.copy_(thin(weight, keep))
+                model.lstm.flatten_parameters()
                 x = torch.randn(1, n_steps, width, device="cuda").half()
                 fast, (called, recorded, ours), off_by = compared(model, x)
                 print(

@@ -18,7 +18,7 @@ from common import table
 from torch import nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.records.options import Pattern
 
 # name, outputs x inputs of each layer, tokens
@@ -43,7 +43,7 @@ def main() -> None:
         torch.manual_seed(0)
         layers = nn.ModuleList(nn.Linear(n_in, n_out) for n_out, n_in in shapes)
         pruned = sipp.prune(nn.Sequential(*layers), None, pattern="2:4", method="wt")
-        broken = breaking({key: pruned.model.get_parameter(key) for key in pruned.masks}, Pattern(2, 4))
+        broken = breaking_pattern({key: pruned.model.get_parameter(key) for key in pruned.masks}, Pattern(2, 4))
         head = (name, f"{pruned.keep:.2%}", "obeyed" if not broken else f"BROKEN by {broken}")
         for kernel, run in product(("cuSPARSELt", "CUTLASS"), RUNS) if has_gpu else ():
             try:

@@ -8,7 +8,7 @@ from oracles import patterns as oracle
 from torch import nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking, largest_in_groups, obeys
+from sipp.allocation.largest_scores import breaking_pattern, largest_in_groups, obeys_pattern
 from sipp.errors import DataError, OptionError
 from sipp.records.options import Pattern, pattern_of
 from sipp.scoring.methods import METHODS, MethodInfo
@@ -34,10 +34,10 @@ def test_masks_are_their_definition(case: tuple[torch.Tensor, Pattern]) -> None:
     assert mask_FK.tolist() == oracle.largest_in_groups(score_FK.tolist(), pattern.n, pattern.m)
     assert mask_FK.shape == score_FK.shape and mask_FK.dtype == torch.bool
     assert int(mask_FK.sum()) == len(score_FK) * pattern.kept(score_FK.shape[1])
-    assert obeys(mask_FK, pattern)
-    assert obeys(score_FK, pattern) == oracle.obeys(score_FK.tolist(), pattern.n, pattern.m)
+    assert obeys_pattern(mask_FK, pattern)
+    assert obeys_pattern(score_FK, pattern) == oracle.obeys(score_FK.tolist(), pattern.n, pattern.m)
     either = [oracle.obeys(matrix.tolist(), pattern.n, pattern.m) for matrix in (score_FK, score_FK.t())]
-    assert (breaking({"w": score_FK.t()}, pattern) == []) == any(either)
+    assert (breaking_pattern({"w": score_FK.t()}, pattern) == []) == any(either)
 
 
 def net() -> nn.Sequential:
@@ -57,7 +57,7 @@ def points() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_every_score_that_ranks(row: MethodInfo) -> None:
     model = net()
     pruned = sipp.prune(model, points(), pattern="2:4", method=row.name)
-    assert breaking(pruned.masks, Pattern(2, 4)) == []
+    assert breaking_pattern(pruned.masks, Pattern(2, 4)) == []
     counts = {layer.name: layer.kept for layer in pruned.layers}
     assert counts == {"0.weight": 8 * 14, "2.weight": 8 * 18, "5.weight": 5 * 64}
     assert pruned.kept == pruned.budget == sum(counts.values()) and pruned.pattern == "2:4"
@@ -93,7 +93,7 @@ def test_repair_keeps_the_pattern() -> None:
     assert all(torch.equal(mask, plain.masks[name]) for name, mask in fixed.masks.items())
     for found in (fixed, searched):
         assert found.repair is not None and found.pattern == "2:4"
-        assert breaking({name: found.model.get_parameter(name) for name in found.masks}, Pattern(2, 4)) == []
+        assert breaking_pattern({name: found.model.get_parameter(name) for name in found.masks}, Pattern(2, 4)) == []
     x = data[0]
     errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed, searched)]
     assert errors[2] < errors[1] < errors[0]
@@ -102,20 +102,20 @@ def test_repair_keeps_the_pattern() -> None:
 def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:
     torch.manual_seed(0)
     pruned = sipp.prune(nn.LSTM(6, 5), None, pattern="1:3", method="wt")
-    assert len(pruned.masks) == 2 and breaking(pruned.masks, Pattern(1, 3)) == []
+    assert len(pruned.masks) == 2 and breaking_pattern(pruned.masks, Pattern(1, 3)) == []
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=50, bos_token_id=0, eos_token_id=0, **sizes))
     pruned = sipp.prune(gpt2, None, pattern="2:4", method="wt")
-    assert breaking(pruned.masks, Pattern(2, 4)) == [] and pruned.keep == 0.5
-    assert all(obeys(mask.t(), Pattern(2, 4)) for mask in pruned.masks.values())  # inputs x outputs
+    assert breaking_pattern(pruned.masks, Pattern(2, 4)) == [] and pruned.keep == 0.5
+    assert all(obeys_pattern(mask.t(), Pattern(2, 4)) for mask in pruned.masks.values())  # inputs x outputs
 
 
 def test_who_breaks_a_pattern_is_named() -> None:
     good, bad = torch.tensor([[1.0, 0.0, 2.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 0.0], [4.0, 0.0, 0.0, 0.0]])
     bad_conv = torch.ones(2, 3, 1, 1)
     tensors = {"good": good, "bad": torch.cat((bad, bad)), "conv": bad_conv, "vector": torch.ones(2)}
-    assert breaking(tensors, Pattern(2, 4)) == ["bad", "conv"]
+    assert breaking_pattern(tensors, Pattern(2, 4)) == ["bad", "conv"]
 
 
 @pytest.mark.parametrize(

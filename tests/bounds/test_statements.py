@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.allocation.rows import eps_given
-from sipp.bounds.statements import LEAST_OF_ROW, floored
+from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_APART, data_of, split_last
 from sipp.inputs.scoring_task import task_of
@@ -376,7 +376,7 @@ def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
     assert found.network_share == pytest.approx(rows + network)
     assert found.joint_confidence == pytest.approx(0.94)
     scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
-    quotients = [(one.sensitivity_s2_FK.double() / floored(one)).max() for one in scores.layers]
+    quotients = [(one.sensitivity_s2_FK.double() / floored_sensitivity(one)).max() for one in scores.layers]
     assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
     assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side
 

@@ -171,9 +171,9 @@ def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
 def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = {"seed": 0, "method": "wt", "level": 1, "keep": 0.5, "after": {"top1": 0.9}, "loss": math.nan}
 
-    def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.Finished:
+    def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.FinishedRun:
         on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
-        return train_run.Finished(tmp_path, [record], 2)
+        return train_run.FinishedRun(tmp_path, [record], 2)
 
     monkeypatch.setattr(train_run, "run", fake)
     done = run("run", "digits-at-init", "--json")

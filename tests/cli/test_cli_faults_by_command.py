@@ -146,7 +146,7 @@ FAULTS: list[tuple[str, tuple[str, ...], Change, str, int]] = [
     ("35 another rank", READS_NEW, arrays(N, inputs=lambda a: a[:, :5, None]), "cannot take this data", 2),
     ("45 complex numbers", READS_DATA, arrays(D, inputs=lambda a: a.astype(np.complex64)), "", 2),
     ("45 whole numbers", READS_DATA, arrays(D, inputs=lambda a: a.astype(np.int64)), "", 2),
-    ("45 text", READS_DATA, arrays(D, inputs=lambda a: a.astype(str)), "no numbers", 2),
+    ("45 text", READS_DATA, arrays(D, inputs=lambda a: a.astype(str)), "not numbers", 2),
     ("6 unequal lengths", READS_DATA, arrays(D, labels=lambda a: a[:4]), "'labels': 4", 2),
     ("6 labels alone", READS_DATA, arrays(D, inputs=None), "no inputs", 2),
 ]  # fmt: skip
@@ -225,7 +225,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("study paper-fully-connected --set prune.levels=-1 --dry-run", "levels", "sipp study"),
     ("study paper-fully-connected --set train.epochs=1e-3 --dry-run", "epochs", "sipp study"),
     ("study paper-fully-connected --set name=../x --dry-run", "name", "sipp study"),
-    ("recipes show", "no name of a recipe", "sipp recipes show"),
+    ("recipes show", "name of a recipe is missing", "sipp recipes show"),
     ("recipes show no-such-recipe", "no-such-recipe", "sipp recipes"),
     ("recipes show ../../etc/passwd", "passwd", "sipp recipes"),
     ("recipes show tagged.yaml", "tag", "sipp recipes"),

@@ -87,7 +87,7 @@ def test_arrays_of_numbers_only_in_any_byte_order(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))
     np.savez(tmp_path / "none.npz")
-    assert "no numbers" in prune(tmp_path, "--data", tmp_path / "words.npy", "--force").stderr
+    assert "not numbers" in prune(tmp_path, "--data", tmp_path / "words.npy", "--force").stderr
     assert "holds no arrays" in prune(tmp_path, "--data", tmp_path / "none.npz", "--force").stderr
 
 

@@ -119,9 +119,9 @@ def test_the_record_says_it(folder: Path, tmp_path: Path) -> None:
         ("1/2/3", "data.npy", "not a normalisation"),
         ("0.5,0.5/0.5,0.5", "data.npy", "2 means for the 3 channels"),
         ("0.5,0.5/0.5,0.5", "pictures", "2 means for the 3 channels"),
-        ("none", "floats.npy", "torch.float32 (9, 3, 8, 8): these are no images"),
+        ("none", "floats.npy", "torch.float32 (9, 3, 8, 8): these are not images"),
         ("none", "named.npz", "torch.float32 (9, 6)"),
-        ("none", "digits", "no images as bytes"),
+        ("none", "digits", "not images as bytes"),
         ("none", "random:4x3x8x8", "holds no images"),
     ],
 )

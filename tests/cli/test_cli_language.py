@@ -12,7 +12,7 @@ import sipp
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader
 from sipp.cli.errors import CommandError
-from sipp.cli.eval_work import answer
+from sipp.cli.eval_work import run_eval
 from sipp.cli.model_option import load_model
 
 
@@ -57,7 +57,7 @@ def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_we
         model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3, length=16,
         out=folder / "eval.json",
     )  # fmt: skip
-    found = answer(request)
+    found = run_eval(request)
     lines, record = found.shown, found.values
     dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
     tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)

@@ -211,7 +211,7 @@ def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path
     assert run(*words, tmp_path / "bf16", "--values", "bf16").returncode == 0
     assert sipp.inspect(tmp_path / "bf16").n_bytes < out.stat().st_size
     assert sipp.inspect(tmp_path / "bf16").certificate_about != "stored values"
-    refused(run(*words, tmp_path / "x", "--shard", "5GB"), "--shard", "one file")
+    refused(run(*words, tmp_path / "x", "--shard", "5GB"), "--shard", "single file")
     refused(run(*words, out), "--out", "exists")
 
 

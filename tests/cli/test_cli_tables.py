@@ -12,16 +12,17 @@ from commandline import run
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
+from sipp.experiments.runs.reading import read_run
 from sipp.records.display import percent_up
 from sipp.report import render
 from sipp.report.compare_networks import networks_table
 from sipp.report.contents import TableCell
-from sipp.report.results import read_pruned_result, read_results, read_run_result
+from sipp.report.results import read_pruned_result, read_results
 from sipp.report.run_article import best_choice, method_table, tone_of
 
 
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
-    found = read_run_result(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
+    found = read_run(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
     table = method_table(found)
     assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 5
     records = [r for r in found.records if r.method == "wt" and r.level == 1]

@@ -13,10 +13,10 @@ from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
 from sipp.cli.options import as_command, option
 from sipp.cli.output import Answer
-from sipp.records.options import PruneOptions, Shown
+from sipp.records.options import CliOption, PruneOptions
 
 SHOWN = {
-    name: next((one for one in get_args(hint)[1:] if isinstance(one, Shown)), None)
+    name: next((one for one in get_args(hint)[1:] if isinstance(one, CliOption)), None)
     for name, hint in get_type_hints(PruneOptions, include_extras=True).items()
 }
 

@@ -12,10 +12,10 @@ from sipp.experiments.arms import Arm, arm_of
 from sipp.experiments.nets import NETS, build
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import train_networks
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
 from sipp.report.palette import style_of
 from sipp.report.rendering import render
-from sipp.report.results import read_run_result
 from sipp.storage.state_files import load_state, load_values
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -58,7 +58,7 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     alone = run(small("digits-iterative", *settings), out=tmp_path / "b", device="cpu")
     mean = masks(alone.folder, "seed0.sipp-det.01")
     assert all(torch.equal(found[key], mean[key]) for key in found)
-    read = read_run_result(both.folder)
+    read = read_run(both.folder)
     assert read.finished and read.marks == () and "sipp-det mean" in render([read], version="sipp test")
     labels = ("sipp-det", "sipp-det mean", "wt")
     looks = [style_of(label, labels) for label in labels]

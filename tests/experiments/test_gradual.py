@@ -9,9 +9,9 @@ from experiments.test_mask_changes import Killed, contents
 
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
 from sipp.report.rendering import render
-from sipp.report.results import read_run_result
 from sipp.storage.state_files import load_state
 from sipp.verbs.gradual import CUTS, budget_at, cut_times
 
@@ -41,8 +41,8 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
             assert int(mask.sum()) == layer["kept"]
             assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
-    page = render([read_run_result(done.folder)], version="sipp test")
-    assert "prune little by little on the way" in page
+    page = render([read_run(done.folder)], version="sipp test")
+    assert "prune gradually" in page
 
 
 def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

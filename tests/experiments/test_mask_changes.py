@@ -14,11 +14,11 @@ from sipp.errors import OptionError
 from sipp.experiments import pipelines
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.store import without_times
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.report.rendering import render
-from sipp.report.results import read_run_result
 from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -60,13 +60,13 @@ def test_a_pipeline_of_one_file(recipe: Recipe, tmp_path: Path) -> None:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
             assert int(mask.sum()) == layer["kept"] >= layer["nnz"] == int(weight.count_nonzero()) > 0
             assert not bool(weight[~mask].any()) and layer["cut_after"] == (4 if level == 1 else 6)
-    page = render([read_run_result(done.folder)], version="sipp test")
+    page = render([read_run(done.folder)], version="sipp test")
     assert "halving: train, and lose half of the weights on the way" in page
 
 
 def contents(folder: Path) -> list[Any]:
     tensors: list[Any] = [path.read_bytes() for path in sorted(folder.glob("*/final.safetensors"))]
-    return tensors + [without_clock(record) for record in runs.read_records(folder)]
+    return tensors + [without_times(record) for record in runs.read_records(folder)]
 
 
 def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(

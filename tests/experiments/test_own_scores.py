@@ -10,7 +10,7 @@ from sipp.cli.commands.report_command import report
 from sipp.errors import OptionError
 from sipp.experiments.own_scores import load_scores, score_digest
 from sipp.experiments.recipes import Code, load_recipe
-from sipp.experiments.runs.reading import read_run_files
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
 from sipp.scoring import methods
 
@@ -67,9 +67,9 @@ def test_adding_a_score_leaves_finished_networks_alone(tmp_path: Path, monkeypat
     with pytest.raises(OptionError, match="squares"):
         load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
     folders = sorted((tmp_path / "runs").iterdir())
-    assert all(read_run_files(folder).marks == () for folder in folders)  # fresh runs of own code: no false alarm
+    assert all(read_run(folder).marks == () for folder in folders)  # fresh runs of own code: no false alarm
     page = tmp_path / "page.html"
-    report([one for one in folders if "cubes" in str(read_run_files(one).config)], out=page)
+    report([one for one in folders if "cubes" in str(read_run(one).config)], out=page)
     text = page.read_text()
     assert "squares" in text and "cubes" in text and "different version" not in text
 

@@ -16,9 +16,9 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.pipelines.shared import next_budget
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
 from sipp.experiments.runs.plan import plan
-from sipp.experiments.runs.reading import list_runs, read_run_files
+from sipp.experiments.runs.reading import list_runs, read_run
 from sipp.experiments.runs.run_recipe import Progress, run
-from sipp.experiments.runs.store import read_records, run_name, step_name, without_clock
+from sipp.experiments.runs.store import read_records, run_name, step_name, without_times
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.inputs.scoring_task import task_of
@@ -170,7 +170,7 @@ def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -
     with pytest.warns(UserWarning, match="SHA-256"):
         third = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
     assert equal(saved(first.folder), tensors)
-    assert [without_clock(r) for r in third.records] == [without_clock(r) for r in first.records]
+    assert [without_times(r) for r in third.records] == [without_times(r) for r in first.records]
     assert [one.state for one in list_runs(tmp_path)] == ["finished"]
 
 
@@ -195,7 +195,7 @@ def test_stopped_by_a_signal_and_resumed_to_the_same_bits(number: int, status: i
             assert signal.getsignal(number) is before
     assert statuses == [status] * 3  # after epoch 1 of the dense network, after both epochs of the pruned one
     assert equal(saved(resumed.folder), saved(whole.folder))
-    assert [without_clock(r) for r in resumed.records] == [without_clock(r) for r in whole.records]
+    assert [without_times(r) for r in resumed.records] == [without_times(r) for r in whole.records]
     assert read_records(resumed.folder) == resumed.records
     assert not list(resumed.folder.rglob("step-*")) and not list(resumed.folder.rglob("start*"))
 
@@ -247,4 +247,4 @@ def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -
         hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
     assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
     assert equal(saved(hurt.folder), saved(whole.folder))
-    assert read_run_files(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all
+    assert read_run(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all

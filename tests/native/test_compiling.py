@@ -48,7 +48,7 @@ def test_a_job_is_compiled_without_a_cache(
     numbers = np.array([20, 2])
     compiling.CompiledLoop(double_first)(numbers.ctypes.data)
     assert numbers.tolist() == [42, 2]
-    compiling._tell(5.0)
+    compiling._add_seconds(5.0)
     assert "in each process: set NUMBA_CACHE_DIR" in caplog.text and "the first time" not in caplog.text
 
 
@@ -58,10 +58,10 @@ def test_a_line_says_once_that_compiling_takes_long(
     monkeypatch.setattr(compiling, "_spent", 0.0)
     monkeypatch.setattr(compiling, "_is_kept", True)
     for seconds in (0.4, 0.4):
-        compiling._tell(seconds)
+        compiling._add_seconds(seconds)
     assert not caplog.records  # not worth a word
     for seconds in (0.4, 5.0):
-        compiling._tell(seconds)
+        compiling._add_seconds(seconds)
     assert [record.getMessage() for record in caplog.records] == [
         "compiling for this processor: a few seconds, the first time this part is used"
     ]

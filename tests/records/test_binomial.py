@@ -249,7 +249,9 @@ def test_measured_numbers_are_rounded_up_by_little(share):
 
 def test_a_confidence_is_rounded_down_and_a_limit_up():
     shown = {0.95: "95", 0.9: "90", 0.99996: "99.99", 1 - 1e-9: "99.99", 2 * 0.95 - 1: "90", 0.875: "87.5"}
-    assert {value: display.sure(value) for value in shown} == {value: f"{text} % sure" for value, text in shown.items()}
+    assert {value: display.how_sure(value) for value in shown} == {
+        value: f"{text} % sure" for value, text in shown.items()
+    }
     limits = {0.12341: "0.124", 1.0: "1", 0.0: "0", 1234.1: "1,235", 2e7 + 1: "2.01e+07", 1.2301e-5: "1.24e-05"}
     assert {value: display.number_up(value) for value in limits} == limits
     assert display.number_up(None) == "" and display.number_up(math.inf) == "inf"

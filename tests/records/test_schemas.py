@@ -13,7 +13,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.experiments.runs.reading import read_run_files
+from sipp.experiments.runs.reading import read_run
 from sipp.records.schemas import (
     Accuracy,
     BoundRecord,
@@ -45,7 +45,7 @@ def test_what_was_run_for_real_is_read_and_written_as_it_is(manifest: Path) -> N
     for record in records:
         again = given_values(checked(NetworkRecord, record, "here"))
         assert json.dumps(again, sort_keys=True) == json.dumps(record, sort_keys=True)
-    assert len(read_run_files(manifest.parent).records) == len(records) >= 3
+    assert len(read_run(manifest.parent).records) == len(records) >= 3
 
 
 def test_every_folder_of_results_is_looked_at() -> None:

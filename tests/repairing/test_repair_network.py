@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.allocation.largest_scores import obeys
+from sipp.allocation.largest_scores import obeys_pattern
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
@@ -74,8 +76,10 @@ def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastS
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3", "rows"])
-@pytest.mark.parametrize("fan_in", [10, 24])  # by an inverse, and by a factor
-def test_the_search_is_the_definition(kind: str, seed: int, fan_in: int) -> None:
+@pytest.mark.parametrize("solver", ["inverse", "factor", "newton"])
+def test_the_search_is_the_definition(kind: str, seed: int, solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_search._System, "takes_newton", solver == "newton")  # as on a GPU
+    fan_in = 24 if solver == "factor" else 10  # several times as many as rows: by a factor
     random = np.random.default_rng(seed)
     x_PK = random.normal(size=(200, fan_in)) @ random.normal(size=(fan_in, fan_in))
     w_FK = random.normal(size=(7, fan_in)) * np.logspace(-0.7, 0.3, 7)[:, None]
@@ -133,6 +137,25 @@ def test_the_first_mask_stays_where_a_system_has_no_factor(n_rows: int) -> None:
     start_FK = torch.arange(8).expand(n_rows, 8) < 3
     found = search([LeastSquares(xx_GKK, rows_GRK, rows_GRK, 10.0)], start_FK, MaskRule(3 * n_rows, None, None))
     assert torch.equal(found[0], start_FK) and found[1] == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    fan_in=st.integers(1, 40),
+    alike=st.sampled_from([0.0, 1.0, 100.0]),
+    growth=st.sampled_from([growth for _, growth in layer_search.GROWTHS]),
+)
+def test_an_inverse_by_newton_is_that_of_the_larger_system(seed: int, fan_in: int, alike: float, growth: float) -> None:
+    generator, rho = torch.Generator().manual_seed(seed), 0.3
+    x_PK = torch.randn(60, fan_in, generator=generator, dtype=torch.float64)
+    x_PK += alike * x_PK[:, :1]  # up to a system of rank one, nearly
+    unit_KK = torch.corrcoef(x_PK.T).view(fan_in, fan_in)
+    eye_KK = torch.eye(fan_in, dtype=torch.float64)
+    before_GKK, system_GKK = torch.linalg.inv(unit_KK + rho * eye_KK)[None], (unit_KK + rho * growth * eye_KK)[None]
+    found_GKK = layer_search._newton_inverse(system_GKK.float(), before_GKK.float(), growth)
+    wanted_GKK = torch.linalg.inv(system_GKK)
+    assert float((found_GKK - wanted_GKK).norm() / wanted_GKK.norm()) < 2 * layer_search.NEWTON_ERROR
 
 
 class Operations(TorchDispatchMode):
@@ -305,7 +328,7 @@ def test_budgets_rows_and_patterns() -> None:
     masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
     for way in ("joint", "alps", "sparsegpt"):
         made = repair(net, masks, parts_of(points), pattern=Pattern(2, 4), method=way)
-        assert all(obeys(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
+        assert all(obeys_pattern(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
         assert (
             any(layer.mask_origin == "searched" and layer.moved for layer in made.layers)

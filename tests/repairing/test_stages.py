@@ -14,7 +14,7 @@ from sipp.inputs.capture import Forms
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
-from sipp.repairing import choosing, gathering, network_fit, repair_network
+from sipp.repairing import choosing, gathering, layer_targets, network_fit, repair_network
 from sipp.repairing.data_split import DenseOutputs, split_batches
 from sipp.repairing.gathering import Gatherer, _Shared, layer_usage, masked_layers
 from sipp.repairing.layer_fit import LayerTask
@@ -234,6 +234,20 @@ def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(network_fit, "find_residual_layers", looked)
     repaired()
     assert len(kept) >= 5 and kept[2:4] == kept[1:3]  # of what lies before the blocks; nothing of blocks
+
+
+def test_residual_connections_are_looked_for_on_two_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_points, find = list[int](), layer_targets.find_residual_connections
+
+    def looked(model: Any, layers: Any, order: Any, batch: Any, **options: Any) -> Any:
+        found = find(model, layers, order, batch, **options)
+        n_points.extend([batch.n_points] if found else [])
+        return found
+
+    monkeypatch.setattr(layer_targets, "find_residual_connections", looked)
+    monkeypatch.setattr(repair_network, "choose", first_choice)
+    repaired()
+    assert n_points and set(n_points) == {2}
 
 
 def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from torch import nn
 
 import sipp
 from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
 from sipp.report import read_results, render
-from sipp.report.results import read_run_result
 from sipp.storage.files import seal
 from sipp.verbs import gradual as little_by_little
 
@@ -108,4 +108,4 @@ def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatc
     (record,) = done.records[1:]
     assert len(record["path"]) == 2 and all(" held-back inputs" in cut["blend"] for cut in record["path"])
     assert record["choice"]["words"] == record["path"][-1]["blend"]
-    assert "Chosen blend" in render([read_run_result(done.folder)], version="sipp test")
+    assert "Chosen blend" in render([read_run(done.folder)], version="sipp test")

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 from report.synthetic import big_run
 
+from sipp.experiments.runs.reading import Run, read_run
 from sipp.report import figures
 from sipp.report.compare_runs import panels_of
 from sipp.report.rendering import render
-from sipp.report.results import Run, read_run_result
 
 
 def made(folder: Path, **options: Any) -> Run:
-    return read_run_result(
-        big_run(folder, **{"methods": ("wt",), "n_levels": 2, "n_seeds": 1, "n_layers": 1, **options})
-    )
+    return read_run(big_run(folder, **{"methods": ("wt",), "n_levels": 2, "n_seeds": 1, "n_layers": 1, **options}))
 
 
 def moved(run: Run, seed: int) -> Run:

@@ -13,8 +13,9 @@ from cli.commandline import files_in, run, three_lines
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run as run_recipe
-from sipp.report.results import read_pruned_result, read_run_result, read_whole_results
+from sipp.report.results import read_pruned_result, read_whole_results
 from sipp.storage.files import read_json, read_sealed, seal, write_json
 from sipp.storage.pruned_folder import OTHER_COPY
 
@@ -81,12 +82,12 @@ def forged(values: Any, path: tuple[Any, ...]) -> Any:
 
 def refused(folder: Path, words: str) -> None:
     with pytest.raises(DataError) as caught:
-        read_run_result(folder)
+        read_run(folder)
     assert words in str(caught.value), caught.value
 
 
 def test_a_whole_run_and_a_whole_network_have_no_marks(folder: Path, whole: Path) -> None:
-    assert read_run_result(folder).marks == () and read_run_result(folder).finished
+    assert read_run(folder).marks == () and read_run(folder).finished
     assert read_pruned_result(whole / "net").marks == ()
 
 
@@ -112,11 +113,11 @@ def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> Non
         write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
         if place in plan:  # then some record is of no network of this plan, or one is missing
             try:
-                marks = read_run_result(folder).marks
+                marks = read_run(folder).marks
             except DataError:
                 continue
         else:
-            marks = read_run_result(folder).marks
+            marks = read_run(folder).marks
         assert any("its configuration was changed after it was written" in mark for mark in marks), place
     with pytest.raises(OptionError, match="another configuration"):
         run_recipe(recipe(), out=folder.parent, device="cpu")
@@ -135,7 +136,7 @@ def test_every_field_of_a_record(folder: Path) -> None:
     path.write_text(text + text.splitlines()[1] + "\n")
     refused(folder, "line 3: seed0.sipp-det.01 is in the file twice")
     run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
-    assert path.read_text() == text and read_run_result(folder).marks == ()
+    assert path.read_text() == text and read_run(folder).marks == ()
 
 
 def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
@@ -171,7 +172,7 @@ def test_other_code_and_another_name_are_marked(folder: Path) -> None:
     values["origins"][-1]["code"] = "sipp 0.0.1"
     write_json(folder / "manifest.json", values)
     other = folder.rename(folder.with_name("mine"))
-    assert ["different version" in mark or "renamed" in mark for mark in read_run_result(other).marks] == [True, True]
+    assert ["different version" in mark or "renamed" in mark for mark in read_run(other).marks] == [True, True]
 
 
 def test_a_changed_run_is_not_drawn(folder: Path, tmp_path: Path) -> None:

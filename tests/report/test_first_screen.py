@@ -11,10 +11,11 @@ from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
+from sipp.experiments.runs.reading import read_run
+from sipp.report.glossary import about_method
 from sipp.report.rendering import render
-from sipp.report.results import read_results, read_run_result
+from sipp.report.results import read_results
 from sipp.report.run_article import method_table, run_titles
-from sipp.report.words import about_method
 from sipp.storage.files import seal
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
@@ -88,7 +89,7 @@ def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
 
 
 def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Path) -> None:
-    run = read_run_result(study / "part0" / "0")
+    run = read_run(study / "part0" / "0")
     table = method_table(run)
     assert table is not None and table.head[:2] == ("method / keep", "dense")
     assert all(re.fullmatch(r"\d\d\.\d", cells[0].text) for _, cells in table.rows)
@@ -100,7 +101,7 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
 
 
 def test_own_networks_and_data_are_called_by_their_names(study: Path) -> None:
-    run = read_run_result(study / "part0" / "0")
+    run = read_run(study / "part0" / "0")
     own = {
         **run.config,
         "net": "own",

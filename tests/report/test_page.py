@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
 from sipp.errors import SippError
+from sipp.experiments.runs.reading import read_run
 from sipp.records.schemas import BoundRecord
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
-from sipp.report.results import read_results, read_run_result
+from sipp.report.results import read_results
 from sipp.storage.files import read_json, write_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -146,7 +147,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
         assert faults(made) == []
         assert f"run is not finished: {n_done} of 10 networks" in made
     (folder / "records.jsonl").write_text("".join(lines))
-    assert "run is not finished" not in render([read_run_result(folder)], version="sipp test")
+    assert "run is not finished" not in render([read_run(folder)], version="sipp test")
 
 
 def test_resumed_with_changes_says_so(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from report.test_page import data_of, faults
 
 from sipp.experiments.recipes import load_recipe
-from sipp.experiments.runs.run_recipe import Finished, run
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.run_recipe import FinishedRun, run
+from sipp.experiments.runs.store import without_times
 from sipp.records.certificate import from_json
 from sipp.report import read_results, render
 
@@ -26,16 +26,16 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def done(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     recipe = load_recipe("digits-iterative", settings=SMALL)
     return run(recipe, out=tmp_path_factory.mktemp("runs"), device="cpu")
 
 
-def levels(done: Finished) -> list[dict[str, Any]]:
+def levels(done: FinishedRun) -> list[dict[str, Any]]:
     return [record for record in done.records if record["kind"] == "level"]
 
 
-def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Finished) -> None:
+def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: FinishedRun) -> None:
     for record in levels(done):
         certificate = from_json(json.dumps(record["certificate"]))  # refuses what contradicts itself
         assert certificate.n == 100 and certificate.calibration_checked
@@ -45,14 +45,14 @@ def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Fi
     assert len({one["dense_hash"] for (_, level), one in by_level.items() if level == 2}) == 3
 
 
-def test_time_by_part(done: Finished) -> None:
+def test_time_by_part(done: FinishedRun) -> None:
     for record in levels(done):
         parts = record["part_seconds"]
         assert set(parts) == {"score", "prune", "certify", "train", "compile"} and all(
             value >= 0 for value in parts.values()
         )
         assert 0 < sum(parts.values()) <= record["seconds"] + 0.01
-        assert "part_seconds" not in without_clock(record)
+        assert "part_seconds" not in without_times(record)
 
 
 def test_no_holdout_no_certificate(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
     assert "No certificate: the run has no holdout" in page and faults(page) == []
 
 
-def test_the_page_of_a_real_run(done: Finished) -> None:
+def test_the_page_of_a_real_run(done: FinishedRun) -> None:
     page = render(read_results([done.folder.parent]), version="sipp test")
     assert faults(page) == [] and "not finished: " not in page
     assert len(data_of(page)["plots"]) == 8

@@ -8,7 +8,8 @@ import pytest
 from report.synthetic import big_run, certificate
 
 from sipp.errors import DataError
-from sipp.report.results import PrunedModel, Run, read_pruned_result, read_results, read_run_result
+from sipp.experiments.runs.reading import Run, read_run
+from sipp.report.results import PrunedModel, read_pruned_result, read_results
 from sipp.storage.files import seal
 
 
@@ -43,7 +44,7 @@ def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: A
 
 
 def test_a_run(folder: Path) -> None:
-    run = read_run_result(folder)
+    run = read_run(folder)
     assert run.finished and run.n_stages == len(run.records) == 5
     assert run.records[0].method is None and run.records[0].keep == 1.0
     assert run.records[1].layers[0].n_weights == 432 and run.records[1].certificate is not None
@@ -58,9 +59,9 @@ def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
 def test_an_unfinished_run(folder: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "records.jsonl").write_text("".join(lines[:2]))
-    assert not read_run_result(folder).finished and len(read_run_result(folder).records) == 2
+    assert not read_run(folder).finished and len(read_run(folder).records) == 2
     (folder / "records.jsonl").unlink()
-    assert read_run_result(folder).records == ()
+    assert read_run(folder).records == ()
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_broken_record_is_named_by_file_and_line(folder: Path, key: str, value
     lines[1] = change(json.loads(lines[1]), key, value)
     path.write_text("\n".join(lines))
     with pytest.raises(DataError) as caught:
-        read_run_result(folder)
+        read_run(folder)
     assert "records.jsonl line 2" in str(caught.value) and word in str(caught.value)
 
 
@@ -112,14 +113,14 @@ def test_a_cut_line(folder: Path) -> None:
     path = folder / "records.jsonl"
     path.write_text(path.read_text()[:-40])
     with pytest.raises(DataError, match=r"is not whole \(line 5"):
-        read_run_result(folder)
+        read_run(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"values": {"config": {}}}', "\xff"])
 def test_a_broken_manifest(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"manifest\.json"):
-        read_run_result(folder)
+        read_run(folder)
 
 
 def test_other_folders(tmp_path: Path) -> None:

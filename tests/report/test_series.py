@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
+from sipp.experiments.runs.reading import Run, read_run
 from sipp.records.display import percent_up
 from sipp.report import numbers, run_article, series
-from sipp.report.results import Run, read_run_result
 
 RNG = random.Random(0)
 
@@ -39,7 +39,7 @@ def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, wi
                 records.append(one)
     records = [record for index, record in enumerate(records) if index not in without]
     settings = config(name="small", pipeline=pipeline, methods=("sipp-det", "wt"), n_levels=2, n_seeds=n_seeds)
-    return read_run_result(write_run(folder / "small", settings, records))
+    return read_run(write_run(folder / "small", settings, records))
 
 
 def close(point: series.Point, keep: float, mean: float, low: float, high: float, n: int) -> bool:
@@ -112,7 +112,7 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
             verdict = "certified" if value == 0.1 else "not certified"
             records.append({**one, "certificate": certificate(value, verdict=verdict)})
     settings = config(name="s", pipeline="iterative", methods=("wt",), n_levels=2, n_seeds=2)
-    (curve,) = series.certified_curves(read_run_result(write_run(tmp_path / "r", settings, records)))
+    (curve,) = series.certified_curves(read_run(write_run(tmp_path / "r", settings, records)))
     assert [point.n for point in curve.points] == [2]  # a mean over the finite ones would look better than it is
 
 

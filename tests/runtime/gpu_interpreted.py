@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sipp.native import pytree, two_of_four
+from sipp.runtime import examples
 from sipp.runtime.gpu import kernels, linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
@@ -128,7 +129,7 @@ class Plain:
 
     def __call__(self, inputs):
         pytree.tree_map(lambda own, new: own.copy_(new), self.found, self.function(inputs))
-        return recording.own_results(self.found)
+        return examples.cloned_results(self.found)
 
 
 @pytest.fixture
@@ -141,12 +142,12 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "DEVICE", "cpu")
     monkeypatch.setattr(recording, "Recorded", Plain)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
-    monkeypatch.setattr(linear, "way_seconds", seconds)
-    monkeypatch.setattr(plan, "way_seconds", seconds)
+    monkeypatch.setattr(linear, "time_kernel", seconds)
+    monkeypatch.setattr(plan, "time_kernel", seconds)
     times = itertools.cycle([0.5, 1.0])
     monkeypatch.setattr(recording, "kernel_seconds", lambda calls: next(times))
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
-    monkeypatch.setattr(linear, "FEW_WAYS", ((8, 8, 1),))  # the interpreter takes its time
+    monkeypatch.setattr(linear, "FEW_TOKEN_SHAPES", ((8, 8, 1),))  # the interpreter takes its time
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
 
 
@@ -220,7 +221,7 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fast.latest.how == network.RECORDED and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
     for room in (linear, plan):
-        monkeypatch.setattr(room, "way_seconds", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
+        monkeypatch.setattr(room, "time_kernel", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
     slow = network.SparseOnGpu(model, (x,), {})
     assert {step.note for step in slow.steps if step.name in "qko"} == {"dense is as fast"}
     assert slow.latest.is_dense
@@ -271,8 +272,8 @@ def two_of_four_on_cpu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         held[id(packed)] = packed, whole
         return packed
 
-    monkeypatch.setattr(two_of_four, "is_there", lambda: True)
-    monkeypatch.setattr(two_of_four, "compressed", compressed)
+    monkeypatch.setattr(two_of_four, "is_available", lambda: True)
+    monkeypatch.setattr(two_of_four, "compress", compressed)
     monkeypatch.setattr(two_of_four, "fastest", lambda packed, x: 0)
     monkeypatch.setattr(
         two_of_four, "product", lambda x, packed, bias, kernel: nn.functional.linear(x, held[id(packed)][1], bias)

@@ -198,6 +198,6 @@ def test_torch_runs_a_network_without_a_walk_over_its_weights(always_dense, monk
     fast, walks = sipp.sparse(net, x), []
     assert fast.latest.is_dense
     fast(x)
-    monkeypatch.setattr(sparse_network, "lay_out", lambda *given: walks.append(given))
+    monkeypatch.setattr(sparse_network, "set_strides", lambda *given: walks.append(given))
     monkeypatch.setattr(sparse_network, "unpack_parameters", lambda *given: walks.append(given))
     assert is_close(fast(x), net(x)) and not walks

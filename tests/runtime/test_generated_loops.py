@@ -104,7 +104,7 @@ def test_convolutions(
         step = image_step(layer, weight, values, arena, (border, border))
     assert step.kernel.startswith("sparse") and not arena.flag.is_raised
     assert agrees(values[OUT], wanted, most)
-    assert float(arena.of(values[OUT]).data_CHWN[:, :border].abs().max()) == 0  # the next layer relies on it
+    assert float(arena.buffer_of(values[OUT]).data_CHWN[:, :border].abs().max()) == 0  # the next layer relies on it
 
 
 @EACH

@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import sipp
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import FEWEST_TOKENS
 from sipp.records.options import pattern_of
-from sipp.repairing import repaired_cut
+from sipp.repairing import apply_repairs
 from sipp.runtime.exporting import export
 from sipp.scoring.wanda import wanda
 
@@ -149,7 +149,7 @@ def test_a_repair_keeps_the_pattern_from_files_to_files(kind: str, tmp_path: Pat
     found = on_disk(model, data, tmp_path, pattern="2:4", repair=True)
     masks = {name: found.get_parameter(name) != 0 for name in cut.masks}
     assert sum(int(mask.sum()) for mask in masks.values()) == cut.kept
-    assert not breaking(masks, pattern_of("2:4"))
+    assert not breaking_pattern(masks, pattern_of("2:4"))
 
 
 def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> None:
@@ -166,13 +166,13 @@ def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> N
 def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison hands the cut network over; but for the masks it is the dense one, spared rows and all."""
     model, data = routed(20)
-    repair, given = repaired_cut.repair_network, list[object]()
+    repair, given = apply_repairs.repair_network, list[object]()
 
     def noted(*args: Any) -> Any:
         given.append(args[4])
         return repair(*args)
 
-    monkeypatch.setattr(repaired_cut, "repair_network", noted)
+    monkeypatch.setattr(apply_repairs, "repair_network", noted)
     sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)
     assert given == [None]
 

@@ -96,7 +96,7 @@ def test_a_norm_of_few_flat_images(never_dense, pool, n):
 
 
 def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, monkeypatch):
-    monkeypatch.setattr(sparse_network, "allowed", examples.allowed)
+    monkeypatch.setattr(sparse_network, "rounding_tolerance", examples.rounding_tolerance)
     net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
     assert not sipp.sparse(net, x).latest.is_dense
     real = plan.Plan.run

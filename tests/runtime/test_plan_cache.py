@@ -100,9 +100,9 @@ def test_a_shape_that_comes_often_takes_the_place_of_one_that_does_not(never_den
 def test_no_more_than_so_many_kinds_are_counted(monkeypatch):
     monkeypatch.setattr(plan_cache, "MOST_WAITING", 4)
     plans = plan_cache.PlanCache()
-    for kind in range(plan_cache.MOST_PLANS):
-        plans.put(kind, None)
-    assert not any(plans.has_place(100 + i) for i in range(1000))
+    for signature in range(plan_cache.MOST_PLANS):
+        plans.put(signature, None)
+    assert not any(plans.should_compile(100 + i) for i in range(1000))
     assert len(plans._waiting) <= 4
 
 

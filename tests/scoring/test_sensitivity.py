@@ -395,9 +395,10 @@ class WritesToItsInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, stride=2), nn.Linear(4, 3)
+        self.padded = nn.Conv2d(4, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.first, self.second):
+        for layer in (self.first, self.second, self.padded):
             y = layer(x)
             x.zero_()
             x = y.relu()
@@ -413,10 +414,13 @@ def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]
     at_once = sipp.sensitivity(model, data, reduce=reduce)
+    copies, real = list[int](), sensitivities.copied
+    monkeypatch.setattr(sensitivities, "copied", lambda windows: copies.append(len(windows)) or real(windows))
     monkeypatch.setattr(sensitivities, "_answers_late", lambda windows: True)
     late = sipp.sensitivity(model, data, reduce=reduce)
     assert all(torch.equal(late[name], at_once[name]) for name in at_once)
-    model.second.bias.data.fill_(torch.inf)
+    assert copies == [5, 5, 5, 4, 4, 4]  # but for the padded one, which is a copy
+    model.padded.bias.data.fill_(torch.inf)
     with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
         sipp.sensitivity(model, data, reduce=reduce)
 

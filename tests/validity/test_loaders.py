@@ -103,8 +103,8 @@ def by_position() -> Callable[..., Tensor]:
 
 def believe_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """No certificate is compared with the walk."""
-    claim = WALK["_claim"]
-    monkeypatch.setitem(WALK, "_claim", lambda *args: _with_holds(claim(*args)))
+    claim = WALK["tolerance_of"]
+    monkeypatch.setitem(WALK, "tolerance_of", lambda *args: _with_holds(claim(*args)))
 
 
 def _with_holds(claim: Any) -> Any:
@@ -126,10 +126,10 @@ def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypa
     monkeypatch.setitem(
         WALK,
         "read_again",
-        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.held_out(data).batches()),
+        lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_data(data).batches()),
     )
     monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
-    monkeypatch.setitem(WALK, "changed", lambda role: AssertionError("seen by the certificate"))
+    monkeypatch.setitem(WALK, "changed_data_error", lambda role: AssertionError("seen by the certificate"))
     with pytest.raises(AssertionError, match="seen by the certificate"):
         false_walks(change, N_BROKEN)
 

@@ -43,7 +43,7 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points kept aside take part in the repair."""
     taken: list[Tensor] = []
-    aside, repaired = entry.set_points_aside, entry.repaired_cut
+    aside, repaired = entry.set_points_aside, entry.apply_repairs
 
     def take(task, options):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
@@ -52,7 +52,7 @@ def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest
     monkeypatch.setattr(entry, "set_points_aside", take)
     monkeypatch.setattr(
         entry,
-        "repaired_cut",
-        lambda r, p, _, way, **more: repaired(r, p, split_data(r.model, taken[0]), way, **more),
+        "apply_repairs",
+        lambda r, masks, _, *more, **start: repaired(r, masks, split_data(r.model, taken[0]), *more, **start),
     )
     assert n_false() > MOST_FALSE

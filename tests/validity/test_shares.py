@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.statements import floored, measure, network_coverage, network_epsilon
+from sipp.bounds.statements import floored_sensitivity, measure_constant, network_coverage, network_epsilon
 from sipp.inputs.scoring_task import task_of
 from sipp.records.pruned import coverage
 from sipp.records.ranking import Scores
@@ -194,8 +194,8 @@ def test_the_measured_constant_keeps_its_share(is_broken: bool) -> None:
         if is_broken:
             layers = tuple(replace(one, sensitivity_s1_FK=one.sensitivity_FK) for one in scores.layers)
             scores = replace(scores, layers=layers)
-        found = measure(scores, CONFIDENCE)
+        found = measure_constant(scores, CONFIDENCE)
         assert found.c_constant is not None and found.n == 12
-        excess = (fresh / floored(scores.layers[0])).flatten(1).amax(1)
+        excess = (fresh / floored_sensitivity(scores.layers[0])).flatten(1).amax(1)
         events += float((excess > found.c_constant).double().mean()) > found.share
     assert too_often(events, n_trials) == is_broken

@@ -18,7 +18,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import Method, PruneOptions
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]

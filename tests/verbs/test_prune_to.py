@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
@@ -16,7 +17,6 @@ from sipp.records import certificate as record
 from sipp.records.binomial import k_allowed
 from sipp.records.options import Method, PruneOptions
 from sipp.records.pruned_to import PrunedTo
-from sipp.verbs import prune_to as tolerance
 from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
 
 
@@ -259,7 +259,7 @@ def test_false_certificates_stay_below_beta_and_one_violation_more_is_caught(mon
     limit = BETA + 3 * (BETA * (1 - BETA) / N_RUNS) ** 0.5
     assert share_of_false_certificates(N_RUNS) <= limit
     rule = record.k_allowed
-    for module in (vars(tolerance), vars(record)):  # the certificate alone would contradict the walk
+    for module in (vars(claims), vars(record)):  # the certificate alone would contradict the walk
         monkeypatch.setitem(module, "k_allowed", lambda n, delta, beta: rule(n, delta, beta) + 1)
     assert share_of_false_certificates(N_RUNS) > limit
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning import cutting, ranking
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
+from sipp.repairing import apply_repairs as applying
 from sipp.repairing import choosing, repair_network, stages
-from sipp.repairing import repaired_cut as repaired_cut_module
 from sipp.repairing.data_split import held_out_error, split_data
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
@@ -99,7 +99,7 @@ def test_statements_speak_of_the_network_that_was_found() -> None:
 def test_a_pattern_is_obeyed() -> None:
     joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
     weights = {name: joint.model.get_parameter(name) for name in joint.masks}
-    assert not breaking(joint.masks, pattern_of("2:4")) and not breaking(weights, pattern_of("2:4"))
+    assert not breaking_pattern(joint.masks, pattern_of("2:4")) and not breaking_pattern(weights, pattern_of("2:4"))
     assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
 
 
@@ -136,15 +136,15 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = repair_network.fit_network, walking.repaired_cut, cutting.choose
+    fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose
 
     def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
         fits.append(sum(batch.n_points for batch in parts.fit))
         return fitted(task, start, parts, *more, **options)
 
-    def counted_level(ranking: Any, found: Any, *more: Any, **options: Any) -> Any:
-        budgets.append(found.budget)
-        return repaired(ranking, found, *more, **options)
+    def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(sum(int(mask.sum()) for mask in masks.values()))
+        return repaired(ranking, masks, *more, **options)
 
     def counted_blends(*given: Any) -> Any:
         masks, choice = choose(*given)
@@ -153,7 +153,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
 
     for module in (choosing, repair_network):
         monkeypatch.setattr(module, "fit_network", counted_fit)
-    monkeypatch.setattr(walking, "repaired_cut", counted_level)
+    monkeypatch.setattr(walking, "apply_repairs", counted_level)
     monkeypatch.setattr(cutting, "choose", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
@@ -166,19 +166,17 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
 
 
 def test_a_level_that_was_undone_chooses_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    repaired, likes = walking.repaired_cut, list[Any]()
+    repaired, feedbacks = walking.apply_repairs, list[Any]()
 
-    def undone_at_first(*given: Any, like: Any, **options: Any) -> Any:
-        likes.append(like)
-        cut, fixed = repaired(*given, like=like, **options)
-        undone = "" if len(likes) > 1 else "no closer"
-        return cut, replace(fixed, record=replace(fixed.record, undone=undone))
+    def undone_at_first(*given: Any, **start: Any) -> Any:
+        feedbacks.append(given[4].error_feedbacks)
+        fixed = repaired(*given, **start)
+        undone = "" if len(feedbacks) > 1 else "no closer"
+        return replace(fixed, record=replace(fixed.record, undone=undone))
 
-    monkeypatch.setattr(walking, "repaired_cut", undone_at_first)
+    monkeypatch.setattr(walking, "apply_repairs", undone_at_first)
     sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="wt", repair=True, progress=False)
-    assert (
-        likes[:2] == [None, None] and len(likes) > 2 and all(like is not None and not like.undone for like in likes[2:])
-    )
+    assert feedbacks[:2] == [None, None] and len(feedbacks) > 2 and None not in feedbacks[2:]
 
 
 def test_compare_shows_what_prune_gives() -> None:
@@ -210,10 +208,8 @@ def test_other_ways_are_refused(repair: object) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-    own = repaired_cut_module.repair_network
-    monkeypatch.setattr(
-        repaired_cut_module, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1]
-    )
+    own = applying.repair_network
+    monkeypatch.setattr(applying, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1])
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
     sipp.prune(net(), points(), keep=0.5, method="wt", **options)
     sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options)

@@ -1,9 +1,9 @@
 """Tabulates each row's curve: the weights U(N) that N draws keep and the error bound they give (T7, T10).
 
-A row that is drawn from N times keeps U(N) weights and has the bound eps_rand(N): both are known functions of N, so no
-inverse is needed. The table holds U and two derivatives in log N at knots that lie a third of an octave apart; a
-polynomial of degree 5 through two knots then gives U between them to 4e-8 of itself (the worst case, a row of equal
-sensitivities). It does not depend on a budget, and once it is there no weight is looked at again.
+A row that is sampled N times keeps U(N) weights and has the bound eps_rand(N). Both are known functions of N, so no
+inverse is needed. The table holds U and two derivatives in log N at knots a third of an octave apart; a polynomial of
+degree 5 through two knots interpolates U with a relative error of at most 4e-8 (for a row of equal sensitivities). The
+table does not depend on the budget, and the solver reads it instead of the weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sipp.records.numerics import BOUND_DTYPE
 # in [1/2, 1]; there the lack, sum_j e^-y_j, is >= e^-1.
 _LACK = 0.25
 _OCTAVES = 128  # no curve is followed further
-_NOTHING = 1e-200  # less than this is left of a weight: 0, before it is a subnormal number, which is slow
+_NOTHING = 1e-200  # smaller probabilities count as 0, before they become subnormal numbers, which are slow
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _array(values_R: Tensor) -> np.ndarray:
 def _extent(
     layer_FK: np.ndarray, index: np.ndarray, n_halvings: int, cap: np.ndarray, start: np.ndarray, room: np.ndarray
 ) -> None:
-    """Where the curves start, and how many knots they may need at most."""
+    """Where the curves start, and the most knots they may need."""
     for i in range(index.shape[0]):
         row = layer_FK[index[i]]
         total, n_positive = add_up(row)

@@ -1,9 +1,9 @@
-"""Solves the relaxed OptAlloc for the tabulated rows and a budget, with one Lagrange multiplier (T10).
+"""Solves the relaxed OptAlloc for tabulated rows and a budget, with one Lagrange multiplier (T10).
 
 The bound eps_rand(N(m)) of a row is convex in m at first but falls to 0 at the cap (all its weights of positive
-sensitivity) with infinite slope, so its lower convex envelope takes its place. For one multiplier each row then takes
-the lowest point of eps_rand + multiplier * kept, on its curve or at its cap. The larger the multiplier, the
-less the rows keep.
+sensitivity) with infinite slope, so it is replaced by its lower convex envelope. For a given multiplier each row takes
+the minimum of eps_rand + multiplier * kept, on its curve or at its cap. The larger the multiplier, the less the rows
+keep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from sipp.allocation.curves import Curves
 from sipp.allocation.rows import KNOTS_PER_OCTAVE, SPACING, compiled_rows, eps_rand, log_slope, row_part
 
-_GAP = 1e-9  # between the objective and the best that is possible, relative
+_GAP = 1e-9  # relative duality gap at which the search stops
 _LEAST_STEP, _LARGEST_STEP = 1e-6, 1.0  # of the logarithm of the multiplier, while one side is not known
 _LEAST_RISE = 1e-100  # keeps Newton's step finite where all rows are at their caps
 _LARGEST_LOG = 700.0  # beyond it exp leaves the range of float64
@@ -28,7 +28,7 @@ _FLATTEST_BEND = -0.01  # on a convex branch the bend runs from -2 to 0; near 0 
 
 
 class _Response(NamedTuple):
-    """What the rows do at one multiplier."""
+    """What the rows keep, and their bounds, at one multiplier."""
 
     log_multiplier: float
     kept_R: np.ndarray
@@ -66,24 +66,24 @@ def optimum(curves: Curves, budget: int) -> Optimum:
 
 
 def _total(values_R: Tensor) -> float:
-    """Their sum, by one thread: the same bits however many there are."""
+    """The sum, by one thread: the same bits for any number of threads."""
     return float(values_R.numpy().sum())
 
 
 def fill_in_order(amount: float, room: Tensor) -> Tensor:
-    """How much each takes of the amount when the first takes as much as it has room for, then the second, and so on."""
+    """Distributes the amount: the first takes as much as it has room for, then the second, and so on."""
     return torch.minimum((amount - (room.cumsum(0) - room)).clamp(min=0), room)
 
 
 def _search(curves: Curves, budget: int) -> tuple[_Response, _Response]:
-    """What the rows do at two multipliers: at the first they want the budget or more, at the second no more.
+    """Brackets the multiplier: at the first response the rows keep the budget or more, at the second no more.
 
-    Between them lies the least objective. Every weight moved from one response towards the other changes the cost by
-    no less than the smaller and no more than the larger multiplier; the dual bound of either end says the same with one
-    of them. So the objective is off by at most their difference times the weights to move.
+    The minimum lies between them. Each weight moved from one response towards the other changes the cost by at least
+    the smaller and at most the larger multiplier, so the objective is off by at most their difference times the number
+    of weights to move.
 
-    Newton's method while what is missing shrinks. What the rows want jumps where one of them leaves its curve for its
-    cap; then the multiplier at which both responses are equally good, or a bisection where that does not pay either.
+    Newton's method is used while the residual shrinks. The number kept jumps where a row leaves its curve for its cap;
+    then the multiplier at which both responses are equally good is tried, and bisection if that does not help either.
     """
     low = high = None
     trial, stretch, residual, width = _guess(curves, budget), 0.5, math.inf, math.inf
@@ -120,7 +120,7 @@ def _search(curves: Curves, budget: int) -> tuple[_Response, _Response]:
 
 
 def _guess(curves: Curves, budget: int) -> float:
-    """The logarithm of the multiplier that an ordinary row has where it keeps its share of the budget."""
+    """A first guess: the median log multiplier of rows that keep their share of the budget."""
     share = budget / curves.cap_R.sum()
     slopes = np.empty_like(curves.cap_R)
     _slopes_at(curves.cap_R * share, curves.first_R, curves.count_R, curves.kept_C, curves.slope_C, slopes)
@@ -134,7 +134,7 @@ def _slopes_at(
     count_R: np.ndarray,
     kept_C: np.ndarray,
     slope_C: np.ndarray,
-    found: np.ndarray,
+    slopes_R: np.ndarray,
 ) -> None:
     """Fills in the slope of each row at the last knot that keeps no more than this."""
     for r in range(kept_R.shape[0]):
@@ -145,7 +145,7 @@ def _slopes_at(
                 low = middle + 1
             else:
                 high = middle
-        found[r] = slope_C[low - 1 if low > first_R[r] else low]
+        slopes_R[r] = slope_C[low - 1 if low > first_R[r] else low]
 
 
 def _respond(curves: Curves, log_multiplier: float) -> _Response:
@@ -171,7 +171,7 @@ def _best_points(
     kept_R: np.ndarray,
     cost_R: np.ndarray,
 ) -> tuple[float, float, float]:
-    """The sums of what the rows keep and cost, and the derivative of the first; fills in what each keeps and costs.
+    """Fills in what each row keeps and costs; returns both sums, and the derivative of the first.
 
     A row's candidates are its cap, its first knot where the value rises from there on, and a point between each two
     knots where the value falls at the first and rises at the second.

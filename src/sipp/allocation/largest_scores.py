@@ -1,9 +1,9 @@
-"""Scores and a budget in, masks of the largest scores out, exact in number (T10 for SiPP-det).
+"""Selects the weights with the largest scores, exactly as many as the budget says (T10 for SiPP-det).
 
-Over all layers (`largest`), with a floor under every row and layer so that none dies (`largest_above_floor`), within
-rows (`largest_in_rows`, with the same share for all: `even_rows`), or n of every m consecutive weights of a row
-(`largest_in_groups`). The row is that of the weight as a matrix: (out, in) of a linear layer, (out, in x height x
-width) of a convolution, in the order in which torch stores it.
+`largest` compares all layers; `largest_above_floor` also leaves every row and layer a minimum; `largest_in_rows` works
+within rows (`even_rows` gives them the same share); `largest_in_groups` keeps n of every m consecutive weights of a
+row. A row is that of the weight as a matrix in torch's storage order: (out, in) of a linear layer, (out, in x height x
+width) of a convolution.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sipp.errors import DataError, OptionError
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Pattern
 
-_CHUNK = 2**20  # scores worked on at once
+_CHUNK = 2**20  # scores processed at once
 _KEY_BITS = 64
 _DIGIT_BITS = 16  # radix selection: four digits
 
 
 def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = None) -> list[Tensor]:
-    """One bool mask a layer, of its shape: the `budget` largest scores of all, ties in (layer, row, column) order.
+    """One bool mask per layer: the `budget` largest scores of all layers, ties in (layer, row, column) order.
 
-    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of what is left out. Exact, by radix selection,
-    or at once from the order of these scores where it is given.
+    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of the scores left out. Exact, by radix selection,
+    or directly from the `order` of these scores if it is given.
     """
     n_scores = sum(layer.numel() for layer in scores)
     if not 0 <= budget <= n_scores:
@@ -58,9 +58,9 @@ def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = Non
 
 
 def order_of(scores: Sequence[Tensor]) -> Tensor:
-    """Where the scores of all layers, laid end to end, stand from the largest to the smallest, ties in their order.
+    """Indices that sort the concatenated scores of all layers from the largest to the smallest (stable).
 
-    One sorting serves any number of budgets; for a single one, `largest` without it takes less time and memory.
+    One sort serves any number of budgets; for a single budget, `largest` without it takes less time and memory.
     """
     check_scores(scores)
     flat = [(layer.detach().cpu().to(torch.float64) + 0.0).flatten().numpy() for layer in scores]
@@ -68,14 +68,14 @@ def order_of(scores: Sequence[Tensor]) -> Tensor:
 
 
 def check_scores(scores: Sequence[Tensor]) -> None:
-    """Refuses scores that have no order."""
+    """Raises a DataError for scores that are NaN or not floating point."""
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
             raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
 
 
 def _select(scores: Sequence[Tensor], rank: int) -> tuple[int, int]:
-    """The key of the score of this rank (1 = largest), and how many scores of that key belong to the first `rank`."""
+    """The key at this rank (1 = largest), and how many scores with that key are among the first `rank`."""
     if sum(layer.numel() for layer in scores) <= _CHUNK:  # at once; the counts of all digits would be more work
         every = np.concatenate([keys.cpu().numpy() for layer in scores for _, keys in _keys(layer)])
         threshold = np.partition(every, len(every) - rank)[len(every) - rank]
@@ -113,16 +113,16 @@ def _keys(layer: Tensor) -> Iterator[tuple[slice, Tensor]]:
 def largest_above_floor(
     scores: Sequence[Tensor], weights: Sequence[Tensor], budget: int, *, share: float
 ) -> list[Tensor]:
-    """One bool mask a layer: exactly `budget` weights, the largest scores, with a floor under rows and layers.
+    """One bool mask per layer: exactly `budget` weights, the largest scores, with a floor under rows and layers.
 
-    T10 with lower limits: every row that has a weight keeps its best one, and every layer at least `share` of what an
-    even cut would leave it. Where the budget does not reach for both, rows go first; where it does not reach for all
-    rows, those with the best weights.
+    T10 with lower limits: every row that has a weight keeps its best one, and every layer keeps at least `share` of an
+    even cut. If the budget is too small for both, rows come first; if it is too small for all rows, those with the best
+    weights do.
     """
     best = [best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
     limits = least_of_layers(scores, budget, share)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
-    if _count(forced) > budget:  # the best of rows may do for the floor of their layer
+    if _count(forced) > budget:  # the best weights of rows also count towards the floor of their layer
         forced = [
             largest([torch.where(b, torch.inf, s.to(BOUND_DTYPE))], max(limit, int(b.sum())))[0]
             for s, b, limit in zip(scores, best, limits)
@@ -135,13 +135,13 @@ def largest_above_floor(
 
 
 def least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
-    """How many weights each layer keeps at least: this share of what an even cut would leave it."""
+    """The minimum number of weights of each layer: this share of an even cut."""
     n_weights = sum(layer.numel() for layer in scores)
     return [int(share * budget * layer.numel() / n_weights) for layer in scores]
 
 
 def best_of_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
-    """The weight of the largest score in each row; of the largest magnitude where all scores are 0; none of zeros."""
+    """Masks the weight with the largest score in each row (largest magnitude if all scores are 0; never a zero)."""
     magnitude_FK = weight_FK.to(scores_FK.device, BOUND_DTYPE).abs()
     worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(BOUND_DTYPE), 0.0)
     is_blind_F = worth_FK.amax(1) <= 0
@@ -185,18 +185,18 @@ def _largest(values_FK: np.ndarray, kept_F1: np.ndarray) -> np.ndarray:
 
 
 def even_rows(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[Tensor]:
-    """How many weights each row of each F x K layer keeps: the same share of all, rounded to the nearest.
+    """How many weights each row of each F x K layer keeps: the same share of every row, rounded.
 
-    With `least` no row gets fewer, as far as the budget reaches.
+    No row gets fewer than `least`, as far as the budget allows.
     """
     fan_ins = torch.cat([torch.full((n_rows,), fan_in, dtype=torch.int64, device="cpu") for n_rows, fan_in in shapes])
     return list(_even(fan_ins, fan_ins.clamp(max=least), budget).split([n_rows for n_rows, _ in shapes]))
 
 
 def even_layers(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 0) -> list[int]:
-    """How many weights each F x K layer keeps: the same share of all, rounded to the nearest.
+    """How many weights each F x K layer keeps: the same share of every layer, rounded.
 
-    With `least` no layer gets fewer than that for each of its rows, as far as the budget reaches.
+    No layer gets fewer than `least` per row, as far as the budget allows.
     """
     table = torch.tensor([tuple(shape) for shape in shapes], dtype=torch.int64, device="cpu").view(-1, 2)
     n_rows, fan_ins = table.unbind(1)
@@ -205,17 +205,17 @@ def even_layers(shapes: Sequence[tuple[int, ...]], budget: int, *, least: int = 
 
 
 def _even(sizes: Tensor, limits: Tensor, budget: int) -> Tensor:
-    """The same share of all sizes, rounded to the nearest, none below its limit, where the budget reaches for those.
+    """Splits the budget in proportion to the sizes, rounded, none below its limit if the budget allows that.
 
-    Rounding at one common share (Webster's method) is monotone: with a larger budget nobody gets less, so that pruning
-    again takes away only. Of those that would be rounded up at the very same share, the first are.
+    Rounding at one common share (Webster's method) is monotone: with a smaller budget nobody gets more, so that pruning
+    again only removes weights. Ties at the same share are rounded up from the first on.
     """
     n_weights = int(sizes.sum())
     if not 0 <= budget <= n_weights:
         raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_weights}", option="budget")
     if int(limits.sum()) > budget:
         limits = torch.zeros_like(sizes)
-    low, high = 0.0, 2.0  # shares at which too little, and enough, is kept: at 2 all of it
+    low, high = 0.0, 2.0  # shares at which too few, and enough, are kept: at 2 all are
     while (middle := (low + high) / 2) not in (low, high):
         if int(_rounded(sizes, limits, middle).sum()) < budget:
             low = middle
@@ -235,8 +235,8 @@ def _rounded(sizes: Tensor, limits: Tensor, share: float) -> Tensor:
 # --- n of every m weights of a row ------------------------------------------------------------------------------------
 
 
-# Where the fan-in is no multiple of m, the row is thought of as filled up with zeros, as the kernels for such patterns
-# do: its last, shorter group keeps up to n of what it has.
+# If the fan-in is no multiple of m, the row counts as padded with zeros, as in kernels for such patterns: its last,
+# shorter group keeps up to n of its weights.
 
 
 def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:
@@ -252,27 +252,26 @@ def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:
     return mask.view(n_rows, n_groups * pattern.m)[:, :fan_in].contiguous()
 
 
-def obeys(weight_FK: Tensor, pattern: Pattern) -> bool:
-    """Whether no group of m has more than n numbers that are not zero (or, of a mask, True)."""
+def obeys_pattern(weight_FK: Tensor, pattern: Pattern) -> bool:
+    """Whether every group of m has at most n non-zero (or True) entries."""
     return bool((_groups(weight_FK != 0, pattern.m, fill=0).sum(2) <= pattern.n).all())
 
 
-def breaking(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
-    """The names of those masks or weights that do not obey the pattern; empty: all do.
+def breaking_pattern(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
+    """The names of masks or weights that break the pattern; empty if all obey it.
 
-    Rows lie along the first axis; matrices that some models store the other way round (inputs x outputs) may obey it
-    down their columns.
+    Rows lie along the first axis; a matrix that is stored transposed (inputs x outputs) may obey it along its columns.
     """
     names = []
     for name, tensor in tensors.items():
         matrix_FK = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        if not obeys(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys(matrix_FK.t(), pattern)):
+        if not obeys_pattern(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys_pattern(matrix_FK.t(), pattern)):
             names.append(name)
     return names
 
 
 def _groups(matrix_FK: Tensor, m: int, fill: float) -> Tensor:
-    """F x G x m: the rows, filled up to whole groups."""
+    """F x G x m: the rows, padded to whole groups."""
     n_rows, fan_in = matrix_FK.shape
     n_groups = -(-fan_in // m)
     return F.pad(matrix_FK, (0, n_groups * m - fan_in), value=fill).reshape(n_rows, n_groups, m)

@@ -25,16 +25,16 @@ _INTEGER_SLACK = 1e-9  # a relaxed number this close to an integer is that integ
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The relaxed optimum of T10: real numbers kept, their sum of bounds on the convex envelope, the multiplier."""
+    """The relaxed optimum of T10: real-valued numbers of kept weights, the objective, the Lagrange multiplier."""
 
     kept: list[Tensor]  # one float64 tensor of F numbers a layer
-    objective: float  # no whole numbers cost less
+    objective: float  # sum of bounds on the convex envelope: a lower bound for integer solutions
     multiplier: float
 
 
 @dataclass(frozen=True)
 class AllocationProblem:
-    """OptAlloc before the budget is known: what all budgets share. R counts the rows of all layers together."""
+    """OptAlloc without its budget. R counts the rows of all layers together."""
 
     sensitivities: tuple[Tensor, ...]
     caps_R: Tensor  # float64: the weights of positive sensitivity
@@ -65,14 +65,14 @@ def allocate_within(
     least: int = 0,
     layer_least: Sequence[int] = (),
 ) -> list[Tensor]:
-    """One int64 tensor of F numbers a layer: how many weights each row keeps under OptAlloc for rand and hybrid (T10).
+    """How many weights each row keeps under OptAlloc (T10), for rand and hybrid: one int64 tensor (F) per layer.
 
     The numbers add up to exactly min(budget, weights of positive sensitivity). Each is the relaxed optimum, rounded up
-    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing;
-    with `least`, no row that can be drawn from gets fewer.
+    or down at random so that its expectation is the relaxed optimum. A row whose optimum is below 1 may get nothing,
+    unless `least` sets a minimum for every row that can be sampled.
 
-    `layer_least`: the same for whole layers. As far as the budget reaches: where it does not reach for rows and layers,
-    layers have no lower limit; where not for the rows, nothing has.
+    `layer_least` is a minimum for each layer. If the budget is too small for both minima, the one for layers is
+    dropped; if it is too small for the rows alone, both are.
     """
     if not problem.sensitivities:
         return []
@@ -88,7 +88,7 @@ def allocate_within(
 
 
 def _layer_limits(problem: AllocationProblem, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
-    """The lower limit of each layer; all 0 where the budget does not reach for them and for the rows."""
+    """The minimum of each layer; all 0 if the budget is too small for these and the minima of rows."""
     sizes = [len(layer) for layer in problem.sensitivities]
     caps = [int(part.sum()) for part in problem.caps_R.split(sizes)]
     limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(sizes), strict=True)]
@@ -99,7 +99,7 @@ def _layer_limits(problem: AllocationProblem, budget: int, least: int, layer_lea
 def _allocated(
     problem: AllocationProblem, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Whole numbers for the rows of these layers, which share the budget; 0 for those of the others."""
+    """Integer numbers for the rows of these layers, which share the budget; 0 for rows of other layers."""
     sizes = [len(layer) for layer in problem.sensitivities]
     inside_R = torch.cat([torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(sizes)])
     if not bool(inside_R.all()):
@@ -110,16 +110,16 @@ def _allocated(
 
 
 def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
-    """The problem of some rows alone: the others can keep nothing."""
+    """The problem restricted to some rows; the others keep nothing."""
     competes_R = problem.competes_R & inside_R
     curves = _curves(problem.sensitivities, competes_R, problem.scale_R, n_halvings=_HALVINGS)
     return replace(problem, caps_R=torch.where(inside_R, problem.caps_R, 0.0), competes_R=competes_R, curves=curves)
 
 
 def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> list[Tensor]:
-    """The relaxed optimum with a lower limit for every row (T10): rows that want less are fixed at it.
+    """The relaxed optimum with a minimum for every row (T10): rows below it are fixed at it.
 
-    Fixing a row takes from the others, so more of them may fall below; none that is fixed would want more again.
+    Fixing a row leaves less for the others, so more of them may fall below; a fixed row never rises again.
     """
     limit_R = problem.caps_R.clamp(max=least)
     if float(limit_R.sum()) > budget:
@@ -142,10 +142,10 @@ def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     """The real numbers m_i that minimise sum_i eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
 
     A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
-    is convex in m at first but falls to 0 at the cap with infinite slope, so its convex envelope takes its place: all
+    is convex in m at first but falls to 0 at the cap with infinite slope, so it is replaced by its convex envelope: all
     rows but one lie on their curve or at their cap, where the two agree. `objective` is that of the envelope, at most
-    1e-6 (relative) above its least value. Deviates: the paper calls the problem convex; no guarantee depends on it,
-    since a bound holds for whatever number of weights a row is given.
+    1e-6 (relative) above the minimum. Deviates: the paper calls the problem convex; no guarantee depends on that, since
+    a bound holds for any number of weights that a row keeps.
     """
     if budget < 0:
         raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
@@ -162,9 +162,9 @@ def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
 
 
 def _solve(problem: AllocationProblem, budget: int) -> Optimum:
-    """The optimum on curves that start early enough: no row wants to keep less than at its first knot.
+    """The optimum on curves that start low enough: no row would keep less than at its first knot.
 
-    Where the curves at hand do not, others take their place, so that the result depends on nothing but the budget.
+    If the prepared curves do not, new ones are computed, so that the result depends on nothing but the budget.
     """
     n_halvings = _HALVINGS + max(0, math.ceil(math.log2(int(problem.competes_R.sum()) / budget)))
     curves = problem.curves
@@ -184,24 +184,24 @@ def _curves(sensitivities: Sequence[Tensor], competes_R: Tensor, scale_R: Tensor
 
 
 def round_to_sum(relaxed_R: Tensor, target: int, generator: torch.Generator) -> Tensor:
-    """Whole numbers with the exact sum `target`, each its relaxed number rounded up or down, right in expectation.
+    """Rounds each number up or down at random, with the exact sum `target` and unbiased expectations.
 
-    Systematic sampling: the fractions are laid end to end in random order and one random comb of spacing 1 picks those
-    to round up. On multiples of 2^-40, so that no rounding error can change the sum.
+    Systematic sampling: the fractions are laid end to end in random order, and a random comb of spacing 1 picks those
+    to round up. Fractions are multiples of 2^-40, so that no rounding error can change the sum.
     """
-    one = 1 << _FRACTION_BITS
+    unit = 1 << _FRACTION_BITS
     floor_R = torch.floor(relaxed_R + _INTEGER_SLACK)
     fraction_R = (relaxed_R - floor_R).clamp(min=0.0)
     fraction_R = torch.where(fraction_R > _INTEGER_SLACK, fraction_R, 0.0)
-    pieces_R = torch.round(fraction_R * one).to(torch.int64)
-    surplus = int(pieces_R.sum()) - (target - int(floor_R.sum())) * one
+    pieces_R = torch.round(fraction_R * unit).to(torch.int64)
+    surplus = int(pieces_R.sum()) - (target - int(floor_R.sum())) * unit
     if surplus > 0:  # rounding noise only; it goes to the first rows that have room for it
         pieces_R = pieces_R - fill_in_order(surplus, pieces_R)
     else:
-        pieces_R = pieces_R + fill_in_order(-surplus, torch.where(pieces_R > 0, one - pieces_R, 0))
+        pieces_R = pieces_R + fill_in_order(-surplus, torch.where(pieces_R > 0, unit - pieces_R, 0))
     order = torch.randperm(len(relaxed_R), generator=generator, dtype=torch.int64, device=generator.device).cpu()
-    start = torch.randint(one, (1,), generator=generator, dtype=torch.int64, device=generator.device).cpu()
-    teeth = torch.div(torch.cat([start, pieces_R[order].cumsum(0) + start]), one, rounding_mode="floor")
+    start = torch.randint(unit, (1,), generator=generator, dtype=torch.int64, device=generator.device).cpu()
+    teeth = torch.div(torch.cat([start, pieces_R[order].cumsum(0) + start]), unit, rounding_mode="floor")
     rounded_R = floor_R.to(torch.int64)
     rounded_R[order] += teeth.diff()
     return rounded_R

@@ -1,10 +1,9 @@
-"""Single rows: bounds on their relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
+"""Functions of single rows: bounds on the relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
 
-The bounds speak of one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
+A bound is about one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 
-What Numba compiles is float64 and goes row by row, so that a row's numbers stay in the first-level cache from one loop
-to the next. Those functions are called from other compiled loops; `curves`, `envelope` and, in `pruning/`, `sampling`
-and `sparse_rows` have the ways in.
+Compiled functions use float64 and work row by row, so that a row stays in the first-level cache from one loop to the
+next. They are called from compiled loops in `curves`, `envelope` and, in `pruning/`, `sampling` and `sparse_rows`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
 _SOLVER_STEPS = 200
 _LAST_STEP = 1e-6  # relative; the error after a step is of the order of its cube
 
-SHARED_WEIGHTS = 2**14  # fewer than this many are done sooner than a second thread is there
+SHARED_WEIGHTS = 2**14  # fewer weights than this per thread are not worth starting it
 
 # Number j of a row goes to the sum j % N_SUMS, and these meet at the end: vectors, without leave to reorder anything.
 N_SUMS = 32
@@ -60,8 +59,8 @@ row_part = numba.njit(**_PART)
 def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
     """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
 
-    With r_j = 0 for what is removed and 1 for what is kept this is T5. Infinite where a weight was 0 and is not any
-    more, or is no number: there is no r_j.
+    With r_j = 0 for removed and 1 for kept weights this is T5. Infinite if a weight was 0 and no longer is, or is NaN:
+    then there is no r_j.
     """
     sums = []
     for rows in row_chunks(weight_FK):
@@ -79,7 +78,7 @@ def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_consta
 
 
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
-    """F float64: the sum of what the mask leaves out of each row, added up itself, not as a difference of sums."""
+    """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
     tails = [
         row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
         for rows in row_chunks(sensitivity_FK)
@@ -88,7 +87,7 @@ def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
 
 
 def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
-    """Slices of bounded size (at least one row) that cover the rows of the matrix, or as many as `n_rows` says."""
+    """Slices of bounded size (at least one row) that cover all rows of the matrix, or the first `n_rows`."""
     size = CHUNK_CPU if matrix_FK.device.type == "cpu" else CHUNK_OTHER
     step = max(1, size // max(1, matrix_FK.shape[1]))
     for start in range(0, matrix_FK.shape[0] if n_rows is None else n_rows, step):
@@ -125,8 +124,8 @@ def over_rows(
 ) -> None:
     """Calls work(layer, first row, end, scratch) for all rows of layers of these shapes (F, K).
 
-    On torch's threads, where there is enough to do for them; `scratch` is n_scratch x K float64. What a row gives must
-    not depend on other rows, so that the number of threads changes nothing.
+    Runs on torch's threads if there is enough work; `scratch` is n_scratch x K float64. Rows must not depend on each
+    other, so that the number of threads does not change the result.
     """
     ends = np.cumsum([0, *(n_rows * fan_in for n_rows, fan_in in shapes)])
     n_threads = int(max(1, min(torch.get_num_threads(), ends[-1] // SHARED_WEIGHTS)))
@@ -160,7 +159,7 @@ def row_totals(values_FK: Tensor) -> Tensor:
 
 
 def as_array(rows: Tensor) -> np.ndarray:
-    """The numbers of a tensor where compiled loops can read them: on the CPU, without gaps."""
+    """The tensor as a contiguous NumPy array on the CPU, for compiled loops."""
     return rows.detach().cpu().contiguous().numpy()
 
 
@@ -211,7 +210,7 @@ def joined(sums: np.ndarray) -> float:
 
 @row_part
 def total_of(values_K: np.ndarray) -> float:
-    """The sum of a row in float64, in an order of its own: the same bits in every process."""
+    """The sum of a row in float64, in a fixed order: the same bits in every process."""
     sums = np.zeros(N_SUMS)
     for start in range(0, values_K.shape[0], N_SUMS):
         part = values_K[start : start + N_SUMS]

@@ -1,15 +1,15 @@
-"""How far the regularity assumption of T4 holds on given data, layer by layer, and how often the ES inequality fails.
+"""`check_assumption`: how far T4's regularity assumption holds on given data, and how often the ES inequality fails.
 
 T4 assumes  P(g_j(x) <= 1/C) <= exp(-1/K_s)  for every weight j, and concludes the ES inequality
     w_j^s a_j^t(x) <= C s_j z^{st}(x),    z^{st} = sum_k w_k^s a_k^t,
-for fresh points, from which T5-T12 follow. Two things can be looked at:
+for new points, from which T5-T12 follow. Two things can be measured:
     on S           the share of weights with g_j(x) > 1/C in a share of at least 1 - exp(-1/K_s) of the points,
     on a holdout   the share of (patch, weight) pairs that break the inequality with the s_j of S.
 
-Read literally the assumption asks much: the ratios of a row sum to at most 1 in each patch and quadrant, so fewer than
-C of its weights exceed 1/C at once. With C = 3 most weights of a row of more than a few cannot, whatever the data, and
-the assumption nearly always fails. The inequality may hold all the same. It cannot fail for a weight that exceeded 1/C
-on any point of S, as a ratio is at most 1 < C s_j then: failures come from weights whose ratios were small on S.
+Read literally, the assumption is strong: the ratios of a row sum to at most 1 in each patch and quadrant, so fewer than
+C of its weights exceed 1/C at once. With C = 3, most weights of a long row cannot, whatever the data, and the
+assumption nearly always fails. The inequality may hold nevertheless. It cannot fail for a weight that exceeded 1/C on
+any point of S, because a ratio is at most 1 < C s_j then: failures come from weights whose ratios were small on S.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import Forms, depends_on_batch, runner
 from sipp.inputs.data import AnyData, Data, data_of
@@ -35,13 +34,14 @@ from sipp.records.checking import check_flag, check_record
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
 from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.ranking import DrawUnit, Weight, to_rows
+from sipp.scoring.running_sensitivities import overflow_error, unreached_error
 from sipp.scoring.sensitivities import chunk_of, score
 from sipp.scoring.theory_points import resolve_points
 
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8
 
-SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # a float32 ratio below has lost digits and is not told apart from 0
+SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
 
 
 @torch.inference_mode(False)
@@ -58,11 +58,11 @@ def check_assumption(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Assumption:
-    """Shows what the calibration data, and a holdout if there is one, say about the theory's assumption in each layer.
+    """Measures, layer by layer, how far the theory's assumption holds on the data, and on a holdout if there is one.
 
-    With C = 3 the literal assumption nearly always fails once rows have more than a few weights:
-    expect a small share, and look at the ES inequality on inputs that are not in `data`. This is a look at the data,
-    not a statistical test: it reports the frequencies it sees. Every input is run on its own, so batches do not matter.
+    With C = 3 the literal assumption nearly always fails once rows have more than a few weights: expect a small share,
+    and look at the ES inequality on inputs that are not in `data`. This is no statistical test; it reports the
+    frequencies it sees. Every input is run on its own, so batches do not matter.
 
     Example:
         >>> import sipp, torch
@@ -109,9 +109,9 @@ def check_assumption(
 
 
 def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
-    """The independent draws of T4: each point as a batch of its own, or whole batches where points depend on them.
+    """The independent draws of T4: each point as its own batch, or whole batches if points depend on them.
 
-    `advance` is told of the points of a draw when the next one is asked for.
+    `advance` is called with the number of points after each draw.
     """
     for batch in data.batches():
         if unit == "batches":
@@ -124,18 +124,13 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
 
 
 def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]:
-    """g_j(x) of T2 (F x K) for every weight that this draw reaches; the others have no ratio but 0."""
+    """g_j(x) of T2 (F x K) for every weight that this draw reaches; all other ratios are 0."""
     reached: set[str] = set()
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         lowest, highest = torch.aminmax(use.windows)
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-            raise DataError(
-                f"the values that reach {weight.name} are NaN or infinite, although the input itself is "
-                "finite: the model overflows on it",
-                where=batch.where,
-                fix="use a wider dtype, or drop the input",
-            )
+            raise overflow_error(weight.name, "input", where=batch.where)
         reached.add(weight.name)
 
     runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
@@ -164,12 +159,7 @@ def _calibrated(
             n_above[name] = n_above.get(name, 0) + is_above_FK.to(torch.int32)
     for name in fan_in:
         if name not in sensitivity:
-            raise ModelError(
-                f"no input reached {name}: the layer is not called in forward, or its weight is used "
-                "through a functional call that cannot be seen",
-                fix=f"leave it as it is with exclude={name!r}",
-                option="exclude",
-            )
+            raise unreached_error(name)
     return sensitivity, n_above, n_draws
 
 

@@ -1,4 +1,8 @@
-"""Why a model is not the chain of fully-connected layers that the paper's formula covers (T12)."""
+"""Checks whether a model is the chain of fully-connected layers that the paper's formula covers (T12).
+
+As for T13, the graph must repeat the model's own output on given points, and its operations must be exactly what they
+seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain is an obstacle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _SHAPES = {"size", "shape", "dim"}
 
 
 def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
-    """Why the model is no such chain, or does not prove to be one on these inputs; empty if it is one."""
+    """Why the model is no such chain, or cannot be shown to be one on these inputs; empty if it is one."""
     convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     if convolutions:
         return f"||kernel||_F does not bound a convolution ({convolutions[0]})"
@@ -64,7 +68,7 @@ def _obstacle_in_graph(root: fx.GraphModule, weights: set[str]) -> str:
 
 
 def _not_next(node: fx.Node) -> str:
-    """Names a node that takes more than the output of the node before it; for a tensor, the module that reads it."""
+    """The obstacle at a node that reads anything but the output of the node before it."""
     if node.op == "get_attr":
         owner = str(node.target).rpartition(".")[0] or "the model itself"
         return f"module {owner} has a forward of its own, which reads {node.target}: it is not a known layer"
@@ -73,14 +77,14 @@ def _not_next(node: fx.Node) -> str:
 
 
 def _tied_to(root: fx.GraphModule, layer: str, weights: set[str]) -> str:
-    """The scored weight that is the same tensor as that of this layer; empty if there is none."""
+    """The name of the scored weight that is tied to the weight of this layer; empty if there is none."""
     own = root.get_submodule(layer).weight
     shared = dict(root.named_parameters(remove_duplicate=False))
     return next((name for name in sorted(weights) if shared.get(name) is own), "")
 
 
 def _obstacle_when_run(model: nn.Module, inputs: Inputs) -> str:
-    """Where the graph does not repeat the model on the inputs, or not when each point is run by itself."""
+    """Why the graph does not repeat the model, on the whole batch or point by point; empty if it does."""
     try:
         with torch.no_grad():
             traced = trace([model], inputs)

@@ -1,4 +1,4 @@
-"""Checks that a network is the dense one with other weights; statements about weights need that.
+"""Checks that a network is the dense network with other weights, which bounds on weights need.
 
 The tensors must have the same names and shapes, the modules the same types, and the dense network with the given
 weights must compute what the given network does.
@@ -25,12 +25,12 @@ from sipp.records.numerics import device_of
 from sipp.records.options import NormStats
 
 ALIKE = "compare a network with a pruned copy of itself"
-# How far the same operations on the same numbers may lie apart, in units of the type that they run in.
+# How far two runs of the same operations may differ by rounding, in machine epsilons of their dtype.
 FEW_UNITS = 64
 
 
 def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
-    """Raises a ModelError unless the given network is the dense one with other weights, as far as a batch shows."""
+    """Raises a ModelError unless `given` is the dense network with other weights, as far as one batch shows."""
     _check_same_tensors(dense, given)
     if given is dense:
         return
@@ -53,7 +53,7 @@ def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, no
 
 
 def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network by name; raises a ModelError for what holds no plain numbers."""
+    """The tensors of a network by name; raises a ModelError for tensors that are not plain (lazy, meta, quantised)."""
     try:
         state = {str(name): value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     except Exception as error:  # a network's own state_dict may raise anything
@@ -91,7 +91,7 @@ def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
 
 
 def _check_same_modules(dense: nn.Module, given: nn.Module) -> None:
-    """Raises a ModelError where modules of the same name are of another type, or only one is what it seems."""
+    """Raises a ModelError if modules of the same name differ in type, or in hooks and patches."""
     ours, theirs = (dict(model.named_modules(remove_duplicate=False)) for model in (dense, given))
     for name in [*ours, *theirs]:
         where = name or "the network itself"
@@ -110,7 +110,7 @@ def _check_same_modules(dense: nn.Module, given: nn.Module) -> None:
 
 
 def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
-    """A float64 copy of the dense network with the given tensors; raises a ModelError where a tie does not hold."""
+    """A float64 copy of the dense network with the given tensors; raises a ModelError if tied tensors differ."""
     try:
         copied = copy.deepcopy(dense).to(torch.float64)
     except Exception as error:
@@ -131,7 +131,7 @@ def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
 
 
 def _outputs(model: nn.Module, batch: Batch, norm_stats: NormStats, precision: torch.dtype | None) -> list[Any]:
-    """Everything that a network returns on a batch, run in a precision or in that of the batch."""
+    """All outputs of a network on a batch, in the given precision or in that of the batch."""
     device = device_of(model)
 
     def ready(value: Any) -> Any:

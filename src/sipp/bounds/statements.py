@@ -1,17 +1,16 @@
-"""What is guaranteed for the rows, layers and network of a cut (T4, T11, T12, T17-T19).
+"""Computes what is guaranteed for the rows, layers and output of a cut network (T4, T11, T12, T17-T19).
 
 T11  ||Z^ - Z|| <= eps_l Delta_l ||Z||,    eps_l = max over the layer's rows of eps_i
 T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) / ||f(x)||,
      c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
-The paper takes the maxima of Delta_l and of kappa_l apart, which is never smaller. Mode "paper" takes Lip_k = ||W_k||_F
-as the source does. That bounds a chain of fully-connected layers with 1-Lipschitz activations; it is not a bound for
-convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7), and says so.
-T18  A maximum over n different points bounds the value at a new input for all but a share of inputs, at a confidence.
-That needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, as the pruning chose
-its coefficients.
-T19  C measured on points kept apart from scoring, instead of assumed.
+The paper takes the maxima of Delta_l and of kappa_l separately, which is never smaller. Mode "paper" uses Lip_k =
+||W_k||_F as the paper does. That bounds a chain of fully-connected layers with 1-Lipschitz activations. It is no bound
+for convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7); the record says so. T18  A
+maximum over n distinct points bounds the value at a new input for all but a share of inputs, at a confidence. This
+needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, because the pruning chose
+its coefficients. T19  C is measured on points held back from scoring, instead of assumed.
 
-Rows of a method, masks of the caller's and repaired networks are all treated alike.
+Pruned, user-masked and repaired networks are treated alike.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from sipp.records.ranking import LayerScores, Ranking, Scores
 from sipp.scoring.sensitivities import score
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
 
-LEAST_OF_ROW = 1e-3  # of the row's largest sensitivity: what a weight counts for at least in T19
+LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
 @dataclass(frozen=True)
 class Statements:
-    """What holds of a cut network."""
+    """The guarantees of a cut network, and the record of each layer."""
 
     guarantee: Guarantee | None
     bound: NetworkBound
@@ -65,10 +64,10 @@ class Statements:
 def statements_of(
     ranking: Ranking, cut: Cut, task: ScoringTask | None, mode: Mode, new_points: AnyData | None
 ) -> Statements:
-    """What is guaranteed of a cut, and what its layers keep.
+    """Computes the guarantees of a cut, and the record of each layer.
 
-    With inputs that are new to the pruning, the bound on the network is smaller in mode "paper" (T18), where their
-    norms are taken as the `task` says; in mode "sound" (T13) there is none without them.
+    `new_points` are inputs that the pruning has not seen. In mode "paper" they make the bound on the network smaller
+    (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound without them.
     """
     scores, norms = ranking.scores, None
     if scores is not None and mode == "paper" and new_points is not None and task is not None:
@@ -88,7 +87,7 @@ def statements_of(
 def _guarantee_and_bound(
     ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
 ) -> tuple[Guarantee | None, NetworkBound]:
-    """What is promised for rows and layers, and for the network, with every reason against it."""
+    """The guarantees for rows and layers, and for the network, with every reason why they do not hold."""
     if ranking.scores is None:
         return None, no_bound(ranking.unscored, ranking.options.delta)
     is_sampled = any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
@@ -107,7 +106,7 @@ def _guarantee_and_bound(
 
 
 def _obstacle(ranking: Ranking, cut: Cut) -> str:
-    """Why T12 does not bind the model; empty if it does."""
+    """Why T12 does not apply to the model; empty if it does."""
     if cut.others:
         return f"{cut.others[0]} changed too, and is not a pruned weight"
     return chain_obstacle(ranking.model, {weight.name for weight in ranking.weights}, ranking.example)
@@ -116,17 +115,17 @@ def _obstacle(ranking: Ranking, cut: Cut) -> str:
 def _measured(
     ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
 ) -> tuple[Measured | None, list[float | None]]:
-    """The measured constant (T19) and what it says of layers and network; eps of each layer with it (T17).
+    """The measured constant (T19) with its bounds for layers and network, and eps of each layer (T17).
 
-    For a sampled row T17 takes its new values as they are; T6, which profits from chance, is proved for T4's C only.
+    A sampled row is bounded by its actual values (T17), because T6 is proved for T4's C only.
     """
     scores = ranking.scores
-    measured = None if scores is None else measure(scores, ranking.options.confidence)
+    measured = None if scores is None else measure_constant(scores, ranking.options.confidence)
     if scores is None or measured is None or measured.c_constant is None:
         return measured, [None] * len(cut.rows)
     eps: list[float] = []
     for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
-        first_FK = floored(layer).cpu()
+        first_FK = floored_sensitivity(layer).cpu()
         eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=measured.c_constant).max()))
     delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
     measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
@@ -170,7 +169,7 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
 
 
 def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
-    """The conditions of T4 for the scores of a ranking; `reasons` are further causes for which they are not met."""
+    """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
     scores, delta, constants = ranking.scores, ranking.options.delta, ranking.options.constants
     assert scores is not None
     is_used = [weight_FK != 0 for weight_FK in dense]
@@ -213,10 +212,10 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
 def network_epsilon(
     scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
 ) -> tuple[float | None, dict[str, float]]:
-    """epsilon of T12 and the kappas by weight name; None where a layer's norms are unknown.
+    """epsilon of T12 and the kappas by weight name; None if a layer's norms are unknown.
 
-    Without a holdout each layer's largest Q_l(x) / ||f(x)|| over S is taken; with one, which is new to the pruning,
-    eps(x) is computed point by point and its largest taken.
+    Without a holdout, each layer contributes its largest Q_l(x) / ||f(x)|| over S. With one, which the pruning has not
+    seen, eps(x) is computed for each point, and the largest is taken.
     """
     layers = scores.layers
     in_order = sorted(range(len(layers)), key=lambda i: layers[i].order)
@@ -248,7 +247,7 @@ def lipschitz_of(cut: Cut) -> list[float]:
 def paper_bound(
     ranking: Ranking, cut: Cut, *, is_sampled: bool, obstacle: str, reasons: Sequence[str], holdout: Scores | None
 ) -> NetworkBound:
-    """T12 in mode "paper", with every reason for which it does not bind this model (`obstacle`: it is no chain)."""
+    """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain)."""
     scores = ranking.scores
     assert scores is not None
     eps = [float(row.eps_F.max()) for row in cut.rows]
@@ -273,19 +272,19 @@ def paper_bound(
 
 
 def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
-    """T18 for the network statement: one maximum over a holdout, or one for every layer over S itself.
+    """T18 for the network bound: one maximum over a holdout, or one per layer over S.
 
-    All layers count, not only those that lose something: which these are was chosen with S.
+    All layers count, not only those that lose weights, because S chose which ones do.
     """
     if holdout is not None:
         return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 
-def floored(layer: LayerScores) -> Tensor:
-    """s_j on S1 (float64), raised to a small share of the row's largest: no weight is taken to be worth nothing (T19).
+def floored_sensitivity(layer: LayerScores) -> Tensor:
+    """s_j on S1 (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
 
-    A row that no point of S1 reached has no largest; its ratios are at most 1, and that stands for it.
+    For a row that no point of S1 reached the maximum is taken as 1, which ratios cannot exceed.
     """
     given_FK = layer.sensitivity_FK if layer.sensitivity_s1_FK is None else layer.sensitivity_s1_FK
     s1_FK = given_FK.to(BOUND_DTYPE)
@@ -293,12 +292,12 @@ def floored(layer: LayerScores) -> Tensor:
     return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
 
 
-def measure(scores: Scores, confidence: float) -> Measured:
-    """C of T19 from the points kept apart, or why there is none.
+def measure_constant(scores: Scores, confidence: float) -> Measured:
+    """Measures C of T19 on the points of S2, or says why it cannot.
 
-    C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, s_j of S1. As a maximum over points it is
-    the largest quotient of the maxima, so no point has to be looked at by itself. S2 is too small for another rank than
-    the first to be of use (k* = 0 of T14), and T18 tells the share: d with (1 - d)^n = 1 - confidence.
+    C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, with s_j of S1. A maximum over points is the
+    largest quotient of the two maxima, so single points are not needed. S2 is too small for a rank below the first to
+    be useful (k* = 0 of T14). T18 gives the share: d with (1 - d)^n = 1 - confidence.
     """
     n = scores.n_apart or 0
 
@@ -317,16 +316,10 @@ def measure(scores: Scores, confidence: float) -> Measured:
     if share > MOST_SHARE:
         return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
     seen = [(layer, layer.sensitivity_s2_FK) for layer in scores.layers if layer.sensitivity_s2_FK is not None]
-    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored(layer)).max()) for layer, s2_FK in seen]
+    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored_sensitivity(layer)).max()) for layer, s2_FK in seen]
     if any(math.isnan(quotient) for quotient in quotients):
         return none("a ratio was not a number")
     constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
     if not math.isfinite(constant):
         return none("a ratio was not finite")
     return Measured(constant, share, confidence, n, "")
-
-
-# --- Whether T12 applies: a chain of pruned linear layers and 1-Lipschitz activations ---------------------------------
-
-# Read as for T13: a graph that repeats the model's own output on given points, of operations that are exactly what they
-# seem (`sound/tracing.py`, `sound/known_operations.py`). Whatever is not known to belong to a chain is an obstacle.

@@ -1,1 +1,1 @@
-"""Measures on fresh points what the pruning costs (T14, T16)."""
+"""Measures what pruning costs on new inputs, and certifies it (T14-T16)."""

@@ -1,4 +1,4 @@
-"""Runs two networks over a holdout, measures each point, and records by hash which points were used."""
+"""Runs two networks on a holdout, measures every point, and records by hash which points were used."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from sipp.records.network_hash import model_hash
 from sipp.records.pruned_to import NetworkLike, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
-CALLABLE = "callable "  # how a record names an `output=` function, which it cannot hold
-PADDING_ALLOWED = 1e-3  # of a point's output: attention over fewer positions rounds otherwise
+CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store
+PADDING_ALLOWED = 1e-3  # relative; attention over fewer positions rounds differently
 
 
 @dataclass
 class Survey:
-    """Which points a pass over some data gave so far; `known` are points that it should not give."""
+    """Which points a pass over some data has met so far; `known` are points that it must not contain."""
 
     known: frozenset[bytes] | SeenPoints = frozenset()
     points: Counter[tuple[bytes, str]] = field(default_factory=Counter)  # key and label
-    keys: list[bytes] = field(default_factory=list)  # in their order, as those below
+    keys: list[bytes] = field(default_factory=list)  # one per point, in order, like the lists below
     plain: list[bytes] = field(default_factory=list)  # `ledger_keys_of`, for the sketch
     draws: list[bytes] = field(default_factory=list)  # `draw_keys_of`: which points are copies of others
     draw_of: dict[bytes, bytes] = field(default_factory=dict)  # the draw of each key
-    shared: list[bool] = field(default_factory=list)  # whether it is known
+    shared: list[bool] = field(default_factory=list)  # whether the point is in `known`
 
     def add(self, batch: Batch) -> None:
-        """Counts the points of the batch as seen."""
+        """Adds the points of a batch."""
         keys, draws = keys_of(batch), draw_keys_of(batch)
         self.points.update(zip(keys, labels_of(batch)))
         self.keys += keys
@@ -55,7 +55,7 @@ class Survey:
 
     @property
     def n(self) -> int:
-        """How many different points there are."""
+        """The number of distinct points."""
         return len(set(self.draws))
 
     @property
@@ -65,7 +65,7 @@ class Survey:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a ledger and a certificate say of the points."""
+        """The fields about the points in a ledger and a certificate."""
         return {"n": self.n, "data_hash": set_hash(self.keys)}
 
     @property
@@ -76,11 +76,11 @@ class Survey:
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """What a look found."""
+    """What was measured at every point, and the facts about these points and networks."""
 
-    measured: Tensor  # n x ..., of every point
-    draws: list[bytes]  # of every point: those of copies are equal (`distinct`)
-    evidence: dict[str, Any]  # the fields of a record that tell what was looked at
+    measured: Tensor  # n x ..., one row per point
+    draws: list[bytes]  # one key per point; copies of a point have equal keys
+    evidence: dict[str, Any]  # the fields that a certificate takes over: hashes, counts, dtype, ledger
 
 
 def measure_outputs(
@@ -99,32 +99,31 @@ def measure_outputs(
     progress: bool = False,
     title: str = "certifying",
 ) -> MeasuredOutputs:
-    """What `measure` says of every point (n x ...), and the fields of a record that tell what was looked at.
+    """Applies `measure` to the outputs of both networks at every point, and collects the evidence for a certificate.
 
-    The look is in the ledger before its result can be seen, also if it ends half-way: every point on which a network
-    was started is recorded. `finest`: the error to be claimed; what depends on the batch must be smaller. Where the
-    record of a pruning is given, the points that it knows to have chosen it are calibration points too, and count as
-    checked where these are all. Without a `claim` nothing is recorded; `terms` are those of the claim. `title` is that
-    of the bar.
+    The use is in the ledger before its result can be seen, even if it is interrupted: every point on which a network
+    was run is recorded. `finest` is the error to be claimed; a dependence on the batch must be smaller. If `pruned` is
+    a record, the points that chose it count as calibration points, and as checked if the record knows all of them.
+    Without a `claim` nothing is recorded; `terms` distinguish claims of one kind. `title` names the progress bar.
     """
-    chose, is_all = points_seen(pruned)
+    selection_keys, is_all = points_seen(pruned)
     pruned = network_of(pruned)
     for role, model in (("dense", dense), ("pruned", pruned)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known: frozenset[bytes] | SeenPoints = chose
-    is_checked = bool(chose) and is_all
+    known: frozenset[bytes] | SeenPoints = selection_keys
+    is_checked = bool(selection_keys) and is_all
     if isinstance(calibration, SeenPoints):  # of a record on the disk
         known, is_checked = calibration, calibration.is_all
     elif calibration is not None:
-        known, is_checked = chose | held_out(calibration, "calibration").keys(), True
+        known, is_checked = selection_keys | holdout_data(calibration, "calibration").keys(), True
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     seen = Survey(known)
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    n_points = held_out(holdout).n_known
+    n_points = holdout_data(holdout).n_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, _seen_by(seen, holdout), output, drops_padding, finest):
@@ -132,7 +131,7 @@ def measure_outputs(
                 measured.append(measure(f, g, batch))
                 advance(batch.n_points)
         except BaseException as error:
-            # On the first batch nobody saw an output where we refused it ourselves, before any function of the caller's
+            # If we refuse the first batch ourselves, before any function of the caller ran, nobody has seen an output
             is_ours = isinstance(error, DataError | ModelError | OptionError)
             is_unseen = not measured and not callable(output) and is_ours
             if seen.keys and not is_unseen:
@@ -141,7 +140,7 @@ def measure_outputs(
     facts = {**seen.facts, **hashes}
     if claim == ACCURACY:
         terms = (*terms, seen.labels_hash)
-    if any(seen.shared) and callable(output):  # refused, but the caller's function has seen every output
+    if any(seen.shared) and callable(output):  # refused, but the caller's function has already seen every output
         record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
     refuse_shared(seen.shared)
     evidence = {
@@ -156,8 +155,8 @@ def measure_outputs(
 
 
 def _seen_by(seen: Survey, holdout: Any) -> Iterator[Batch]:
-    """The batches of the holdout; the points of each count as seen from the moment it is handed out."""
-    for batch in held_out(holdout).batches():
+    """The batches of the holdout; each is added to `seen` before it is handed out."""
+    for batch in holdout_data(holdout).batches():
         seen.add(batch)
         yield batch
 
@@ -170,16 +169,19 @@ def _outputs(
     drops_padding: bool,
     finest: float | None,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """The outputs of both networks, batch by batch, 0 at padding; a point's output must be a function of the point
-    alone, which is tried on the first batch, the first of several points, the largest and the last."""
+    """The outputs of both networks, batch by batch, with 0 at padding.
+
+    A point's output must not depend on the rest of the batch. This is checked on the first batch, the first with
+    several points, the largest and the last.
+    """
     has_positions: bool | None = None if drops_padding else False
     last: tuple[Batch, Tensor, Tensor] | None = None
     largest: tuple[Batch, Tensor, Tensor] | None = None
-    tried: set[int] = set()
+    checked: set[int] = set()
 
-    def try_once(batch: Batch, f: Tensor, g: Tensor) -> None:
-        if batch.index not in tried:
-            tried.add(batch.index)
+    def check_once(batch: Batch, f: Tensor, g: Tensor) -> None:
+        if batch.index not in checked:
+            checked.add(batch.index)
             refuse_dependent("dense", dense, batch, output, f, finest)
             refuse_dependent("pruned", pruned, batch, output, g, finest)
 
@@ -190,7 +192,7 @@ def _outputs(
                 f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
             )
         if largest is None or largest[0].n_points == 1 < batch.n_points:
-            try_once(batch, f, g)
+            check_once(batch, f, g)
         last = batch, f, g
         if largest is None or batch.n_points > largest[0].n_points:
             largest = last
@@ -199,13 +201,13 @@ def _outputs(
         yield batch, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
     for chosen in (largest, last):
         if chosen is not None:
-            try_once(*chosen)
+            check_once(*chosen)
 
 
 def refuse_dependent(
     role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
 ) -> None:
-    """Raises a ModelError where the output at a point is no function of that point alone."""
+    """Raises a ModelError if the output at a point depends on the other points of its batch."""
     allowed = allowed_between(model, batch, finest)
     reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
     if reason:
@@ -215,11 +217,11 @@ def refuse_dependent(
 
 
 def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
-    """Whether dimension 1 of the output is the positions of `real_BT`; None where this batch cannot tell.
+    """Whether dimension 1 of the output are the positions of `real_BT`; None if this batch cannot tell.
 
-    The points with the most and the least padding are run by themselves without it, and must give what they gave at
-    their real positions, in this order: else the padding of the input is not where the padding of the output is (or
-    there are as many classes as positions). What fails here is not cut: a claim about the whole output is true as well.
+    The points with the most and the least padding are run alone and without it, and must give the same output at their
+    real positions. Otherwise the padding of the output is elsewhere (or there are as many classes as positions), and it
+    is not removed: a claim about the whole output is also true.
     """
     real_BT = batch.real_BT
     if real_BT is None or bool(real_BT.all()) or real_BT.shape[1] < 2:
@@ -233,7 +235,7 @@ def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Te
 
 
 def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: int) -> bool:
-    """Whether the point without its padding gives the output that it has at its real positions."""
+    """Whether point i without its padding gives the output that it has at its real positions."""
     assert batch.real_BT is not None
     real_T = batch.real_BT[i].cpu()
 
@@ -252,12 +254,12 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
     if alone.shape != there.shape:
         return False
     gap, size = (alone - there).double().norm(), there.double().norm()
-    # Not "gap > ...": what is not finite is not clear
+    # Not "gap > ...": NaN must count as a difference
     return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
-    """The output with 0 at positions that are padding, which then add nothing to a norm."""
+    """The output with 0 at padding positions, so that they add nothing to a norm."""
     if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
         return result
     real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
@@ -266,31 +268,31 @@ def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) ->
 
 def point_keys(data: Any, role: str) -> list[bytes]:
     """The key of every point, in order."""
-    return [key for batch in held_out(data, role).batches() for key in keys_of(batch)]
+    return [key for batch in holdout_data(data, role).batches() for key in keys_of(batch)]
 
 
 def survey(data: Any, role: str, known: frozenset[bytes] = frozenset()) -> Survey:
-    """Which points the data holds; DataError if one of them is known already."""
+    """Reads all points of the data; DataError if one of them is in `known`."""
     seen = Survey(known)
-    for batch in held_out(data, role).batches():
+    for batch in holdout_data(data, role).batches():
         seen.add(batch)
     refuse_shared(seen.shared)
     return seen
 
 
 def read_again(data: Any, role: str, first: Survey) -> Iterator[tuple[Batch, list[bytes]]]:
-    """The batches and the keys of their points; DataError where they are not the points of the first pass."""
+    """The batches and the keys of their points; DataError if they are not those of the first pass."""
     left = first.points.copy()
-    for batch in held_out(data, role).batches():
+    for batch in holdout_data(data, role).batches():
         keys = keys_of(batch)
         left.subtract(zip(keys, labels_of(batch)))
         yield batch, keys
     if any(left.values()):  # too few of a point, or too many
-        raise changed(role)
+        raise changed_data_error(role)
 
 
-def changed(role: str) -> DataError:
-    """The error for data that gives other points in another pass."""
+def changed_data_error(role: str) -> DataError:
+    """The error for data whose points differ between two passes."""
     return DataError(
         f"the {role} data changed between two passes: it is read several times, and every time must give "
         "the same inputs with the same labels (random augmentation, drop_last with shuffling or an iterator "
@@ -299,13 +301,13 @@ def changed(role: str) -> DataError:
     )
 
 
-def held_out(data: Any, role: str = "holdout") -> Data:
-    """The data, with values that are not finite: a claim counts these as violations."""
+def holdout_data(data: Any, role: str = "holdout") -> Data:
+    """The data, including non-finite values, which a claim counts as violations."""
     return data_of(data, role=role, batch_size=BATCH_POINTS, refuses_non_finite=False)
 
 
 def refuse_shared(shared: list[bool]) -> None:
-    """Raises a DataError if any holdout point is also a calibration point; `shared` says so for each, in order."""
+    """Raises a DataError if any holdout point is also a calibration point (`shared`, one flag per point)."""
     if any(shared):
         raise DataError(
             f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "

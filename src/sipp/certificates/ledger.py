@@ -1,7 +1,7 @@
 """The ledger: a JSON-lines file with one line for every use of a holdout.
 
-Looks are also remembered as long as the process lives: another claim on the same points is warned of without a file.
-A look counts whether or not a claim came of it: the best of several looks has less confidence than each alone.
+Uses are also remembered while the process runs, so that a second claim on the same points gives a warning without a
+file. A use counts whether or not it ended in a claim: the best of several has less confidence than each alone.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from sipp.errors import DataError, HoldoutReusedWarning, OptionError, warn_caller
 from sipp.records.certificate import is_hash
 
-WALK = "prune_to"  # the claim of a look at many networks, of which one is certified: its line names none
-COMPARING = "compare"  # that of a look at many networks, of which none is certified; its line names the dense one
-OUTPUT, ACCURACY = "output", "accuracy"  # what is in a certificate; a walk ends with one of these
+WALK = "prune_to"  # tests many networks and certifies one; its line names no pruned network
+COMPARING = "compare"  # measures many networks and certifies none; its line names the dense one
+OUTPUT, ACCURACY = "output", "accuracy"  # the kinds of certificates
 SECOND = (
     "these holdout inputs were already used for another certificate, walk or comparison. Each certificate holds at its "
     "own confidence, but several together, or the best of them, at less. Use new inputs for each claim, or pass "
     "ledger=FILE: it counts the uses, and the certificates mention them"
 )
-_looks: dict[str, set[tuple[Any, ...]]] = {}  # by data_hash: those of this process
+_uses: dict[str, set[tuple[Any, ...]]] = {}  # those of this process, by data_hash
 
 
 def ledger_lines(path: str | os.PathLike[str], end: int | None = None) -> list[dict[str, Any]]:
-    """The ledger's entries in its first `end` bytes; made if absent. DataError if unusable, before any work is lost."""
+    """The entries in the first `end` bytes of the ledger, which is created if absent; DataError if it is unusable."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise OptionError(f"ledger={path!r:.60} must be the name of a file")
     try:
@@ -59,12 +59,11 @@ def record_use(
     sketch: Sequence[str] = (),
     terms: tuple[Any, ...] = (),
 ) -> dict[str, Any]:
-    """The fields ledger_kept and prior_uses, after this use was appended to the ledger.
+    """Appends this use to the ledger; returns the fields ledger_kept and prior_uses.
 
-    Append first, then count what lies before the own line: two processes at once cannot both be the first. An earlier
-    use counts if it was of the exact same points, or if the sketches (`sketch_of`) share a point: then a part of these
-    points, or these with some exchanged, was looked at. Lines of older versions have no sketch. `terms`: what else
-    makes it another claim than one of the same kind.
+    The line is appended first, then the lines before it are counted: two processes at once cannot both be the first. An
+    earlier use counts if it was of exactly the same points, or if the sketches (`sketch_of`) share a point, so that
+    some of these points were used. Lines of older versions have no sketch. `terms` distinguish claims of one kind.
     """
     is_second = _is_second(evidence, kind, terms)
     if ledger is None:
@@ -87,18 +86,18 @@ def record_use(
 
 
 def _is_second(evidence: dict[str, Any], kind: str, terms: tuple[Any, ...]) -> bool:
-    """Whether this is a claim on points at which another look was taken in this process; to repeat one is none."""
-    if kind not in (OUTPUT, ACCURACY, WALK, COMPARING):  # part of a look, or an interrupted one
+    """Whether these points served another claim in this process; repeating the same claim does not count."""
+    if kind not in (OUTPUT, ACCURACY, WALK, COMPARING):  # part of a use, or an interrupted one
         return False
     own = (kind, evidence["dense_hash"], evidence["pruned_hash"], *terms)
-    looks = _looks.setdefault(evidence["data_hash"], set())
-    has_others = bool(looks - {own})
-    looks.add(own)
+    uses = _uses.setdefault(evidence["data_hash"], set())
+    has_others = bool(uses - {own})
+    uses.add(own)
     return has_others and kind != COMPARING
 
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:
-    """How many of these entries are looks at the points of the entry `own`, at a part of them, or at more."""
+    """How many of these entries share points with the entry `own`."""
     mine = set(own.get("sketch", ()))
     return sum(
         entry["data_hash"] == own["data_hash"] or not mine.isdisjoint(entry.get("sketch", ())) for entry in entries

@@ -1,4 +1,4 @@
-"""What is measured at each holdout point: how far its output moved, and whether its class changed."""
+"""Measures each holdout point: how far its output moved, and whether its class changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sipp.records.numerics import BOUND_DTYPE
 Labels = Literal["auto", "use", "ignore"]
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 
-MOST_POSITIONS = 1_000_000  # of a sequence: two shares of so many are told apart in float64
+MOST_POSITIONS = 1_000_000  # of a sequence: float64 can distinguish two shares of so many
 
 
 def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
 
 
 class PointComparisons(NamedTuple):
-    """What is known of each point (float64, n each) once both networks have run on it; flags are 0 or 1."""
+    """Measurements of each point (float64, n each); flags are 0 or 1."""
 
     ratio: Tensor  # `point_ratios`
     squared_error: Tensor  # ||f^ - f||^2
@@ -58,8 +58,8 @@ class PointComparisons(NamedTuple):
     pruned_loss: Tensor
 
 
-def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """The `PointComparisons` of dense and pruned outputs, n x 11; `why` gathers why labels give no accuracy."""
+def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
+    """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
@@ -67,22 +67,22 @@ def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     if not has_classes and batch.labels is not None:
         truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
     why.update([truth.why] if truth.why else [])
-    none_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
+    zeros_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
-    points = PointComparisons(point_ratios(f, g), *squares, none_n + has_classes, *[none_n] * 7)
+    points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
     if has_classes:
-        is_told = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # an output that is none has no class
-        points = points._replace(same_class=is_told[0] & is_told[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
+        is_finite = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # a non-finite output has no class
+        points = points._replace(same_class=is_finite[0] & is_finite[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
         points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
         if bool(points.label_outside.any()):
             why.add("labels are outside the output's classes")
         else:
-            right = [told & (out_nk.argmax(1) == truth_n) for told, out_nk in zip(is_told, (f_nk, g_nk))]
+            right = [finite & (out_nk.argmax(1) == truth_n) for finite, out_nk in zip(is_finite, (f_nk, g_nk))]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
             points = points._replace(
-                has_label=none_n + 1.0,
+                has_label=zeros_n + 1.0,
                 dense_right=right[0],
                 pruned_right=right[1],
                 dense_loss=loss[0],
@@ -92,29 +92,29 @@ def compared(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
 
 
 def measure_of(name: Measure) -> MeasureFunction:
-    """What gives the one number a point that a certificate limits."""
+    """The function that measures what a certificate limits, one number per point."""
     if name == "output":
         return lambda f, g, _: point_ratios(f, g)
     return partial(_mean_change, which=0 if name == "kl" else 1)
 
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
-    """Over the positions of each sequence (T22): the mean KL(f || f^) of the next token in nats, or (1) the share of
-    positions at which another one is chosen."""
+    """Per sequence (T22): the mean KL(f || f^) of the next token in nats (which=0), or the share of positions at which
+    another token is predicted (which=1)."""
     check_token_logits(f, batch)
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
 
 
 def measure_of_classes(labels: Labels) -> MeasureFunction:
-    """What counts right, wrong and changed classes (`outcomes_of`)."""
+    """The function that counts right, wrong and changed classes (`outcomes_of`)."""
     return partial(outcomes_of, labels=labels)
 
 
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
     """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
 
-    Not finite: the pruned network counts as wrong and the dense one as right, which can only raise the limit. Of
-    sequences (n x tokens x vocabulary) the first three are shares of positions.
+    With non-finite outputs the pruned network counts as wrong and the dense one as right, which can only raise the
+    limit. For sequences (n x tokens x vocabulary) the first three are shares of positions.
     """
     if f.dim() == 3 and f.shape[2] > 1:
         return _token_outcomes(f, g, batch, labels)
@@ -144,7 +144,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
 
 
 def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
-    """The same of sequences; the truth at a position is the next token of the text, where labels are asked for."""
+    """`outcomes_of` for sequences; with labels="use", the label of a position is the next token of the text."""
     f_fine, g_fine = f.isfinite().all(dim=2), g.isfinite().all(dim=2)
     f_class, g_class = f.argmax(dim=2), g.argmax(dim=2)
     differ = (f_class != g_class) | ~f_fine | ~g_fine
@@ -169,9 +169,9 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
 
 
 def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
-    """The sums of `outcomes_of` over all points, what is lost and differs rounded up, what is gained down.
+    """The sums of `outcomes_of` over all points: lost and differing rounded up, gained rounded down.
 
-    Of copies the least gain counts, once.
+    Of several copies only the smallest gain counts, once.
     """
     lost, differ, labelled = (math.ceil(_exact_sum(outcomes[:, i].tolist())) for i in (0, 2, 3))
     gains: dict[bytes, float] = {}
@@ -181,10 +181,9 @@ def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, 
 
 
 def _exact_sum(shares: Iterable[float]) -> Fraction:
-    """The sum of numbers and of shares of positions, without rounding: where it is whole it must not look like more, or
-    what is lost and gained would be more than what differs."""
+    """The exact sum of shares of positions: a whole sum that was rounded up could make lost + gained exceed differ."""
     counts = Counter(shares)
-    return sum((n * Fraction(one).limit_denominator(MOST_POSITIONS) for one, n in counts.items()), Fraction(0))
+    return sum((n * Fraction(share).limit_denominator(MOST_POSITIONS) for share, n in counts.items()), Fraction(0))
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Runs one network on one batch and picks the output to compare, or says why there is none."""
+"""Runs a network on a batch and selects the output to compare, or raises if there is none."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sipp.records.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 
-BEST_NAMES = ("logits", "last_hidden_state", "out")  # of a dict output: what is most often meant
+BEST_NAMES = ("logits", "last_hidden_state", "out")  # keys of a dict output that an error suggests first
 
 
 def check_model(role: str, model: nn.Module) -> None:
-    """Raises a ModelError for anything that is not a network, has no values yet, or normalises by the batch."""
+    """Raises a ModelError for what is no nn.Module, has no values yet, or normalises by batch statistics."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
@@ -50,7 +50,7 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
 
 
 def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
-    """The same, on the model's device. Without a selection, an output that holds a single tensor stands for it."""
+    """The same, on the model's device. Without `output`, the only tensor in a tuple or dict is taken."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # A copy: a first layer that works in place must not change what the other network, or the caller, sees.
     result = run_batch(model, on_device(fresh(batch), device))

@@ -9,11 +9,11 @@ from sipp.errors import DataError, ModelError
 from sipp.records.batches import Batch
 
 TOKENS = "input_ids"  # of a dict batch
-CHUNK = 1 << 24  # logits that are looked at together: they are the largest tensors of a language model
+CHUNK = 1 << 24  # logits processed at once: they are the largest tensors of a language model
 
 
 def check_token_logits(logits: Tensor, batch: Batch) -> None:
-    """Raises a ModelError where an output is not n x tokens x vocabulary."""
+    """Raises a ModelError if an output is not n x tokens x vocabulary."""
     if logits.ndim != 3 or logits.shape[2] < 2:
         raise ModelError(
             f"outputs are {tuple(logits.shape)}, not batch x tokens x vocabulary",
@@ -55,9 +55,9 @@ def token_losses(logits_nTV: Tensor, tokens_nT: Tensor) -> Tensor:
 
 
 def token_changes(dense_nTV: Tensor, pruned_nTV: Tensor) -> tuple[Tensor, Tensor]:
-    """At each position KL(dense || pruned) of the next token (n x T, float64, nats), and whether another is chosen.
+    """At each position, KL(dense || pruned) of the next token (n x T, float64, nats), and whether another is predicted.
 
-    Logits that are not finite: KL is infinite, and another is chosen.
+    With non-finite logits KL is infinite, and the prediction counts as changed.
     """
     pairs = [rows.flatten(0, 1) for rows in (dense_nTV, pruned_nTV)]
     kl, differs = [], []

@@ -1,1 +1,1 @@
-"""The command line: `main.py` lists the commands, `commands/` has one file for each, what they share lies beside."""
+"""The command line: `main.py` lists the commands, `commands/` has one file each; shared code is beside them."""

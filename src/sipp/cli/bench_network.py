@@ -1,7 +1,7 @@
-"""The work of `sipp bench FILE`: bytes on disk and in memory, and speed against torch.
+"""Runs `sipp bench`: measures bytes on disk and in memory, and speed against torch.
 
-`dense_ms` is torch running the same pruned network in inference mode, in its better memory format. Calls take turns;
-the median over pairs counts.
+`dense_ms` is torch's time for the same pruned network, in inference mode and the faster memory format. Calls alternate;
+the result is the median over pairs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import sipp
 from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
+from sipp.native import pytree
 from sipp.records.display import size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
+from sipp.report.numbers import counted
 from sipp.report.summary import claim_of
-from sipp.runtime.examples import call_of, off_by
+from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
 
-AGREEMENT = 1e-4  # of the largest output
-LEAST_SECONDS = 0.01  # of what is timed at once: shorter calls are made several times in a row
-TRIALS = 2  # of each memory format, of which the better one is dense
+AGREEMENT = 1e-4  # relative to the largest output
+LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long
+TRIALS = 2  # of each memory format
 MS = 1e3
 
 
@@ -49,26 +50,26 @@ def bench_file(
     n_threads: int | None,
     repeats: int,
 ) -> BenchRecord:
-    """Bytes and times of a stored network, for single points and for `n_points` at once."""
+    """Measures a stored network, with one input per call and with `n_points`."""
     stored = stored_network(path, model)
     with threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
             example, points = example_for(stored, data, n, normalise, size)
-            made = sipp.sparse(stored.model, example)
-            assert isinstance(made, Sparse)  # there was an example, and the model of a file is on the CPU
-            fast = made
-            runs.append(_run(stored.model, fast, example, repeats))
+            compiled = sipp.sparse(stored.model, example)
+            assert isinstance(compiled, Sparse)  # stored networks are on the CPU
+            fast = compiled
+            runs.append(_time_calls(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
-        return _record(stored, fast, runs, normalisation_lines(points))
+        return _make_record(stored, fast, runs, normalisation_lines(points))
 
 
-def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
-    """Times one call, dense and sparse; refuses if the outputs differ."""
+def _time_calls(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun:
+    """Times a call, dense and sparse; CommandError if the outputs differ."""
     args, kwargs = call_of(example)
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
-        gap = off_by(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
+        gap = output_difference(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
         if not gap <= AGREEMENT:
             raise CommandError(
                 f"the sparse network's outputs differ by {gap:.1e} of their size: not timed",
@@ -96,7 +97,7 @@ def _run(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> BenchRun
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
-    """Seconds of each call of each function; they take turns, so that noise hits all of them."""
+    """Seconds of each call of each function; calls alternate, so that noise affects all of them."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
@@ -113,9 +114,9 @@ def _channels_last(value: Any) -> Any:
     return value.contiguous(memory_format=torch.channels_last) if is_image else value
 
 
-def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
+def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
     contents = stored.contents
-    is_dense = fast.latest.is_dense  # then the steps lost, as a whole, and none of them is run
+    is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
         BenchStep(
             name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
@@ -133,8 +134,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
     line = (
         f"{size} ({contents.n_bytes:,} bytes, before pruning {contents.dense_bytes:,}{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")
-        + f"{best.n_points} input{'' if best.n_points == 1 else 's'} per call, "
-        f"{n_threads} thread{'' if n_threads == 1 else 's'}: {best.words}"
+        + f"{counted(best.n_points, 'input')} per call, {counted(n_threads, 'thread')}: {best.words}"
     )
     return BenchRecord(
         images=images[0] if images else None,
@@ -158,7 +158,7 @@ def _record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: l
 
 
 def _processor() -> str:
-    """The processor's name, as Linux or Python tells it."""
+    """The processor's name, from Linux or Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The work of `sipp certify`: make a certificate on held-out points, or verify an earlier one."""
+"""Runs `sipp certify`: creates a certificate on held-out points, or verifies an earlier one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from torch import nn
 
 import sipp
-from sipp.certificates.evidence import held_out
+from sipp.certificates.evidence import holdout_data
 from sipp.cli.commands.certify_command import CertifyRequest
 from sipp.cli.data_option import Points, Reader, normalisation_lines
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
@@ -31,36 +31,36 @@ from sipp.verbs.verify import verify
 
 MOST_TEXT = 1 << 20  # bytes of a certificate
 
-Known = list[object] | SeenPoints | None  # calibration points, or what a record tells of them
+Known = list[object] | SeenPoints | None  # calibration points, or a record of them
 
 
-def answer(request: CertifyRequest) -> Answer:
-    """The certificate, or what a check of one found; a new certificate is written where the request says."""
+def run_certify(request: CertifyRequest) -> Answer:
+    """Creates (and writes) or verifies a certificate, as requested."""
     _check(request)
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     asked = (request.normalise, 0, request.batch_size, request.length, request.size)
     reader = Reader(dense, request.model, *asked)
     fresh, seen = reader.holdout(request.holdout, request.points), None
-    folder = _folder_of(request.pruned)
-    recorded = None if folder is None else _seen(folder.record)
+    folder = _read_folder(request.pruned)
+    recorded = None if folder is None else _points_seen(folder.record)
     known: Known = recorded
     if request.calibration is not None:
         source = reader.open(request.calibration, "calibration", "--calibration")
         seen = reader.draw(source, None, "--calibration")
         known = seen.batches
-        if recorded is not None:  # what the folder knows stays known, whatever is said beside
-            known = with_all_points(recorded, held_out(seen.batches, "calibration").keys())
+        if recorded is not None:  # points recorded in the folder count too
+            known = with_all_points(recorded, holdout_data(seen.batches, "calibration").keys())
     if request.verify is not None:
-        ok, text, values = _verified(request, (dense, pruned), fresh, known)
+        ok, text, values = _verify(request, (dense, pruned), fresh, known)
     else:
-        ok, text, values = _certified(request, (dense, pruned), fresh, known, folder)
+        ok, text, values = _certify(request, (dense, pruned), fresh, known, folder)
     return Answer([text, *normalisation_lines(fresh, seen)], values, None if ok else typer.Exit(NOT_CERTIFIED))
 
 
-def _folder_of(pruned: Path) -> PrunedModel | None:
-    """The content of the folder of a pruned network, also where its file of weights is named.
+def _read_folder(pruned: Path) -> PrunedModel | None:
+    """Reads the folder of a pruned network, given itself or by its file of weights.
 
-    None if it is another folder, or holds other weights than its record speaks of.
+    None if it is another kind of folder, or its weights do not match its record.
     """
     folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
     try:
@@ -69,20 +69,20 @@ def _folder_of(pruned: Path) -> PrunedModel | None:
         return None
 
 
-def _seen(record: PrunedRecord) -> SeenPoints | None:
-    """The points that were used for pruning, if the record knows them and was written by these versions."""
+def _points_seen(record: PrunedRecord) -> SeenPoints | None:
+    """The points used for pruning, if recorded by the same versions of sipp and torch."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
     return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
 
 
-def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
-    """A line if other certificates in the folder used the same points; else empty."""
-    known = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
+def _reuse_warning(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
+    """A warning if other certificates in the folder used the same points, else empty."""
+    certificates = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
     names = [
         name
-        for name, one in known.items()
-        if one is not None and (one.model_extra or {}).get("data_hash") == certificate.data_hash
+        for name, earlier in certificates.items()
+        if earlier is not None and (earlier.model_extra or {}).get("data_hash") == certificate.data_hash
         and (request.pruned / name).resolve() != replaced
     ]  # fmt: skip
     if not names:
@@ -94,11 +94,13 @@ def _earlier(request: CertifyRequest, folder: PrunedModel | None, certificate: A
 
 
 def _check(request: CertifyRequest) -> None:
-    """Refuses contradictory options, and places that cannot be written, before any work."""
+    """Refuses contradictory options and unwritable outputs before any work."""
     if request.accuracy and request.epsilon is not None:
-        raise CommandError("--accuracy and --epsilon are two claims", where="sipp certify", fix="give only one of them")
+        raise CommandError(
+            "--accuracy and --epsilon exclude each other", where="sipp certify", fix="give only one of them"
+        )
     if request.accuracy and request.measure != "output":
-        raise CommandError("--accuracy measures next tokens by itself", where="--measure", fix="leave one of them out")
+        raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
         raise CommandError(
             "--out, --accuracy and --epsilon are for a new certificate, but --verify checks an old one",
@@ -113,29 +115,34 @@ def _check(request: CertifyRequest) -> None:
             check_ledger(request.ledger, out=request.out)
 
 
-def _verified(
+def _verify(
     request: CertifyRequest, networks: tuple[nn.Module, nn.Module], fresh: Points, calibration: Known
 ) -> tuple[bool, str, object]:
-    """Checks an earlier certificate on these networks and points: (holds, text, values)."""
+    """Verifies an earlier certificate: (holds, text, values)."""
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
-        certificate = from_json(_text(request.verify))
+        certificate = from_json(_read_certificate(request.verify))
         output = parse_output(request.output)
-        found = verify(
+        verification = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
-    record = {"kind": "verification", "verified": found.ok, "reasons": found.reasons, "unchecked": found.unchecked}
-    return found.ok, str(found), record
+    record = {
+        "kind": "verification",
+        "verified": verification.ok,
+        "reasons": verification.reasons,
+        "unchecked": verification.unchecked,
+    }
+    return verification.ok, str(verification), record
 
 
-def _certified(
+def _certify(
     request: CertifyRequest,
     networks: tuple[nn.Module, nn.Module],
     fresh: Points,
     calibration: Known,
     folder: PrunedModel | None,
 ) -> tuple[bool, str, object]:
-    """A new certificate of the relative error (T14) or the accuracy drop (T16), written if it certifies."""
+    """Creates a certificate of the relative error (T14) or the accuracy drop (T16), and writes it if it holds."""
     cert: AnyCertificate
     ok, text, output = True, "", parse_output(request.output)
     with naming_option(f"--holdout {request.holdout}", "see sipp certify --help"):
@@ -154,14 +161,15 @@ def _certified(
         with naming_option(f"--out {request.out}", "give another file"):
             write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
     if request.accuracy:
-        found = evaluate(*networks, fresh.batches, output)
-        if found.dense_accuracy is not None and found.pruned_accuracy is not None:
-            text = f"\naccuracy on these inputs: {found.dense_accuracy:.2%} dense, {found.pruned_accuracy:.2%} pruned"
-    return ok, f"{cert}{text}{_earlier(request, folder, cert)}", json.loads(to_json(cert))
+        evaluation = evaluate(*networks, fresh.batches, output)
+        dense, pruned = evaluation.dense_accuracy, evaluation.pruned_accuracy
+        if dense is not None and pruned is not None:
+            text = f"\naccuracy on these inputs: {dense:.2%} dense, {pruned:.2%} pruned"
+    return ok, f"{cert}{text}{_reuse_warning(request, folder, cert)}", json.loads(to_json(cert))
 
 
-def _text(path: Path) -> str:
-    """The text of a certificate's file."""
+def _read_certificate(path: Path) -> str:
+    """Reads the text of a certificate."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_TEXT:
             raise OSError(f"it is not a plain file of at most {MOST_TEXT:,} bytes")

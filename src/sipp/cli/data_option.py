@@ -1,4 +1,4 @@
-"""The points that --data and --holdout name: data sets, files of arrays, folders of images or text, or noise."""
+"""Reads the inputs named by --data and --holdout: data sets, array files, image or text folders, or noise."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "text", "random"]
 
 INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
-N_HOLDOUT = 5000  # images of a folder, which are large, or all it has, unless told otherwise
+N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
-MAX_FILE_BYTES = 16 << 30  # of unpacked points: they are held in memory
-MAX_RANDOM = 1 << 30  # numbers of `random:`
+MAX_FILE_BYTES = 16 << 30  # unpacked, since it is held in memory
+MAX_RANDOM = 1 << 30  # numbers in `random:`
 _RANDOM = re.compile(r"random:(\d+(?:x\d+)+)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A set of points to draw from: its size, what it holds, and a function from item numbers to tensors."""
+    """A set of inputs to draw from: its size, a description, and a function from item numbers to tensors."""
 
-    spec: str  # as it was typed
+    spec: str  # as typed
     kind: Kind
     n_points: int
     what: str  # "training images of digits"
     take: Callable[[Tensor], dict[str, Tensor]]
-    has_holdout: bool = False  # the same name gives other points as a holdout
-    normalised: Normalisation | None = None  # how bytes of images became numbers; None: nothing was done to them
-    classes: tuple[str, ...] = ()  # of a folder with one folder for each: its labels count these, in this order
+    has_holdout: bool = False  # the same name gives different points as a holdout
+    normalised: Normalisation | None = None  # applied to images stored as bytes; None: nothing
+    classes: tuple[str, ...] = ()  # of a folder with one subfolder per class, in label order
     unlabelled: str = ""  # why the points have no labels
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points drawn from a source, as batches for the package."""
+    """Inputs drawn from a source, as batches."""
 
     source: Source
     batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
@@ -87,64 +87,66 @@ class Points:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads points for a network with the options of a command."""
+    """Reads inputs for a network, with the options of a command."""
 
     network: nn.Module
-    model: str  # as it was typed: its tokenizer reads text
+    model: str  # as typed; its tokenizer reads text
     normalise: str | None = None
     seed: int = 0
     batch_size: int | None = None
-    length: int | None = None  # tokens of a sequence of a language model
-    size: int | None = None  # side of a folder's images; None: what a built-in network takes, or ImageNet's
+    length: int | None = None  # tokens per sequence, for a language model
+    size: int | None = None  # image side for folders; None: that of a built-in network, or ImageNet's
 
     def open(self, spec: str, role: Role, option: str) -> Source:
-        """What `spec` names. Of a set with a test part, calibration is drawn from training, a holdout from test: a
-        network from elsewhere may have been trained on all of the training part.
+        """The source that `spec` names.
+
+        If it has a test part, a holdout comes from it and calibration from the training part, because a network from
+        elsewhere may have been trained on all of that.
         """
         chosen, path, (name, _, root) = normalisation_of(self.normalise), Path(spec), spec.partition(":")
         if self.size is not None and (name in ("random", "digits", "cifar10") or not path.is_dir()):
             raise CommandError(f"{spec} is not a folder of images", where=f"--size {self.size}", fix="leave it out")
         with naming_option(f"{option} {spec}", f"give {KINDS}"):
             if path.exists() and is_text(path) and is_language_model(self.model):
-                source = _sequences(spec, path, role, self.model, self.length, self.seed)
+                source = _sequence_source(spec, path, role, self.model, self.length, self.seed)
             elif self.length is not None:
                 raise DataError(
                     "--length cuts text for a causal language model, and this is not one",
                     fix="leave it out, or give --model hf:DIR of one and text",
                 )
             elif name == "random":
-                source = _random(spec, role, self.seed)
+                source = _noise_source(spec, role, self.seed)
             elif name == "digits" and not root:
-                return _image_set(spec, load_digits(), role, chosen)
+                return _image_set_source(spec, load_digits(), role, chosen)
             elif name == "cifar10":
-                return _image_set(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
+                return _image_set_source(spec, load_cifar10(Path(root) if root else DEFAULT_ROOT), role, chosen)
             elif path.is_dir():
-                return _folder(spec, path, role, chosen or USUAL, self.size or _side_of(self.model))
+                return _folder_source(spec, path, role, chosen or USUAL, self.size or _image_side(self.model))
             elif not path.is_file():
                 raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
             elif path.suffix == TEXT:
-                source = _text(spec, path, self.model)
+                source = _text_source(spec, path, self.model)
             else:
-                return _file(spec, path, chosen)
+                return _file_source(spec, path, chosen)
         if chosen is not None:
             raise CommandError(f"{spec} holds no images", where=f"--normalise {self.normalise}", fix="leave it out")
         return source
 
     def calibration(self, spec: str, asked: str | None, theory: Callable[[Any], int]) -> Points:
-        """The calibration points of `spec`: as many as --points says."""
+        """Draws the calibration points of `spec`, as many as --points asks for."""
         source = self.open(spec, "calibration", "--data")
         return self.draw(source, self.n_calibration(source, asked, theory), "--data")
 
     def holdout(self, spec: str, n_points: int | None, option: str = "--holdout") -> Points:
-        """The holdout points of `spec`: `n_points` of them, or all (at most `N_HOLDOUT` images of a folder)."""
+        """Draws the holdout points of `spec`: `n_points`, or all (at most `N_HOLDOUT` images from a folder)."""
         source = self.open(spec, "holdout", option)
         return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None), option)
 
     def n_calibration(self, source: Source, asked: str | None, theory: Callable[[Any], int]) -> int | None:
-        """The number of points that --points asks for, or by default all of a file, the usual number of sequences of a
-        text, and what T4 asks for of a set.
+        """The number of points that --points asks for; None: all.
 
-        None: all. `theory` gives that number for an example of the network's inputs.
+        By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set. `theory` computes
+        that from an example input.
         """
         if asked == "all" or (asked is None and source.kind in ("file", "random")):
             return None
@@ -158,23 +160,23 @@ class Reader:
             raise CommandError(
                 f"{asked!r} is not a number of inputs",
                 where=f"--points {asked}",
-                fix="give a number from 1 on, all or theory",
+                fix="give a number of at least 1, all or theory",
             )
         if int(asked) > source.n_points:
             warnings.warn(f"--points {asked}: there are only {source.n_points:,}, and all are used", stacklevel=2)
         return int(asked)
 
     def draw(self, source: Source, n_points: int | None, option: str) -> Points:
-        """Draws `n_points` of the source without replacement, with the seed; None: all, in their order."""
+        """Draws `n_points` without replacement, by the seed; None: all, in order."""
         items = torch.arange(source.n_points)
         if n_points is not None and n_points < source.n_points:
-            items = _shuffled(source, self.seed)[:n_points]
+            items = _shuffle(source, self.seed)[:n_points]
         return self.collect(source, items, option)
 
     def split(self, source: Source, n_points: int | None, n_holdout: int | None) -> tuple[Points, Points]:
-        """Calibration and holdout points of one source: disjoint, half of it each unless told otherwise.
+        """Splits one source into disjoint calibration and holdout points, by default in halves.
 
-        Fewer calibration points leave the holdout as it is.
+        The holdout does not depend on the number of calibration points.
         """
         n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
         if not 1 <= n_theirs < source.n_points:
@@ -183,12 +185,12 @@ class Reader:
                 where=f"--data {source.spec}",
                 fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
             )
-        order = _shuffled(source, self.seed)
+        order = _shuffle(source, self.seed)
         ours = self.collect(source, order[n_theirs:][:n_points], "--data")
         return ours, self.collect(source, order[:n_theirs], "--data")
 
     def collect(self, source: Source, items: Tensor, option: str) -> Points:
-        """The items of a source in batches that the network can take, floats in its own precision."""
+        """Batches of these items for the network, with floats in its own dtype."""
         tensors, parameters = source.take(items), list(self.network.parameters())
         labels = tensors.pop(LABELS, None)
         dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
@@ -213,7 +215,7 @@ class Reader:
         return replace(drawn, batches=[inputs for inputs, _ in batches], unlabelled=why)
 
     def _n_outputs(self, points: Points, device: torch.device, option: str) -> int | None:
-        """How many outputs a point has, None where they are no classes; refuses data that the network cannot run on."""
+        """The number of classes in the output, None if it is not classes; CommandError if the network cannot run."""
         with naming_option(f"{option} {points.spec}", f"give {KINDS}"):
             first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
             batch = fresh(next(iter(first.batches())))
@@ -224,7 +226,7 @@ class Reader:
                 output = self.network(*batch.args, **batch.kwargs)
             logits = getattr(output, "logits", output)
             return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
-        except Exception as error:  # their network, their data: anything may be raised
+        except Exception as error:  # user code may raise anything
             raise CommandError(
                 f"{self.model} cannot take this data ({type(error).__name__}: {error})",
                 where=f"{option} {points.spec}, one input is {shapes}",
@@ -233,19 +235,19 @@ class Reader:
             ) from error
 
 
-def _shuffled(source: Source, seed: int) -> Tensor:
-    """The numbers of all items, in an order that follows from the seed."""
+def _shuffle(source: Source, seed: int) -> Tensor:
+    """All item numbers, shuffled by the seed."""
     return torch.randperm(source.n_points, generator=torch.Generator().manual_seed(seed))
 
 
-def _side_of(model: str) -> int | None:
-    """The side of the images that a built-in network takes; None: ImageNet's, or the network is not built in."""
+def _image_side(model: str) -> int | None:
+    """The image side of a built-in network; None: ImageNet's, or not a built-in network."""
     side = NETS[model].input_shape[-1] if model in NETS else SIDE
     return None if side == SIDE else side
 
 
 def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> str:
-    """What --data says; without it, noise in the shape that a built-in network takes."""
+    """The value of --data; by default noise in the input shape of a built-in network."""
     if data is not None:
         return data
     if model not in NETS:
@@ -256,7 +258,7 @@ def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> st
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
-    """The points as a record describes them."""
+    """The description of the points in a record."""
     if points is None:
         return None
     source = points.source
@@ -271,13 +273,17 @@ def summary(points: Points | None) -> dict[str, Any] | None:
 
 
 def normalisation_lines(*drawn: Points | None) -> list[str]:
-    """How images were normalised, one line for each way; none where there are no images."""
-    found = (points.source.normalised for points in drawn if points is not None)
-    return [f"images:  {one.words}" for one in dict.fromkeys(found) if one is not None]
+    """One line for each normalisation that was applied to images."""
+    normalisations = (points.source.normalised for points in drawn if points is not None)
+    return [
+        f"images:  {normalisation.words}"
+        for normalisation in dict.fromkeys(normalisations)
+        if normalisation is not None
+    ]
 
 
-def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
-    """The training part for calibration, the test part as holdout."""
+def _image_set_source(spec: str, data: ImageSet, role: Role, chosen: Normalisation | None) -> Source:
+    """A built-in image set: its training part for calibration, its test part as holdout."""
     is_bytes = data.images.dtype == torch.uint8
     normalised = chosen or (USUAL if is_bytes else None)
     first, n, part = (0, data.n_train, "training") if role == "calibration" else (data.n_train, data.n_test, "test")
@@ -292,70 +298,70 @@ def _image_set(spec: str, data: ImageSet, role: Role, chosen: Normalisation | No
     return Source(spec, "built-in", n, f"{part} images of {data.name}", take, True, normalised)
 
 
-def _text(spec: str, path: Path, model: str) -> Source:
-    """One sentence a line, read by the tokenizer of the network `model` names."""
-    found = sentences(path, model)
-    n = len(next(iter(found.values())))
-    return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in found.items()})
+def _text_source(spec: str, path: Path, model: str) -> Source:
+    """One sentence per line, tokenized with the model's tokenizer."""
+    tensors = sentences(path, model)
+    n = len(next(iter(tensors.values())))
+    return Source(spec, "file", n, f"sentences of {path.name}", lambda items: {k: t[items] for k, t in tensors.items()})
 
 
-def _sequences(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
-    """Sequences of tokens, read by the tokenizer of the language model."""
-    found, words = sequences(path, model, length, role, seed)
-    return Source(spec, "text", len(found), words, lambda items: {"input_ids": found[items]})
+def _sequence_source(spec: str, path: Path, role: Role, model: str, length: int | None, seed: int) -> Source:
+    """Sequences of tokens for a language model, from its tokenizer."""
+    ids, words = sequences(path, model, length, role, seed)
+    return Source(spec, "text", len(ids), words, lambda items: {"input_ids": ids[items]})
 
 
-def _file(spec: str, path: Path, chosen: Normalisation | None) -> Source:
-    """The tensors of a file by name, of equal length; labels are int64 where they are whole numbers.
+def _file_source(spec: str, path: Path, chosen: Normalisation | None) -> Source:
+    """The arrays of a file by name, of equal length; integer labels become int64.
 
-    Numbers are taken as they are; with --normalise they must be images, as bytes.
+    Values are used as they are; with --normalise they must be images as bytes.
     """
     try:
-        found = _read(path)
+        tensors = _read_arrays(path)
     except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
-        # numpy goes on with advice on how to run a pickle that it finds
+        # numpy's message explains how to load pickles, which we do not want
         reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} could not be read ({reason})", fix="give a whole file of numbers") from error
-    if not found:
+        raise DataError(f"{path} could not be read ({reason})", fix="give an intact file of numbers") from error
+    if not tensors:
         raise DataError(f"{path} holds no arrays", fix=f"expected {INPUTS}, or the names of the network's arguments")
-    lengths = {name: len(t) if t.dim() else None for name, t in found.items()}
+    lengths = {name: len(t) if t.dim() else None for name, t in tensors.items()}
     if len(set(lengths.values())) != 1 or None in lengths.values():
         raise DataError(
             f"{path} holds arrays of {lengths} inputs", fix="give arrays with equally many inputs along dimension 0"
         )
-    if set(found) == {LABELS}:
+    if set(tensors) == {LABELS}:
         raise DataError(
             f"{path} holds labels but no inputs", fix=f"expected {INPUTS}, or the names of the network's arguments"
         )
     n = next(iter(lengths.values())) or 0
     if n == 0:
         raise DataError(f"{path} holds no inputs", fix="give at least one")
-    if LABELS in found and not found[LABELS].is_floating_point():
-        found[LABELS] = found[LABELS].long()
+    if LABELS in tensors and not tensors[LABELS].is_floating_point():
+        tensors[LABELS] = tensors[LABELS].long()
     if chosen is not None:
-        name = INPUTS if INPUTS in found else next(iter(found))
-        found[name] = chosen.apply(found[name])
+        name = INPUTS if INPUTS in tensors else next(iter(tensors))
+        tensors[name] = chosen.apply(tensors[name])
 
     def take(items: Tensor) -> dict[str, Tensor]:
-        return {name: tensor[items] for name, tensor in found.items()}
+        return {name: tensor[items] for name, tensor in tensors.items()}
 
-    unlabelled = "" if LABELS in found else f"{path.name} holds no array {LABELS!r}"
+    unlabelled = "" if LABELS in tensors else f"{path.name} holds no array {LABELS!r}"
     return Source(spec, "file", n, f"inputs from {path.name}", take, normalised=chosen, unlabelled=unlabelled)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The arrays of a file; refuses pickles, and files that unpack to more than memory should hold."""
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    """Reads the arrays of a file; refuses pickles and files that unpack to too much memory."""
     if path.suffix == ".npy":
-        return {INPUTS: _tensor(np.load(path, allow_pickle=False), path, INPUTS)}
+        return {INPUTS: _to_tensor(np.load(path, allow_pickle=False), path, INPUTS)}
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             total = sum(member.file_size for member in archive.infolist())
         if total > MAX_FILE_BYTES:
             raise DataError(f"{path} unpacks to {total:,} bytes, more than {MAX_FILE_BYTES:,}", fix="split it")
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: _tensor(arrays[name], path, name) for name in arrays.files}
+            return {name: _to_tensor(arrays[name], path, name) for name in arrays.files}
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     raise DataError(
@@ -363,16 +369,16 @@ def _read(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _tensor(array: Any, path: Path, name: str) -> Tensor:
-    """The array as a tensor, whatever its byte order; DataError where it holds no numbers."""
+def _to_tensor(array: Any, path: Path, name: str) -> Tensor:
+    """Converts an array of any byte order to a tensor; DataError if it is not numeric."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         kind = getattr(array, "dtype", type(array).__name__)
-        raise DataError(f"{name} holds {kind}, no numbers", where=path, fix="give an array of numbers")
+        raise DataError(f"{name} holds {kind}, not numbers", where=path, fix="give an array of numbers")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 
-def _random(spec: str, role: Role, seed: int) -> Source:
-    """Normal noise, for shapes and timings only: it supports no claim about data."""
+def _noise_source(spec: str, role: Role, seed: int) -> Source:
+    """Gaussian noise, for checking shapes and timing only."""
     match = _RANDOM.fullmatch(spec)
     if match is None:
         raise OptionError(f"{spec!r} is not a shape", fix="give random:POINTSxSHAPE, such as random:16x3x224x224")
@@ -389,10 +395,10 @@ def _random(spec: str, role: Role, seed: int) -> Source:
     return Source(spec, "random", shape[0], "random inputs (noise, no data)", lambda items: {INPUTS: noise[items]})
 
 
-def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:
-    """Images: `train/CLASS/*` and `val/CLASS/*` by role, one folder for each class, or images without classes.
+def _folder_source(spec: str, path: Path, role: Role, chosen: Normalisation, side: int | None) -> Source:
+    """A folder of images: `train/CLASS/*` and `val/CLASS/*` by role, one subfolder per class, or unlabelled images.
 
-    Classes count from 0 in the order of their names, as torchvision's ImageFolder counts them.
+    Classes are numbered in the order of their names, as in torchvision's ImageFolder.
     """
     has_parts = (path / "train").is_dir() and (path / "val").is_dir()
     index = index_folders(path) if has_parts else _index_any(path)
@@ -417,21 +423,21 @@ def _folder(spec: str, path: Path, role: Role, chosen: Normalisation, side: int 
 
 
 def _index_any(path: Path) -> FolderIndex:
-    """All images below a folder in sorted order, with labels where each lies in one of several class folders."""
-    found = sorted(
+    """All images in a folder in sorted order, labelled if they are all in class folders."""
+    images = sorted(
         os.path.relpath(os.path.join(root, name), path)
         for root, _, names in os.walk(path)
         for name in names
         if Path(name).suffix.lower() in SUFFIXES
     )
-    if not found:
+    if not images:
         raise DataError(
             f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
-    tops = [Path(one).parts[0] if len(Path(one).parts) > 1 else "" for one in found]
+    tops = [Path(image).parts[0] if len(Path(image).parts) > 1 else "" for image in images]
     classes = tuple(sorted(set(tops)))
     if len(classes) < 2 or "" in classes:
         classes = ()
     labels = torch.tensor([classes.index(top) if classes else 0 for top in tops], dtype=torch.int64)
-    return FolderIndex(path, classes, tuple(found), labels, len(found), "")
+    return FolderIndex(path, classes, tuple(images), labels, len(images), "")

@@ -1,4 +1,4 @@
-"""What `sipp demo` does: train a small network on digits, prune it by several methods, show what it costs."""
+"""Runs `sipp demo`: trains a small network on digits, prunes it with several methods, and shows the cost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from sipp import __version__
 from sipp.errors import DeadRowsWarning
 from sipp.experiments.recipes import Recipe, load_recipe
+from sipp.experiments.runs.reading import Run
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
@@ -21,13 +22,13 @@ from sipp.progress import progress_bar
 from sipp.report import read_results, render
 from sipp.report.figures import PRINT_STYLE, draw_lines
 from sipp.report.plots import metric_view
-from sipp.report.results import Run
 from sipp.storage.outputs import FIGURE as FIGURE_KIND
 from sipp.storage.outputs import FIGURE_MARK, check_file, write_file
 from sipp.storage.outputs import PAGE as PAGE_KIND
 
 RECIPE = "digits-iterative"
-METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "wt", "snip", "random", "lamp")  # not all: it is short
+# not all methods, to keep it short
+METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "wt", "snip", "random", "lamp")
 SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays under a minute on two cores
     f"prune.methods=[{', '.join(METHODS)}]",
     "prune.alpha=0.4",
@@ -42,7 +43,7 @@ PANELS = {"just pruned": "before_top1", "retrained": "top1"}  # of the figure
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Test accuracies of the demo: dense, and by (method, keep) before and after retraining; the page of its run."""
+    """Test accuracies of the demo: dense, and by (method, keep) before and after retraining; and its page."""
 
     dense: float
     before: dict[tuple[str, float], float]
@@ -60,8 +61,8 @@ def run_demo(
 ) -> DemoResult:
     """Trains, prunes and retrains on the digits, writes a figure and a page, and returns the accuracies.
 
-    The run is that of the recipe `digits-iterative` with these settings, made anew each time. Those of an earlier demo
-    are replaced with `force` only, and files of others never.
+    Runs the recipe `digits-iterative` with these settings, from scratch each time. Files of an earlier demo are
+    replaced only with `force`, other files never.
     """
     with needed_for("the demo"):
         import jinja2  # noqa: F401  all that the demo will need, before a minute of training
@@ -74,28 +75,28 @@ def run_demo(
             records = _records(recipe, Path(runs), progress)
         except Interrupted as stop:
             raise SystemExit(stop.exit_status) from None
-        (found,) = [one for one in read_results([Path(runs)]) if isinstance(one, Run)]
+        (finished,) = [result for result in read_results([Path(runs)]) if isinstance(result, Run)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / PAGE, render([found], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
-    _draw(found, folder / FIGURE)
+    write_file(folder / PAGE, render([finished], version=f"sipp {__version__}").encode(), PAGE_KIND, force=force)
+    _draw(finished, folder / FIGURE)
     return _result(recipe, records, folder / PAGE)
 
 
 def _records(recipe: Recipe, out: Path, progress: bool) -> list[dict[str, Any]]:
-    """One record per network of the run."""
+    """Runs the recipe; returns one record per network."""
     n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.n_levels)
     with (
         progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", DeadRowsWarning)  # at the sparsest levels: the table shows what that costs
+        warnings.simplefilter("ignore", DeadRowsWarning)  # expected at the sparsest levels
         return run(
-            recipe, out=out, device="cpu", on_progress=lambda now: advance(1) if now.epoch is None else None
+            recipe, out=out, device="cpu", on_progress=lambda update: advance(1) if update.epoch is None else None
         ).records
 
 
 def _result(recipe: Recipe, records: list[dict[str, Any]], page: Path) -> DemoResult:
-    """The accuracies of the records; a level is named by the keep that was asked for."""
+    """Collects the accuracies from the records, by the requested keep of each level."""
     before: dict[tuple[str, float], float] = {}
     after: dict[tuple[str, float], float] = {}
     dense = 0.0
@@ -109,7 +110,7 @@ def _result(recipe: Recipe, records: list[dict[str, Any]], page: Path) -> DemoRe
 
 
 def demo_table(result: DemoResult) -> Table:
-    """Accuracy by method (down) and keep (across), before and after retraining; fits 80 columns."""
+    """Accuracy by method (rows) and keep (columns), before and after retraining; fits 80 columns."""
     title = f"digits: test accuracy, %, pruned→retrained (dense {100 * result.dense:.1f})"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("method", no_wrap=True)
@@ -123,9 +124,9 @@ def demo_table(result: DemoResult) -> Table:
 
 
 def _draw(run: Run, path: Path) -> None:
-    """Writes accuracy against keep, one line a method, before and after retraining side by side."""
+    """Draws accuracy against keep, one line per method, before and after retraining."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure  # without pyplot: no window system, and no choice of backend for the caller
+    from matplotlib.figure import Figure  # without pyplot, which would choose a backend for the caller
 
     with rc_context(PRINT_STYLE):
         figure = Figure(figsize=(9, 3.8))

@@ -1,4 +1,4 @@
-"""How commands fail: three lines (what, where, what to do) and an exit code; a traceback only with --debug."""
+"""Error reporting of commands: three lines (what, where, what to do) and an exit code; tracebacks with --debug."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ EXIT_CODES = (
     "nothing written; 130 stopped by Ctrl-C, 143 by SIGTERM."
 )
 DEBUG = "--debug"
-MOST_CHARACTERS = 700  # of one line: a list of a thousand parameter names helps nobody
+MOST_CHARACTERS = 700  # per line: a thousand parameter names would help nobody
 MOST_WARNINGS = 8
-HOW_TO_REPAIR = (
-    "put back an intact copy of that file, or move its folder away and create it again"  # of one result among others
-)
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # the disk, not a bug
-_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # not a possible file name
+# for one broken result among others
+HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # disk errors, not bugs
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # impossible file names
 
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
-# Arguments of Python that are options of the same name: "keep=0.5" in a message is "--keep 0.5" here.
+# Python arguments with an option of the same name: "keep=0.5" in a message becomes "--keep 0.5".
 SAME_NAME = {"output", "epsilon", "max_accuracy_drop", *(field.name for field in fields(PruneOptions))}
 
 
 class CommandError(SippError):
-    """An error that ends a command, reported in three lines; `where` is the option or the command itself."""
+    """An error that ends a command; `where` is the option or the command."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = WRONG_INPUT) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -54,12 +53,12 @@ class CommandError(SippError):
 
 
 class Terminated(SystemExit):
-    """SIGTERM, on its way out through every `finally`."""
+    """Raised on SIGTERM, so that every `finally` runs."""
 
 
 @contextmanager
 def naming_option(where: str, fix: str) -> Iterator[None]:
-    """A context in which errors of the package are reported at this option; `fix` is used where they have none."""
+    """Reports errors raised in the block at this option; `fix` is used if they have none."""
     try:
         yield
     except CommandError:
@@ -69,76 +68,76 @@ def naming_option(where: str, fix: str) -> Iterator[None]:
 
 
 def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
-    """Runs the command line on these words, reports errors on stderr, and returns the exit code."""
+    """Runs the command line with these arguments, reports errors on stderr, and returns the exit code."""
     plain = words[: words.index("--")] if "--" in words else words
     debug = DEBUG in plain
     kept = [word for word in plain if word != DEBUG] + words[len(plain) :]
     command = f"sipp {kept[0]}" if kept and not kept[0].startswith("-") else "sipp"
-    with _plain_warnings(), _sigterm():
+    with _plain_warnings(), _sigterm_as_exception():
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
         except (Exception, Terminated) as error:
-            return _tell(error, command, debug)
+            return _report_error(error, command, debug)
     if code == INTERRUPTED:
         typer.echo("stopped by Ctrl-C", err=True)
     return code if isinstance(code, int) else 0
 
 
 def three_lines(what: str, where: str, fix: str) -> str:
-    """The message: what was wrong, where, and what to do, one line each."""
+    """The error message: what was wrong, where, and what to do, one line each."""
     return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
 
 
-def _tell(error: BaseException, command: str, debug: bool) -> int:
+def _report_error(error: BaseException, command: str, debug: bool) -> int:
     """Reports an error on stderr and returns the exit code."""
     if isinstance(error, Terminated):
         typer.echo("stopped by SIGTERM", err=True)
         return TERMINATED
-    if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` alone: the help is the answer
+    if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` without arguments shows the help
         text = getattr(error, "message", "")
-        if text:  # with rich, making the error has printed it
+        if text:  # rich has printed it already
             typer.echo(text)
         return WRONG_INPUT
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, CommandError):
-        told = error
+        reported = error
     elif isinstance(error, SippError):
-        told = as_command_error(error, command, f"see {command} --help")
+        reported = as_command_error(error, command, f"see {command} --help")
     elif isinstance(error, _USAGE):
-        known = getattr(error, "ctx", None)  # None, or the group's own where the command does not exist
+        known = getattr(error, "ctx", None)  # None, or that of the group if the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
         fix = "give --keep, the share of weights to keep" if unknown in SHARES else f"see {place} --help"
-        told = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
+        reported = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
-        told = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
+        reported = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
     elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
         place = str(error.filename) if error.filename else f"{command}, its output"
-        told = CommandError(
+        reported = CommandError(
             error.strerror or str(error),
             where=place,
             fix="free space, allow reading and writing, or give another place",
         )
     else:
-        told = _unexpected(error, debug)
-    typer.echo(three_lines(told.what, told.where, told.fix), err=True)
-    return told.code
+        reported = _unexpected(error, debug)
+    typer.echo(three_lines(reported.what, reported.where, reported.fix), err=True)
+    return reported.code
 
 
 def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
-    """The error as a command reports it, at the option `where`."""
-    fault, advice = (_typed(text, error.option) for text in (error.fault, error.fix))
+    """Converts an error to one that is reported at the option `where`."""
+    fault, advice = (_as_option(text, error.option) for text in (error.fault, error.fix))
     return CommandError(fault, where=where, fix=advice or fix)
 
 
-def _typed(text: str, option: str) -> str:
-    """The text with an argument spelled as it is typed: --keep for keep=."""
+def _as_option(text: str, option: str) -> str:
+    """Replaces a Python argument by its option: --keep for keep=."""
     return text.replace(f"{option}=", f"--{option.replace('_', '-')} ").rstrip() if option in SAME_NAME else text
 
 
 def _unexpected(error: BaseException, debug: bool) -> CommandError:
-    """A bug: its type, the last line of this package that ran, and how to see more."""
+    """The report of a bug: its type, the last line of this package that ran, and how to see more."""
     home = Path(__file__).parent.parent
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
@@ -154,14 +153,14 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """A context in which each different warning is one line on stderr, and at most `MOST_WARNINGS` are shown."""
-    told: set[str] = set()
+    """Prints each distinct warning as one line on stderr, at most `MOST_WARNINGS`."""
+    seen: set[str] = set()
 
     def show(message: Warning | str, *args: object) -> None:
         text = _one_line(str(message))
-        if text not in told:
-            told.add(text)
-            if len(told) <= MOST_WARNINGS:
+        if text not in seen:
+            seen.add(text)
+            if len(seen) <= MOST_WARNINGS:
                 typer.echo(f"warning: {text}", err=True)
 
     with warnings.catch_warnings():
@@ -170,13 +169,13 @@ def _plain_warnings() -> Iterator[None]:
         try:
             yield
         finally:
-            if len(told) > MOST_WARNINGS:
-                typer.echo(f"warning: and {len(told) - MOST_WARNINGS} more", err=True)
+            if len(seen) > MOST_WARNINGS:
+                typer.echo(f"warning: and {len(seen) - MOST_WARNINGS} more", err=True)
 
 
 @contextmanager
-def _sigterm() -> Iterator[None]:
-    """A context in which SIGTERM ends the program as an exception does, so that no temporary file is left."""
+def _sigterm_as_exception() -> Iterator[None]:
+    """Turns SIGTERM into an exception, so that temporary files are removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated(TERMINATED)

@@ -1,4 +1,4 @@
-"""The work of `sipp eval`: accuracy, loss and output error of a pruned network beside the dense one."""
+"""Runs `sipp eval`: accuracy, loss and output error of a pruned network compared with the dense one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.evidence import measure_outputs, point_keys
-from sipp.certificates.measures import PointComparisons, compared
+from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader, normalisation_lines, summary
@@ -27,26 +27,27 @@ from sipp.inputs.point_keys import set_hash
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
+from sipp.report.numbers import counted
 from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a dense and a pruned network do on some points. None: the output has no classes, or the points no labels."""
+    """Measurements of a dense and a pruned network. None: the output is not classes, or there are no labels."""
 
     n_points: int
     dense_accuracy: float | None
     pruned_accuracy: float | None
-    dense_loss: float | None  # mean cross-entropy, as pruned_loss
+    dense_loss: float | None  # mean cross-entropy
     pruned_loss: float | None
-    same_class: float | None  # the share of points for which both choose the same
-    error_mean: float | None  # of ||f^ - f|| / ||f||, as the two below; None where it is not finite
+    same_class: float | None  # share of points with the same predicted class
+    error_mean: float | None  # of ||f^ - f|| / ||f||, like the next two; None if not finite
     error_median: float | None
     error_max: float | None
-    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that moved
-    n_outside: int  # points with a label that is none of the classes: with one of them, no accuracy is measured
-    why_no_accuracy: str  # where there are labels that name no classes; "": there is one, or no labels
+    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that changed
+    n_outside: int  # points whose label is not a class; if there are any, accuracy is not measured
+    why_no_accuracy: str  # why labels could not be used; "" if they could or there are none
 
     def __str__(self) -> str:
         lines = [f"inputs:          {self.n_points:,}"]
@@ -65,9 +66,7 @@ class Evaluation:
         if self.same_class is not None:
             lines.append(f"same class:      {self.same_class:.2%} of inputs")
         if self.error_mean is None:
-            lines.append(
-                f"epsilon:         not finite on {self.n_not_finite:,} input{'' if self.n_not_finite == 1 else 's'}"
-            )
+            lines.append(f"epsilon:         not finite on {counted(self.n_not_finite, 'input')}")
         else:
             lines.append(
                 f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
@@ -78,28 +77,28 @@ class Evaluation:
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
-    """Measures both networks on these points, and how far their outputs are apart."""
+    """Measures both networks on these points, and how much their outputs differ."""
     why: set[str] = set()
     measured_nk = measure_outputs(
-        dense, pruned, data, lambda f, g, batch: compared(f, g, batch, why), output, None, progress=True,
+        dense, pruned, data, lambda f, g, batch: compare_outputs(f, g, batch, why), output, None, progress=True,
         title="measuring",
     ).measured  # fmt: skip
-    found = PointComparisons(*measured_nk.unbind(1))
-    is_labelled, is_finite_n = bool(found.has_label.all()), found.ratio.isfinite()
+    comparisons = PointComparisons(*measured_nk.unbind(1))
+    is_labelled, is_finite_n = bool(comparisons.has_label.all()), comparisons.ratio.isfinite()
     is_finite = bool(is_finite_n.all())
     return Evaluation(
-        n_points=len(found.ratio),
-        dense_accuracy=float(found.dense_right.mean()) if is_labelled else None,
-        pruned_accuracy=float(found.pruned_right.mean()) if is_labelled else None,
-        dense_loss=_finite(found.dense_loss) if is_labelled else None,
-        pruned_loss=_finite(found.pruned_loss) if is_labelled else None,
-        same_class=float(found.same_class.mean()) if bool(found.has_classes.all()) else None,
-        error_mean=float(found.ratio.mean()) if is_finite else None,
-        error_median=float(found.ratio.median()) if is_finite else None,
-        error_max=float(found.ratio.max()) if is_finite else None,
+        n_points=len(comparisons.ratio),
+        dense_accuracy=float(comparisons.dense_right.mean()) if is_labelled else None,
+        pruned_accuracy=float(comparisons.pruned_right.mean()) if is_labelled else None,
+        dense_loss=_finite(comparisons.dense_loss) if is_labelled else None,
+        pruned_loss=_finite(comparisons.pruned_loss) if is_labelled else None,
+        same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
+        error_mean=float(comparisons.ratio.mean()) if is_finite else None,
+        error_median=float(comparisons.ratio.median()) if is_finite else None,
+        error_max=float(comparisons.ratio.max()) if is_finite else None,
         n_not_finite=int((~is_finite_n).sum()),
-        n_outside=int(found.label_outside.sum()),
-        why_no_accuracy="" if bool(found.label_outside.any()) else why_not_measured(why, found.has_label),
+        n_outside=int(comparisons.label_outside.sum()),
+        why_no_accuracy="" if bool(comparisons.label_outside.any()) else why_not_measured(why, comparisons.has_label),
     )
 
 
@@ -111,10 +110,10 @@ def _finite(values: Tensor) -> float | None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def answer(request: EvalRequest) -> Answer:
-    """What was measured, in lines and as a record, written where the request says.
+def run_eval(request: EvalRequest) -> Answer:
+    """Measures both networks, prints the result and writes its record if requested.
 
-    A place that cannot be written, and a record of noise, are refused before the work.
+    Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
     if request.out is not None:
@@ -132,39 +131,39 @@ def answer(request: EvalRequest) -> Answer:
         dense, request.model, request.normalise, request.seed, request.batch_size, request.length, request.size
     )
     if is_language:
-        return _on_text(request, dense, pruned)
-    if is_noise:  # no holdout, but it shows shapes
+        return _evaluate_text(request, dense, pruned)
+    if is_noise:  # only checks shapes
         drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
     else:
         drawn = reader.holdout(request.data, request.points, "--data")
     output = parse_output(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
-        found = evaluate(dense, pruned, drawn.batches, output)
-        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as those of a certificate
-    if found.dense_accuracy is None and drawn.unlabelled:
-        found = replace(found, why_no_accuracy=drawn.unlabelled)
-    record = _record(request, hashes, summary(drawn)) | json_value(asdict(found))
+        evaluation = evaluate(dense, pruned, drawn.batches, output)
+        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
+    if evaluation.dense_accuracy is None and drawn.unlabelled:
+        evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
+    record = _describe(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {drawn.words}",
         *normalisation_lines(drawn),
-        str(found),
+        str(evaluation),
     ]
     if is_noise:
         lines.append("noise:           this shows what the networks do on random inputs, not on yours")
-    return Answer(lines + _written(request, record), record)
+    return Answer(lines + _write_record(request, record), record)
 
 
-def _record(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
-    """What the record says about networks and data."""
+def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
+    """The part of the record that describes networks and data."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
     asked = {"dense": request.dense, "pruned": request.pruned, "output": parse_output(request.output)}
     record: dict[str, Any] = json_value(about | {"data": data} | asked)
     return record
 
 
-def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
-    """Writes the record if the request says where, and returns the line that says so."""
+def _write_record(request: EvalRequest, record: dict[str, Any]) -> list[str]:
+    """Writes the record if --out is given; returns the line that reports it."""
     if request.out is None:
         return []
     with naming_option(f"--out {request.out}", "give another place"):
@@ -173,31 +172,32 @@ def _written(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     return [f"written:         {request.out}"]
 
 
-def _on_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
-    """Perplexity of both networks on a text, and how far they are apart, in lines and as a record."""
+def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
+    """Measures the perplexity of both networks on a text, and how much they differ."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.length)
         read_nT = all_nT[: request.points]
-        found = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
+        measured = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
-    words = f"{first} windows of {found.window:,} tokens of {Path(request.data).name}, read as one text"
+    words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"
     data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
-    measured = {
-        "n_points": found.n_windows, "dense_accuracy": None, "pruned_accuracy": None, "dense_loss": found.dense_loss,
-        "pruned_loss": found.loss, "same_class": found.same_token, "error_mean": None, "error_median": None,
-        "error_max": None, "n_not_finite": 0, "dense_perplexity": found.dense_perplexity,
-        "pruned_perplexity": found.perplexity, "kl": found.kl, "same_token": found.same_token, "window": found.window,
-        "stride": found.window, "n_tokens": found.n_tokens, "tokenizer": tokenizer,
+    values = {
+        "n_points": measured.n_windows, "dense_accuracy": None, "pruned_accuracy": None,
+        "dense_loss": measured.dense_loss, "pruned_loss": measured.loss, "same_class": measured.same_token,
+        "error_mean": None, "error_median": None, "error_max": None, "n_not_finite": 0,
+        "dense_perplexity": measured.dense_perplexity, "pruned_perplexity": measured.perplexity, "kl": measured.kl,
+        "same_token": measured.same_token, "window": measured.window, "stride": measured.window,
+        "n_tokens": measured.n_tokens, "tokenizer": tokenizer,
     }  # fmt: skip
     finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-              for key, value in measured.items()}  # fmt: skip
-    record = _record(request, hashes, data) | json_value(finite)
+              for key, value in values.items()}  # fmt: skip
+    record = _describe(request, hashes, data) | json_value(finite)
     lines = [
         f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
         f"data:    {words}, tokenizer {tokenizer}",
-        str(found),
+        str(measured),
         "                 measured on this text only; sipp certify bounds the error on new text",
     ]
-    return Answer(lines + _written(request, record), record)
+    return Answer(lines + _write_record(request, record), record)

@@ -1,4 +1,4 @@
-"""Hugging Face folders as networks and text files as their inputs: `--model hf:DIR --data sentences.txt`."""
+"""Loads Hugging Face folders as networks, and text files as inputs: `--model hf:DIR --data sentences.txt`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sipp.extras import needed_for
 from sipp.records.display import listed
 
 PREFIX, GGUF = "hf:", ".gguf"
-MOST_TEXT = 1 << 28  # bytes of a file of sentences: they are held in memory
-MOST_TOKENS = 512  # of a sentence
-OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}  # and nothing is asked
+MOST_TEXT = 1 << 28  # bytes of a text file, since it is held in memory
+MOST_TOKENS = 512  # per sentence
+OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 LABEL_SEPARATOR = "\t"
 
 
 def folder_of(spec: str) -> Path:
-    """The folder that `hf:DIR` names, with its config.json or a GGUF file; nothing is fetched."""
+    """The folder of `hf:DIR`, which must hold a config.json or one GGUF file; nothing is downloaded."""
     folder = Path(spec.removeprefix(PREFIX))
     if not (folder / CONFIG).is_file() and gguf_in(folder) is None:
         raise OptionError(
@@ -38,28 +38,28 @@ def folder_of(spec: str) -> Path:
 
 
 def gguf_in(folder: Path) -> str | None:
-    """The name of the one GGUF file in a folder without config.json; None: there is none, or several."""
+    """The only GGUF file in a folder without config.json; None if there are none or several."""
     if (folder / CONFIG).is_file() or not folder.is_dir():
         return None
-    found = sorted(path.name for path in folder.glob(f"*{GGUF}"))
-    return found[0] if len(found) == 1 else None
+    names = sorted(path.name for path in folder.glob(f"*{GGUF}"))
+    return names[0] if len(names) == 1 else None
 
 
 def hf_model(spec: str) -> nn.Module:
-    """The network of the folder, of the class that its configuration names, from safetensors only: no code is run."""
+    """Loads the network of a folder from safetensors, with the class named in its configuration; runs no code."""
     transformers = _transformers("--model hf:DIR", spec)
     folder = folder_of(spec)
-    with _loading(folder) as place:
+    with _staging_folder(folder) as place:
         file = gguf_in(folder)
         if file is None:
             stage_network(folder, Path(place))
-            network, told = _loaded(transformers, place)
+            network, loading_info = _load(transformers, place)
         else:
             stage_gguf(folder, file, Path(place))
-            network, told = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
+            network, loading_info = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
     network.config._name_or_path = str(folder)
-    missing, unknown = (sorted(told[key]) for key in ("missing_keys", "unexpected_keys"))
-    if missing:  # which transformers fills with random numbers
+    missing, unknown = (sorted(loading_info[key]) for key in ("missing_keys", "unexpected_keys"))
+    if missing:  # transformers would initialise these at random
         raise ModelError(f"{folder} has no weights for {listed(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
         warnings.warn(f"{folder}: {type(network).__name__} has no place for {listed(unknown)}, left out", stacklevel=2)
@@ -67,7 +67,7 @@ def hf_model(spec: str) -> nn.Module:
 
 
 def hf_model_without_weights(spec: str) -> nn.Module:
-    """The network of the folder on the meta device: its class and sizes, and which files of weights may be read."""
+    """The network of a folder on the meta device, without its weights."""
     transformers = _transformers("--model hf:DIR", spec)
     with needed_for("reading a network without its weights"):
         from accelerate import init_empty_weights
@@ -77,56 +77,56 @@ def hf_model_without_weights(spec: str) -> nn.Module:
             f"{folder} holds a GGUF file, and only .safetensors are read block by block",
             fix="convert it: load it with transformers, and save_pretrained",
         )
-    with _loading(folder) as place:
-        stage_network(folder, Path(place))  # which refuses what is not plain weights of this folder
-        config, kind = _kind(transformers, place)
+    with _staging_folder(folder) as place:
+        stage_network(folder, Path(place))  # refuses anything but plain weights in this folder
+        config, kind = _model_class(transformers, place)
         with init_empty_weights():
             is_any = kind is transformers.AutoModel
-            found = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
-    return cast("nn.Module", found.eval())
+            network = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
+    return cast("nn.Module", network.eval())
 
 
 @contextmanager
-def _loading(folder: Path) -> Iterator[str]:
-    """An empty folder for checked copies of this one; whatever transformers raises is a ModelError about it."""
+def _staging_folder(folder: Path) -> Iterator[str]:
+    """A temporary folder for staged files; whatever transformers raises becomes a ModelError."""
     try:
         with TemporaryDirectory() as place:
             yield place
     except SippError:
         raise
-    except Exception as error:  # a folder may be broken in any way
+    except Exception as error:  # a broken folder may raise anything
         reason = f"{type(error).__name__}: {error!s:.200}"
-        if "ignore_mismatched_sizes" in reason:  # advice that is not for here
+        if "ignore_mismatched_sizes" in reason:  # this advice does not apply
             reason = "the shapes in its config.json and in its weights differ"
         raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
 
 
 def _transformers(purpose: str, spec: str) -> Any:
-    """The package, kept off the network, and off modules in the folder itself where Python was started there."""
+    """Imports transformers, offline, and without importing modules from the model's folder."""
     folder = Path(spec.removeprefix(PREFIX)).resolve()
     if (folder / CONFIG).is_file():
         sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when it is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read on import
     with needed_for(purpose):
         import transformers
         from huggingface_hub import constants
-    constants.HF_HUB_OFFLINE = True  # where it was imported before
+    constants.HF_HUB_OFFLINE = True  # if it was imported before
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # what it would tell of is refused here
+    transformers.utils.logging.set_verbosity_error()  # we report problems ourselves
     return transformers
 
 
-def _loaded(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
-    """The network of a staged folder, and which weights were missing or too many."""
-    config, kind = _kind(transformers, place)
-    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+def _load(transformers: Any, place: str) -> tuple[Any, dict[str, Any]]:
+    """The network of a staged folder, and its missing and unexpected weights."""
+    config, kind = _model_class(transformers, place)
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
     )
-    return found
+    return loaded
 
 
-def _kind(transformers: Any, place: str) -> tuple[Any, Any]:
-    """The configuration of a staged folder, and the class that it names."""
+def _model_class(transformers: Any, place: str) -> tuple[Any, Any]:
+    """The configuration of a staged folder, and the model class it names."""
     config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
     names = getattr(config, "architectures", None) or [""]
     kind: Any = getattr(transformers, names[0], None)
@@ -137,14 +137,14 @@ def _kind(transformers: Any, place: str) -> tuple[Any, Any]:
 
 
 def _from_gguf(transformers: Any, place: str, file: str) -> Any:
-    """The network of a GGUF file, its numbers as float32: quantised ones are what they stand for."""
+    """Loads the network of a GGUF file, dequantised to float32."""
     with needed_for("reading GGUF files"):
         import gguf  # noqa: F401
     read = transformers.AutoModelForCausalLM.from_pretrained(
         place, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
     )
     config = read.config
-    if hasattr(config, "quantization_config"):  # it is quantised no more
+    if hasattr(config, "quantization_config"):  # no longer quantised
         del config.quantization_config
     network = type(read)(config)
     network.load_state_dict(read.state_dict())
@@ -152,19 +152,19 @@ def _from_gguf(transformers: Any, place: str, file: str) -> Any:
 
 
 def tokenizer_of(spec: str) -> Any:
-    """The tokenizer of the folder that `hf:DIR` names."""
+    """The tokenizer of `hf:DIR`."""
     folder = folder_of(spec)
-    return _tokenizer(_transformers("text as data", spec), folder)[0]
+    return _load_tokenizer(_transformers("text as data", spec), folder)[0]
 
 
 def own_tokenizer(spec: str) -> Any:
-    """The tokenizer that lies in a GGUF file; None for other networks: a folder holds it in files of its own."""
+    """The tokenizer inside a GGUF file; None for other networks, whose folder has separate files for it."""
     is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
     return tokenizer_of(spec) if is_gguf else None
 
 
 def sentences(path: Path, model: str) -> dict[str, Tensor]:
-    """The lines of a text file as the folder's tokenizer reads them; `sentence<TAB>number` gives labels too."""
+    """Tokenizes the lines of a text file; `sentence<TAB>number` gives labels too."""
     if not model.startswith(PREFIX):
         raise DataError(
             f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
@@ -175,47 +175,49 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         raise DataError(f"{path} has more than {MOST_TEXT:,} bytes", fix="split it")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        texts, labels = _labelled([line for line in lines if line])
+        texts, labels = _split_labels([line for line in lines if line])
         if not texts:
             raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
-        tokenizer, longest = _tokenizer(transformers, folder)
-        found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-        _warn_of_unknown(found["input_ids"], tokenizer, path)
+        tokenizer, longest = _load_tokenizer(transformers, folder)
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        _warn_of_unknown(tokens["input_ids"], tokenizer, path)
     except SippError:
         raise
-    except Exception as error:  # no text, or a broken tokenizer
+    except Exception as error:  # not text, or a broken tokenizer
         raise DataError(
             f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
             fix="give UTF-8 text, one sentence per line, and a folder that holds its tokenizer",
         ) from error
-    return dict(found) | ({} if labels is None else {"labels": labels})
+    return dict(tokens) | ({} if labels is None else {"labels": labels})
 
 
-def _tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
-    """The tokenizer of a folder, and how many tokens of a sentence the network takes."""
+def _load_tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
+    """The tokenizer of a folder, and the maximum number of tokens per sentence."""
     file = gguf_in(folder)
     if file is not None:
         with needed_for("reading GGUF files"):
             import gguf  # noqa: F401
-        with TemporaryDirectory() as made:
-            stage_gguf(folder, file, Path(made))
-            return transformers.AutoTokenizer.from_pretrained(made, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
-    with TemporaryDirectory() as made:
-        if not stage_tokenizer(folder, Path(made)):  # transformers would make an empty one
+        with TemporaryDirectory() as staged:
+            stage_gguf(folder, file, Path(staged))
+            return transformers.AutoTokenizer.from_pretrained(staged, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
+    with TemporaryDirectory() as staged:
+        if not stage_tokenizer(folder, Path(staged)):  # transformers would create an empty one
             raise DataError(
                 f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
                 fix="save it there: tokenizer.save_pretrained",
             )
-        config = transformers.AutoConfig.from_pretrained(made, **OWN_CODE_ONLY)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(made, config=config, **OWN_CODE_ONLY)
+        config = transformers.AutoConfig.from_pretrained(staged, **OWN_CODE_ONLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(staged, config=config, **OWN_CODE_ONLY)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    told = getattr(config, "max_position_embeddings", None)
-    return tokenizer, min(told, MOST_TOKENS) if isinstance(told, int) and told > 0 else MOST_TOKENS
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(max_positions, int) and max_positions > 0:
+        return tokenizer, min(max_positions, MOST_TOKENS)
+    return tokenizer, MOST_TOKENS
 
 
 def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
-    """Warns where most words are none that the tokenizer knows: the points would be all alike."""
+    """Warns if the tokenizer does not know most words, which would make all inputs alike."""
     special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id], device="cpu")
     words = ids[~torch.isin(ids, special)]
     share = float((words == tokenizer.unk_token_id).float().mean()) if tokenizer.unk_token_id is not None else 0.0
@@ -223,12 +225,12 @@ def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
         warnings.warn(f"{path.name}: the tokenizer does not know {share:.0%} of the words", stacklevel=2)
 
 
-def _labelled(lines: list[str]) -> tuple[list[str], Tensor | None]:
-    """The sentences and their class numbers, where every line ends in a tab and a number."""
+def _split_labels(lines: list[str]) -> tuple[list[str], Tensor | None]:
+    """The sentences and, if every line ends in a tab and a number, their labels."""
     parts = [line.rpartition(LABEL_SEPARATOR) for line in lines]
     fits = [bool(text) and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts]
     if not all(fits):
-        if any(fits):  # else the class numbers would be read as words
+        if any(fits):  # otherwise numbers would be read as words
             raise DataError(
                 f"only {sum(fits)} of {len(fits)} sentences end in a tab and a class number; the first without is "
                 f"sentence {fits.index(False) + 1}",

@@ -1,4 +1,4 @@
-"""Text as the points of a causal language model: `--model hf:DIR --data valid.txt`, a file, JSON lines or a folder."""
+"""Reads text for a causal language model (`--model hf:DIR --data valid.txt`): a file, JSON lines or a folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sipp.cli.hugging_face_models import PREFIX, folder_of, gguf_in, tokenizer_o
 from sipp.errors import DataError, OptionError
 from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
 
-CAUSAL = ("ForCausalLM", "LMHeadModel")  # how classes of causal language models end
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
-N_SEQUENCES = 128  # that are drawn for calibration unless told otherwise: what is usual
+N_SEQUENCES = 128  # default number for calibration, as is usual
 
 
 def is_text(path: Path) -> bool:
-    """Whether these are files that hold text: one, or a folder with some."""
+    """Whether this is a text file or a folder with text files."""
     suffixes = (*PLAIN, *JSON_LINES)
     if path.is_dir():
-        return any(one.suffix in suffixes for one in path.rglob("*"))
+        return any(file.suffix in suffixes for file in path.rglob("*"))
     return path.suffix in suffixes
 
 
 def is_language_model(model: str) -> bool:
-    """Whether --model names a folder of a causal language model, which reads text as sequences."""
+    """Whether --model names a folder with a causal language model."""
     if not model.startswith(PREFIX):
         return False
     folder = folder_of(model)
@@ -35,13 +35,15 @@ def is_language_model(model: str) -> bool:
 
 
 def length_of(model: str, asked: int | None) -> int:
-    """Tokens of a sequence: what --length says, or the usual number, or fewer where the network takes no more."""
+    """Tokens per sequence: --length, or by default the usual number, at most what the network accepts."""
     config = _config(folder_of(model))
-    told = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
+    limits = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
     if asked is None:
-        return min([LENGTH, *told])
-    if told and asked > min(told):
-        raise OptionError(f"the network takes {min(told):,} tokens at most", fix=f"give --length {min(told)} or less")
+        return min([LENGTH, *limits])
+    if limits and asked > min(limits):
+        raise OptionError(
+            f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
+        )
     return asked
 
 
@@ -50,19 +52,19 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def sequences(path: Path, model: str, length: int | None, role: str, seed: int) -> tuple[Tensor, str]:
-    """The sequences of text files as the network takes them, and what they are in words.
+    """Token sequences from text files, and a description of them.
 
-    As a holdout there is one of each document where there are several: those of one text are not independent (T22).
+    A holdout has one sequence per document if there are several, because those of one text are not independent (T22).
     """
-    long, n_documents = length_of(model, length), len(documents(path))
-    is_one = role == "holdout" and n_documents > 1
-    found = text(path, tokenizer_of(model), length=long, one_a_document=is_one, seed=seed)
-    many = f"{n_documents:,} documents" if n_documents > 1 else "one document"
-    return found, f"sequences of {long:,} tokens of {path.name} ({'one of each of ' if is_one else ''}{many})"
+    n_tokens, n_documents = length_of(model, length), len(documents(path))
+    is_one_each = role == "holdout" and n_documents > 1
+    ids = text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
+    source = f"{n_documents:,} documents" if n_documents > 1 else "one document"
+    return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({'one of each of ' if is_one_each else ''}{source})"
 
 
 def windows(path: Path, model: str, length: int | None) -> Tensor:
-    """All text of the files as one, in windows that do not overlap: what perplexity is measured on."""
+    """All text as one, in windows that do not overlap, for measuring perplexity."""
     if not is_text(path):
         raise DataError(f"{path} holds no text ({', '.join((*PLAIN, *JSON_LINES))})", fix="give files of text")
     return text(path, tokenizer_of(model), length=length_of(model, length), apart=False)

@@ -19,8 +19,8 @@ import sipp
 from sipp.cli.errors import EXIT_CODES, run_and_report
 from sipp.cli.options import OUTPUT_PANEL, as_command
 
-# Command NAME is the function NAME of `commands/NAME_command.py` (a dash is _ there), imported when it is called; its
-# help begins so.
+# Command NAME is the function NAME in `commands/NAME_command.py` (with _ for -), imported when it is called. The text
+# is the first line of its help.
 COMMANDS = {
     "demo": "Train a small network on built-in digits, prune it with several methods, and show what that costs.",
     "score": "Score every weight by its sensitivity: the largest share that it contributes to an output.",
@@ -43,26 +43,26 @@ COMMANDS = {
 
 
 def function_of(name: str) -> Callable[..., None]:
-    """The function of a command, with its options."""
+    """The function of a command, wrapped with its options."""
     own = name.replace("-", "_")
     return as_command(getattr(import_module(f"sipp.cli.commands.{own}_command"), own))
 
 
 def command_of(name: str) -> Any:
-    """The command as typer builds it from its function."""
+    """Builds the typer command."""
     alone = typer.Typer(add_completion=False)
     alone.command(name)(function_of(name))
-    made = typer.main.get_command(alone)
-    help_option: Any = made.get_help_option(typer.Context(made))
-    help_option.rich_help_panel = OUTPUT_PANEL  # else it stands first, alone
-    return made
+    command = typer.main.get_command(alone)
+    help_option: Any = command.get_help_option(typer.Context(command))
+    help_option.rich_help_panel = OUTPUT_PANEL  # otherwise it would come first, alone
+    return command
 
 
 class Commands(TyperGroup):
-    """The group of all commands, of which only the one that is called is imported."""
+    """The group of all commands, which imports only the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that these words call, with its options in the place of its name alone."""
+        """Replaces the placeholder of the called command by the command itself."""
         if args[0] in COMMANDS:
             self.commands[args[0]] = command_of(args[0])
         return super().resolve_command(ctx, args)
@@ -96,7 +96,7 @@ def _options(
 
 
 def _name_only() -> None:
-    """Stands for a command in the list of commands, where only its name and help are shown."""
+    """A placeholder for a command in the list, which shows only its name and help."""
 
 
 for _name, _help in COMMANDS.items():
@@ -104,5 +104,5 @@ for _name, _help in COMMANDS.items():
 
 
 def main() -> None:
-    """Runs the command line, and says in three lines what was wrong with its input."""
+    """The entry point: runs the command line, and reports errors in three lines."""
     sys.exit(run_and_report(app, sys.argv[1:]))

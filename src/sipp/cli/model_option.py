@@ -1,4 +1,4 @@
-"""The network that --model names, and the weights of --weights, loaded without running what a file brings along."""
+"""Loads the network of --model and the weights of --weights, without executing code from files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.sharded_weights import INDEX, sharded_weights
 from sipp.verbs.load import load
 
-HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints keep it
-PREFIXES = ("model.", "module.", "_orig_mod.")  # of a run's networks, DistributedDataParallel and torch.compile
-MASKS = "mask."  # beside a run's networks
-COUNTER = ".num_batches_tracked"  # of BatchNorm: older checkpoints lack it, and evaluation does not need it
-SMALL_FILE = {"index", "data"}  # what a file of `sipp.save` holds
+HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints store the state_dict
+PREFIXES = ("model.", "module.", "_orig_mod.")  # from runs, DistributedDataParallel and torch.compile
+MASKS = "mask."  # prefix of masks in the files of runs
+COUNTER = ".num_batches_tracked"  # of BatchNorm; missing in old checkpoints, not needed for evaluation
+SMALL_FILE = {"index", "data"}  # tensors in a file from `sipp.save`
 
 
 def load_model(
@@ -40,10 +40,10 @@ def load_model(
     device: Device = "cpu",
     n_classes: int | None = None,
 ) -> nn.Module:
-    """The network `spec` names, a built-in one, `hf:DIR` or `package.module:callable`, in eval mode, with its weights.
+    """Loads a built-in network, `hf:DIR` or `package.module:callable`, in eval mode.
 
-    Without weights it is freshly initialised, with torch's global generator at `seed`. A built-in one has as many
-    classes as its weights have, or `n_classes`.
+    Without weights it is freshly initialised, from torch's global generator with `seed`. The number of classes of a
+    built-in network comes from its weights, or is `n_classes`.
     """
     torch.manual_seed(seed)
     content = None
@@ -51,11 +51,11 @@ def load_model(
         with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
             content = _read(weights_file(weights))
     with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
-        model = _made(spec, n_classes)
+        model = _build(spec, n_classes)
         state = None if content is None else _state_of(content, set(model.state_dict()))
         if spec in NETS and state is not None:
-            found = n_classes_in(spec, {name: value.shape for name, value in state.items()})
-            model = model if found in (None, NETS[spec].n_classes) else build(spec, n_classes=found)
+            n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
+            model = model if n_stored in (None, NETS[spec].n_classes) else build(spec, n_classes=n_stored)
     if weights is not None:
         with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
             _load_into(model, state, weights_file(weights))
@@ -71,7 +71,7 @@ def load_model(
 
 
 def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -> tuple[nn.Module, nn.Module]:
-    """The dense and the pruned network; a folder of Hugging Face holds the dense weights itself."""
+    """Loads the dense and the pruned network; a Hugging Face folder holds the dense weights itself."""
     if dense is None and not spec.startswith(PREFIX):
         raise CommandError(
             "the dense network's weights are not known", where=f"--model {spec}", fix="give --dense FILE"
@@ -80,8 +80,8 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
-def _made(spec: str, n_classes: int | None) -> nn.Module:
-    """A built-in network, the folder of `hf:DIR`, or what a callable of the user's own gives."""
+def _build(spec: str, n_classes: int | None) -> nn.Module:
+    """A built-in network, that of `hf:DIR`, or the result of the user's own callable."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
     if spec.endswith(".py"):
@@ -89,7 +89,7 @@ def _made(spec: str, n_classes: int | None) -> nn.Module:
         raise OptionError(
             f"{spec} is a file of code", fix=f"name the function in it that builds the network, {module}:FUNCTION"
         )
-    return _build_own(spec) if ":" in spec else build(spec, n_classes=n_classes)
+    return _build_by_user_code(spec) if ":" in spec else build(spec, n_classes=n_classes)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -97,20 +97,20 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights that `path` means: itself, or the network in a folder; of several there, their index."""
-    found = path / WEIGHTS_NAME if path.is_dir() else path
-    found = path / INDEX if path.is_dir() and not found.exists() and (path / INDEX).exists() else found
-    if not found.exists():
-        raise OptionError(f"{found} does not exist", fix="check the name, and the folder you are in")
-    if not found.is_file():
-        raise OptionError(f"{found} is not a file of weights", fix="give .safetensors or .pt")
-    return found
+    """The weight file at `path`: itself, or the file (or index of several) in a folder."""
+    file = path / WEIGHTS_NAME if path.is_dir() else path
+    file = path / INDEX if path.is_dir() and not file.exists() and (path / INDEX).exists() else file
+    if not file.exists():
+        raise OptionError(f"{file} does not exist", fix="check the name, and the folder you are in")
+    if not file.is_file():
+        raise OptionError(f"{file} is not a file of weights", fix="give .safetensors or .pt")
+    return file
 
 
-def _build_own(spec: str) -> nn.Module:
-    """The network that a callable of the user's own code gives, or that stands there already made."""
-    made = call_user_code(spec, "network", lambda: import_named(spec))
-    model = made if isinstance(made, nn.Module) else call_user_code(spec, "network", made)
+def _build_by_user_code(spec: str) -> nn.Module:
+    """The network that the user's own code returns, or names directly."""
+    named = call_user_code(spec, "network", lambda: import_named(spec))
+    model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
@@ -119,16 +119,16 @@ def _build_own(spec: str) -> nn.Module:
 
 
 def _read(path: Path) -> Any:
-    """What a file of weights holds, by safetensors or by torch.load with weights_only, and never anything else."""
+    """Reads a weight file, with safetensors or torch.load(weights_only=True), never any other way."""
     try:
         if path.name == INDEX:
-            found = sharded_weights(path.parent)
-            return found.read(found.file_of)
+            shards = sharded_weights(path.parent)
+            return shards.read(shards.file_of)
         content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
             content = load(path)
         return content
-    except Exception as error:  # a file of weights may be broken, or hostile, in any way
+    except Exception as error:  # a broken or hostile file may raise anything
         raise ModelError(
             f"{path} could not be read as weights ({_reason(error)})",
             fix="give an intact .safetensors, or a .pt that holds only tensors: sipp runs no code from files",
@@ -136,14 +136,16 @@ def _read(path: Path) -> Any:
 
 
 def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) -> None:
-    """Loads the tensors of a file, if they are this network's."""
+    """Loads tensors into the network; ModelError if they do not match it."""
     if state is None:
         raise ModelError(
             f"{path} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
         )
     own = model.state_dict()
     for name in own.keys() & state.keys():
-        if isinstance(own[name], Tensor) and _kind(state[name]) != _kind(own[name]):  # torch would cast it in silence
+        if isinstance(own[name], Tensor) and _dtype_kind(state[name]) != _dtype_kind(
+            own[name]
+        ):  # torch would cast silently
             raise ModelError(
                 f"{path} does not fit {type(model).__name__}, {name} is {state[name].dtype} in the file and "
                 f"{own[name].dtype} in the network",
@@ -151,13 +153,13 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
             )
     try:
         missing, unknown = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # which names every other shape
+    except RuntimeError as error:  # it lists all shape mismatches
         raise ModelError(f"{path} does not fit {type(model).__name__}, {' '.join(str(error).split())}") from error
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(parameter) for name, parameter in parameters.items() if name in state}
-    made = {name for name, _ in model.named_buffers()}  # also those that it makes itself and does not store
+    buffers = {name for name, _ in model.named_buffers()}  # including those that are not stored
     missing = [n for n in missing if not n.endswith(COUNTER) and id(parameters.get(n)) not in loaded]  # unless tied
-    unknown = [name for name in unknown if name not in made]
+    unknown = [name for name in unknown if name not in buffers]
     differences = [
         f"{words}: {listed(names)}"
         for words, names in (("not in the file", missing), ("not in the network", unknown))
@@ -167,20 +169,20 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
 
 
-def _kind(tensor: Tensor) -> str:
-    """Tensors of one kind may be cast to each other."""
+def _dtype_kind(tensor: Tensor) -> str:
+    """The kind of a dtype; only tensors of one kind may be cast to each other."""
     return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "whole"
 
 
 def _reason(error: Exception) -> str:
-    """Why a file could not be read, without torch's advice on how to run what the file brings along."""
+    """Why a file could not be read, without torch's advice on how to execute its content."""
     if isinstance(error, pickle.UnpicklingError):
         return "it is not a whole file of tensors, or holds more than tensors"
     return f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
 
 
 def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
-    """The tensors by name, without wrappers' prefixes that the network itself does not have, or None."""
+    """The state_dict in a checkpoint, without prefixes of wrappers; None if there is none."""
     for holder in HOLDERS:
         if isinstance(content, dict) and isinstance(content.get(holder), dict):
             content = content[holder]
@@ -196,10 +198,10 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
 
 
 def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str, Tensor]:
-    """The tensors with masks of torch.nn.utils.prune as zeros: NAME_orig and NAME_mask become NAME."""
+    """Applies masks of torch.nn.utils.prune: NAME_orig and NAME_mask become NAME."""
     masked = [name for name in known if {f"{name}_orig", f"{name}_mask"} <= state.keys() - known]
     if any(state[f"{name}_orig"].shape != state[f"{name}_mask"].shape for name in masked):
-        return state  # something else that is called so: refused by its names
+        return state  # not such masks; their names are refused later
     folded = {name: masked_values(state[f"{name}_orig"], state[f"{name}_mask"]) for name in masked}
     taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
     return {name: value for name, value in state.items() if name not in taken} | folded

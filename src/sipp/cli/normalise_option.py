@@ -1,4 +1,4 @@
-"""How images become the numbers a network takes: --normalise, its names, and what is said of it."""
+"""The option --normalise: how image bytes become numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN)
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Bytes x become (x / 255 - mean) / std, channel by channel; one number is for every channel."""
+    """Bytes x become (x / 255 - mean) / std, per channel or with one value for all."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -32,12 +32,12 @@ class Normalisation:
         return {"mean": self.mean, "std": self.std}
 
     def apply(self, images: Tensor) -> Tensor:
-        """The images as the network takes them."""
+        """Normalises the images."""
         with naming_option("--normalise", "leave it out, or give one mean for each channel, or one for all"):
             return normalise(images, mean=self.mean, std=self.std)
 
 
-USUAL = Normalisation(MEAN, STD)  # what published networks were trained with, those of CIFAR-10 too
+USUAL = Normalisation(MEAN, STD)  # used to train published networks, also for CIFAR-10
 NAMED = {
     "imagenet": USUAL,
     "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -46,7 +46,7 @@ NAMED = {
 
 
 def normalisation_of(text: str | None) -> Normalisation | None:
-    """What --normalise says; None: nothing was said."""
+    """Parses --normalise; None if it is not given."""
     if text is None or text in NAMED:
         return None if text is None else NAMED[text]
     try:
@@ -56,6 +56,8 @@ def normalisation_of(text: str | None) -> Normalisation | None:
     is_whole = all(map(math.isfinite, (*mean, *std))) and all(value > 0 for value in std)
     if len(mean) != len(std) or not is_whole:
         raise CommandError(
-            f"{text!r:.60} is not as many finite means as positive deviations", where=f"--normalise {text:.60}", fix=FIX
+            f"{text!r:.60} must have as many positive deviations as finite means",
+            where=f"--normalise {text:.60}",
+            fix=FIX,
         )
     return Normalisation(mean, std)

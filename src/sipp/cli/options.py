@@ -1,7 +1,7 @@
 """Options that several commands share, and how a function becomes a command.
 
-A parameter whose type is a record (`PruneOptions`, or one of a command's own) stands for its fields: each of them is
-an option. So what can be asked for is written once, and the record is what the work is given.
+If a parameter's type is a dataclass (`PruneOptions`, or a command's own), each of its fields becomes an option. So
+options are declared once, and the function receives the dataclass.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from sipp.cli.errors import as_command_error
-from sipp.cli.output import Answer, tell
+from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
-from sipp.records.options import PruneOptions, Reduce, Shown
+from sipp.records.options import CliOption, PruneOptions, Reduce
 from sipp.scoring.methods import NAMES
 
 KINDS = (
@@ -28,12 +28,12 @@ KINDS = (
     ".jsonl), a folder of images or of text, "
     "or noise (random:16x3x32x32)"
 )
-REAL_KINDS = KINDS.rpartition(", or")[0]  # of which a certificate can be made
-DEFAULT_ROOT = Path("data")  # where sets lie
+REAL_KINDS = KINDS.rpartition(", or")[0]  # those that a certificate can use
+DEFAULT_ROOT = Path("data")  # folder of the data sets
 DEFAULT_RUNS = Path("runs")
-MOST_SIDE = 4096  # pixels of an image: more is a slip
+MOST_SIDE = 4096  # pixels; more is probably a typo
 
-# The groups in which --help lists options, in their order
+# The groups of options in --help, in order
 MODEL_PANEL = "Model and data"
 PRUNE_PANEL = "What to prune"
 GUARANTEE_PANEL = "Guarantee"
@@ -51,76 +51,82 @@ def option(
     most: int | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """What an option's annotation says of it: its words and group in --help, its names where they are not its own."""
-    given = names or (...,)
-    return typer.Option(*given, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
+    """The annotation of an option: its help text and group, and its names if they differ from the parameter."""
+    declarations = names or (...,)
+    return typer.Option(*declarations, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
 
 
 def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
-    """The command that does this work and tells its answer: --json, an option for each field of its records, and all of
-    them in the order of the groups of --help. With --json, whatever the work itself prints goes to stderr.
+    """Turns a function into a command that prints its answer: adds --json, makes an option of each dataclass field, and
+    sorts options by group. With --json, anything the function prints goes to stderr.
     """
     hints = get_type_hints(work, include_extras=True)
     del hints["return"]
-    given = inspect.signature(work).parameters.values()
-    found = [one for own in given for one in _parameters(own.name, hints[own.name], own.default)]
-    found += _parameters("as_json", Json, False)
-    found.sort(key=_place)
+    own_parameters = inspect.signature(work).parameters.values()
+    parameters = [
+        parameter
+        for declared in own_parameters
+        for parameter in _parameters(declared.name, hints[declared.name], declared.default)
+    ]
+    parameters += _parameters("as_json", Json, False)
+    parameters.sort(key=_panel_index)
 
     @wraps(work)
-    def command(*, as_json: bool, **typed: Any) -> None:  # by the names of the signature below
-        asked = {name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()}
+    def command(*, as_json: bool, **typed: Any) -> None:  # the signature is set below
+        asked = {
+            name: _build_record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()
+        }
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             answer = work(**asked)
         if answer is not None:
-            tell(answer, as_json=as_json)
+            print_answer(answer, as_json=as_json)
 
-    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in found}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
-def _place(parameter: inspect.Parameter) -> int:
-    """Where a parameter stands in --help: arguments and options of no group first."""
+def _panel_index(parameter: inspect.Parameter) -> int:
+    """The position of a parameter in --help; those without a group come first."""
     panel = getattr((*get_args(parameter.annotation), None, None)[1], "rich_help_panel", None)
     return -1 if panel is None else PANELS.index(panel)
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
-    """The parameters of a command that a parameter or a field stands for: itself, those of its record, or none."""
-    said = get_args(hint)[1] if get_origin(hint) is Annotated else None
+    """The command parameters for a parameter or field: itself, or one for each field of its dataclass."""
+    metadata = get_args(hint)[1] if get_origin(hint) is Annotated else None
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         for field in fields(hint):
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
-    elif isinstance(said, Shown):
-        kind, words = get_args(hint)[0], said.words.replace("{methods}", ", ".join(NAMES))
+    elif isinstance(metadata, CliOption):
+        kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(NAMES))
         names: tuple[str, ...] = ()
-        if isinstance(default, bool):  # a switch: what is on can be turned off
-            name = typed_name(name, default)
+        if isinstance(default, bool):  # a flag; one that is on by default becomes --no-NAME
+            name = option_name(name, default)
             names, default, kind = (f"--{name.replace('_', '-')}",), False, bool
-        kind = list[str] | None if said.repeated else str if said.parse is not None else kind
-        shown = option(words, said.group, *names, least=said.least, most=said.most)
+        kind = list[str] | None if metadata.repeated else str if metadata.parse is not None else kind
+        shown = option(words, metadata.group, *names, least=metadata.least, most=metadata.most)
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
         )
-    elif said is not None or hint is typer.Context:
+    elif metadata is not None or hint is typer.Context:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def typed_name(name: str, default: Any) -> str:
+def option_name(name: str, default: Any) -> str:
     return f"no_{name}" if default is True else name
 
 
-def _record(kind: Any, typed: dict[str, Any]) -> Any:
-    """The record with what was typed; what it refuses is told at the option."""
+def _build_record(kind: Any, typed: dict[str, Any]) -> Any:
+    """Builds the dataclass from the typed options; its errors are reported at the option."""
     hints, values = get_type_hints(kind, include_extras=True), {}
     try:
         for field in fields(kind):
-            name, hint = typed_name(field.name, field.default), hints[field.name]
+            name, hint = option_name(field.name, field.default), hints[field.name]
             if is_dataclass(hint):
-                values[field.name] = _record(hint, typed)
+                values[field.name] = _build_record(hint, typed)
             elif name in typed:
                 parse = getattr(get_args(hint)[1], "parse", None)
                 value = typed[name] if parse is None else parse(typed[name])
@@ -134,7 +140,7 @@ def _record(kind: Any, typed: dict[str, Any]) -> Any:
 
 
 def prune_option(name: str) -> Any:
-    """The option of `sipp prune` with this name, for a command that means the same by it."""
+    """The annotation of this option of `sipp prune`, for reuse in another command."""
     hint = get_type_hints(PruneOptions, include_extras=True)[name]
     return get_args(next(_parameters(name, hint, None)).annotation)[1]
 
@@ -237,13 +243,13 @@ Json = Annotated[
 
 
 def typed_options(context: typer.Context) -> set[str]:
-    """The names of the options that the user typed, as a command's parameters are called."""
+    """The parameter names of the options that the user typed."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def load_code(paths: list[Path] | None) -> None:
-    """Registers the methods of the user's own files."""
+    """Registers the methods in the user's own files."""
     if paths:
         from sipp.experiments.own_scores import load_scores
 
@@ -252,5 +258,5 @@ def load_code(paths: list[Path] | None) -> None:
 
 
 def parse_output(text: str | None) -> int | str | None:
-    """The index or the name that --output gives."""
+    """Parses --output: an index or a name."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text

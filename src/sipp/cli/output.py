@@ -1,4 +1,4 @@
-"""What a command answers, and how it is told: tables and lines, or one JSON document with --json."""
+"""The result of a command, and how it is printed: tables and lines, or one JSON document with --json."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rich.table import Table
 from sipp.records.display import plain_table
 from sipp.records.json_values import json_value
 
-UNBOUNDED = 10_000  # columns where stdout is a file or a pipe: no name is folded there
+UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: tables and lines for people, values for --json, and how it ends."""
+    """The result of a command: tables and lines for people, values for --json, and an optional failure."""
 
     shown: Sequence[RenderableType]  # tables and text
     values: Any
-    failure: Exception | None = None  # raised once all is told; None: the exit code is 0
+    failure: Exception | None = None  # raised after printing; None: exit code 0
 
 
-def tell(answer: Answer, *, as_json: bool) -> None:
-    """Prints the answer, and ends as it says."""
+def print_answer(answer: Answer, *, as_json: bool) -> None:
+    """Prints the answer, then raises its failure, if any."""
     if as_json:
         typer.echo(json.dumps(json_value(answer.values), indent=2, allow_nan=False))
     else:
@@ -38,28 +38,28 @@ def tell(answer: Answer, *, as_json: bool) -> None:
         raise answer.failure
 
 
-def listing(what: str, meaning: str, kind: str, found: dict[str, str]) -> Answer:
-    """Names and what each is, as a table and as the document `kind`."""
+def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) -> Answer:
+    """An answer that lists names with descriptions."""
     table = plain_table(what, meaning, texts=(meaning,))
-    for name, words in found.items():
+    for name, words in descriptions.items():
         table.add_row(name, words)
-    rows = [{"name": name, "description": words} for name, words in found.items()]
+    rows = [{"name": name, "description": words} for name, words in descriptions.items()]
     return Answer([table], {"kind": kind, kind: rows})
 
 
 def is_terminal() -> bool:
-    """Whether stdout is one; it may be closed, and is None then."""
+    """Whether stdout is a terminal (None if it is closed)."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def too_wide(table: Table) -> bool:
-    """Whether the table would be cut on the terminal at hand; a file or a pipe has no width."""
+    """Whether the table is too wide for the terminal; never for files and pipes."""
     natural = Console(file=StringIO(), width=UNBOUNDED).measure(table).maximum
     return is_terminal() and natural > Console().width
 
 
 def show(*parts: RenderableType) -> None:
-    """Prints tables and lines on stdout. In a file or a pipe nothing is cut, and lines end where they end."""
+    """Prints tables and lines on stdout; in files and pipes nothing is wrapped or padded."""
     for part in parts:
         if isinstance(part, str):
             typer.echo(part)

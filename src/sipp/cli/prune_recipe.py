@@ -1,4 +1,4 @@
-"""The file of `sipp prune --recipe`: options to share; typed options override it."""
+"""Reads the file of `sipp prune --recipe`: shared options, overridden by typed ones."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError, naming_option
 from sipp.errors import OptionError
 from sipp.records.checking import nearest
-from sipp.records.options import PruneOptions, Shown
+from sipp.records.options import CliOption, PruneOptions
 
-GOALS = ("keep", "budget", "pattern", "epsilon", "max_accuracy_drop")  # of which one is given
+GOALS = ("keep", "budget", "pattern", "epsilon", "max_accuracy_drop")  # exactly one is given
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 16
 
 
 def known_keys() -> list[str]:
-    """What a recipe may say: the names of `sipp.prune`'s arguments that are options, and the two tolerances."""
+    """The keys of a recipe: the options of `sipp.prune`, and the two tolerances."""
     hints = get_type_hints(PruneOptions, include_extras=True)
-    shown = [one.name for one in fields(PruneOptions) if any(isinstance(a, Shown) for a in get_args(hints[one.name]))]
+    shown = [
+        field.name
+        for field in fields(PruneOptions)
+        if any(isinstance(a, CliOption) for a in get_args(hints[field.name]))
+    ]
     return [*shown, *TOLERANCES]
 
 
 def with_recipe(request: PruneRequest, path: Path, typed: set[str]) -> PruneRequest:
-    """The request with what the recipe says, but for the options that were typed."""
+    """Applies the recipe to the request, except for options that were typed."""
     with naming_option(f"--recipe {path}", "see sipp prune --help"):
         values = _read(path)
         for key in values:
             if key not in known_keys():
                 hint = nearest(key, known_keys())
                 raise OptionError(f"unknown key {key!r:.60}{hint}", fix=f"known: {', '.join(known_keys())}")
-        if typed.intersection(GOALS):  # another goal than the recipe's
+        if typed.intersection(GOALS):  # overrides the recipe's goal
             values = {key: value for key, value in values.items() if key not in GOALS}
         left = {key: value for key, value in values.items() if key not in typed and f"no_{key}" not in typed}
         tolerances = {key: _number(key, left.pop(key)) for key in TOLERANCES if key in left}
@@ -56,7 +60,7 @@ def _number(key: str, value: Any) -> float:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a file: YAML, or JSON, for which nothing has to be installed."""
+    """Reads a mapping from YAML, or from JSON, which needs no extra package."""
     if path.suffix not in SUFFIXES:
         raise CommandError("a recipe ends in .yaml or .json", where=f"--recipe {path}", fix="give such a file")
     try:

@@ -1,11 +1,10 @@
-"""The work of `sipp prune`: check the request, read inputs, prune to a size or a tolerance, write."""
+"""Runs `sipp prune`: reads the inputs, prunes to a size or a tolerance, certifies, writes and prints."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,16 +18,15 @@ from sipp.cli.data_option import Points, Reader, data_or_noise, normalisation_li
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
-from sipp.cli.options import load_code, parse_output, typed_name
+from sipp.cli.options import parse_output
 from sipp.cli.output import Answer, too_wide
+from sipp.cli.prune_checks import check, shard_bytes
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.checking import check_drop, check_share, check_size
 from sipp.records.display import bytes_in_words, labelled, size_words
 from sipp.records.network_hash import model_hash
-from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.records.pruned_words import (
@@ -45,135 +43,28 @@ from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
 from sipp.storage.network_tensors import with_stored_values
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, RECORD_NAME, check_file, check_folder, check_ledger, refuse_input
+from sipp.storage.outputs import NETWORK, RECORD_NAME, check_file
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
 
-IN_WALK = "see the certificate below."
-LOOKED = "; but the holdout was used, so take other inputs for your next claim"
-N_NOISE = 16  # points of noise for a dry run of a built-in network without data
+SEE_BELOW = "see the certificate below."
+HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next claim"
+N_NOISE = 16  # noise inputs for a dry run of a built-in network without data
 
 
-def answer(request: PruneRequest) -> Answer:
-    """Prunes, writes the network where the request says, and tells what came of it."""
+def run_prune(request: PruneRequest) -> Answer:
+    """Prunes, writes the network and returns the report."""
     check(request)
-    outcome = work(request)
+    outcome = prune_network(request)
     record = json_record(request, outcome)
     written = write(request, outcome, record)
     failure = None if outcome.certified else not_certified(request, outcome)
-    return Answer(shown(request, outcome, written), record | written.record, failure)
-
-
-def check(request: PruneRequest) -> None:
-    """Refuses contradictory options before any work."""
-    goals = {
-        "--keep": request.options.keep,
-        "--budget": request.options.budget,
-        "--pattern": request.options.pattern,
-        "--epsilon": request.epsilon,
-        "--max-accuracy-drop": request.max_accuracy_drop,
-    }
-    given = [name for name, value in goals.items() if value is not None]
-    if len(given) != 1:
-        raise CommandError(
-            "nothing says how far to prune" if not given else f"{' and '.join(given)} exclude each other",
-            where="sipp prune",
-            fix=f"give exactly one of {', '.join(goals)}",
-        )
-    if request.out is None and not request.dry_run:
-        raise CommandError(
-            "the pruned network would be lost",
-            where="sipp prune",
-            fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
-        )
-    load_code(request.code)
-    _check_places(request)
-    _refuse_ignored(request, given[0])
-    _check_numbers(request)
-
-
-def _check_places(request: PruneRequest) -> None:
-    """Refuses places that cannot be written, or that hold what is read."""
-    if request.out is not None:
-        with naming_option(f"--out {request.out}", "give another place"):
-            if request.weights is not None:
-                refuse_input(request.out, "--weights", request.weights)
-            if request.model.startswith(PREFIX):
-                refuse_input(request.out, "--model", Path(request.model.removeprefix(PREFIX)))
-            if request.is_one_file:
-                check_file(request.out, NETWORK, force=request.force)
-            else:
-                check_folder(request.out, force=request.force)
-    if request.ledger is not None:
-        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out)
-
-
-def _refuse_ignored(request: PruneRequest, goal: str) -> None:
-    """Refuses an option that would have no effect beside the others."""
-    certifies = request.has_tolerance or request.holdout is not None
-    only_certificates = "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
-    one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
-    rows = [  # an option, what was typed, whether it has an effect, and why not
-        ("--output", request.output, certifies, *only_certificates),
-        ("--ledger", request.ledger, certifies, *only_certificates),
-        ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
-        ("--holdout-points", request.holdout_points, certifies, *only_certificates),
-        (
-            "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
-            "is for --epsilon; an accuracy drop leaves no inputs out",
-            "leave it out, or give --epsilon instead of --max-accuracy-drop",
-        ),
-        (
-            "--ledger", request.ledger, not request.dry_run,
-            "cannot be kept in a dry run: it writes nothing, so the use of the holdout would go unrecorded",
-            "leave out --dry-run, or the ledger",
-        ),
-        (
-            f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
-            "is for one small file; a folder holds plain weights", one_file,
-        ),
-        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
-    ]  # fmt: skip
-    if request.has_tolerance:
-        defaults = {field.name: field.default for field in fields(PruneOptions)}
-        for name in unused_in_prune_to(request.options):
-            option = f"--{typed_name(name, defaults[name]).replace('_', '-')}"
-            rows.append((option, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
-        rounded = request.values if request.rounds else None
-        why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"
-        fix = "give --values lossless; or --keep with --holdout, which certifies what is stored"
-        rows.append((f"--values {request.values}", rounded, False, why, fix))
-    for option, typed, has_effect, why, fix in rows:
-        if typed is not None and not has_effect:
-            raise CommandError(f"{option} {why}", where="sipp prune", fix=fix)
-
-
-def _check_numbers(request: PruneRequest) -> None:
-    if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
-        raise CommandError(
-            f"{request.epsilon} is not an error",
-            where=f"--epsilon {request.epsilon}",
-            fix="give 0 or more, such as 0.1",
-        )
-    with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
-        check_share("holdout-delta", request.allowed_share)
-    if request.max_accuracy_drop is not None:
-        with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
-            check_drop("max_accuracy_drop", request.max_accuracy_drop)
-    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
-        _shard(request)
-
-
-def _shard(request: PruneRequest) -> int | None:
-    """Bytes of the largest file; None: there is one."""
-    said = request.shard
-    return None if said is None else check_size("shard", int(said) if said.isascii() and said.isdigit() else said)
+    return Answer(report_lines(request, outcome, written), record | written.record, failure)
 
 
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
-    """Calibration and holdout points, disjoint, that the network can take; None where they are not needed."""
+    """Disjoint calibration and holdout points for the network; None if not needed."""
     options = request.options
     lengths = {"length": request.length, "size": request.size}
     reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
@@ -192,7 +83,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
             n = sample_size(
                 model, example, options.delta, method=options.method, include=options.include, exclude=options.exclude
             )
-        # of a blend's points a share is kept aside, and so many are to be left
+        # a blend holds back a share of the points, and n must be left
         return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
 
     n = reader.n_calibration(source, request.points, theory)
@@ -204,7 +95,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
 
 
 def _data_spec(request: PruneRequest) -> str:
-    """What --data says; noise where the network's shape is known and nothing is written."""
+    """The value of --data; noise for a dry run of a built-in network."""
     if request.data is not None:
         return request.data
     is_known = request.model in NETS
@@ -236,12 +127,12 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
 
 @dataclass(frozen=True)
 class PruneOutcome:
-    """The result of pruning; `pruned` is None where no level was certified."""
+    """The result of pruning; `pruned` is None if no level was certified."""
 
     dense: nn.Module
     pruned: Pruned | None
-    stored: nn.Module | None  # with the values that the file gives back, which the certificate is about
-    walk: PrunedTo | None
+    stored: nn.Module | None  # with values as stored in the file, which the certificate covers
+    pruned_to: PrunedTo | None  # with --epsilon or --max-accuracy-drop
     certificate: AnyCertificate | None
     calibration: Points | None
     holdout: Points | None
@@ -249,19 +140,19 @@ class PruneOutcome:
 
     @property
     def certified(self) -> bool:
-        """Whether what was asked for was reached; a walk that ends where it began has pruned nothing (T15)."""
-        if self.pruned is None or (self.walk is not None and self.pruned.kept == self.pruned.n_weights):
+        """Whether the goal was reached; a search that ends at the dense network has pruned nothing (T15)."""
+        if self.pruned is None or (self.pruned_to is not None and self.pruned.kept == self.pruned.n_weights):
             return False
         return getattr(self.certificate, "verdict", "certified") == "certified"
 
 
 def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
-    """The end with exit code 3: nothing below the dense network passed, and nothing was written."""
+    """The error with exit code 3: no pruned network was certified, and nothing was written."""
     verdict = getattr(outcome.certificate, "verdict", "")
-    if outcome.walk is not None:
+    if outcome.pruned_to is not None:
         verdict = "not certified: no level below the dense network passes"
-        if outcome.pruned is None and outcome.walk.path:  # no other was tried
-            verdict = f"not certified: keep {outcome.walk.path[0].keep:.2%}, the first level tested, does not pass"
+        if outcome.pruned is None and outcome.pruned_to.path:  # no other was tried
+            verdict = f"not certified: keep {outcome.pruned_to.path[0].keep:.2%}, the first level tested, does not pass"
     loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
     spec = outcome.holdout.spec if outcome.holdout is not None else request.data
     return CommandError(
@@ -272,8 +163,8 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
     )
 
 
-def work(request: PruneRequest) -> PruneOutcome:
-    """Loads the network and its data, and prunes it."""
+def prune_network(request: PruneRequest) -> PruneOutcome:
+    """Loads the network and its data, and prunes."""
     begun = time.perf_counter()
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     calibration, holdout = points_for(request, model)
@@ -285,25 +176,26 @@ def work(request: PruneRequest) -> PruneOutcome:
     with naming_option(where, "see sipp prune --help"):
         if request.has_tolerance:
             assert calibration is not None and holdout is not None
-            walk = prune_to_with(
+            pruned_to = prune_to_with(
                 model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
                 output=parse_output(request.output), ledger=request.ledger,
             )  # fmt: skip
-            pruned, certificate = walk.pruned, walk.certificate
+            pruned, certificate = pruned_to.pruned, pruned_to.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
         else:
-            walk = None
+            pruned_to = None
             pruned, stored, certificate = _prune(request, model, calibration, holdout)
     ended = time.perf_counter()
     seconds = {"load": loaded - begun, "prune": ended - loaded}
-    return PruneOutcome(model, pruned, stored, walk, certificate, calibration, holdout, seconds)
+    return PruneOutcome(model, pruned, stored, pruned_to, certificate, calibration, holdout, seconds)
 
 
 def _prune(
     request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
 ) -> tuple[Pruned, nn.Module, Certificate | None]:
-    if holdout is not None and calibration is not None:  # before the work, which a shared point would make useless
+    # before any work: a shared point would invalidate the certificate
+    if holdout is not None and calibration is not None:
         survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
     stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
@@ -318,7 +210,7 @@ def _prune(
 
 
 def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
-    """What report.json and --json hold."""
+    """The content of report.json and --json."""
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
     else:
@@ -350,8 +242,8 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
         "reduce": request.options.reduce or method_of(request.options.method).reduce,
         "floor": request.options.floor,
         "repair": bool(request.options.repair),
-        "verdict": None if outcome.walk is None else outcome.walk.verdict,
-        "path": [] if outcome.walk is None else [asdict(level) for level in outcome.walk.path],
+        "verdict": None if outcome.pruned_to is None else outcome.pruned_to.verdict,
+        "path": [] if outcome.pruned_to is None else [asdict(level) for level in outcome.pruned_to.path],
         "certificate": certificate_values(outcome.certificate),
         "dry_run": request.dry_run,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
@@ -360,21 +252,21 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Written:
-    """The files that were written, and what is in the one small file, where it is one."""
+    """The files that were written, and the content of the small file, if it is one."""
 
     files: dict[str, int]  # {path: bytes}
     contents: SavedFile | None = None
 
     @property
     def record(self) -> dict[str, Any]:
-        """What --json says of it."""
+        """Its part of --json."""
         if self.contents is None:
             return {"written": self.files}
         values = {
             "format": self.contents.precision,
             "moved": self.contents.moved,
-            "largest_change": max(one.largest_change for one in self.contents.tensors),
-            "norm_change": max(one.norm_change for one in self.contents.tensors),
+            "largest_change": max(tensor.largest_change for tensor in self.contents.tensors),
+            "norm_change": max(tensor.norm_change for tensor in self.contents.tensors),
             "certificate_about": self.contents.certificate_about,
             "statements_about": self.contents.statements_about,
         }
@@ -382,7 +274,7 @@ class Written:
 
 
 def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) -> Written:
-    """Writes the network; nothing in a dry run, and nothing where nothing is certified."""
+    """Writes the network, unless it is a dry run or nothing is certified."""
     if request.out is None or request.dry_run or outcome.pruned is None or not outcome.certified:
         return Written({})
     if request.is_one_file:
@@ -393,7 +285,7 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
                 request.out,
                 values=request.values,
                 certificate=outcome.certificate,
-                shard=_shard(request),
+                shard=shard_bytes(request),
             )
         return Written({str(request.out): saved.n_bytes}, saved)
     with naming_option(f"--out {request.out}", "give another folder"):
@@ -402,16 +294,16 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
 
 
 def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
-    """About how many holdout points would certify the first level that failed (T15); empty if no number would."""
-    if outcome.walk is None or outcome.holdout is None:
+    """About how many holdout points would certify the first level that failed (T15); empty if none would."""
+    if outcome.pruned_to is None or outcome.holdout is None:
         return ""
-    failed = next((level for level in outcome.walk.path if not level.passed), None)
+    failed = next((level for level in outcome.pruned_to.path if not level.passed), None)
     if failed is None:
         return ""
     n, beta = outcome.holdout.n_points, 1.0 - request.options.confidence
     if request.max_accuracy_drop is None:
         bad, limit = "further off", request.allowed_share
-    else:  # half of beta goes to points that gained, of which none are counted on here (T16)
+    else:  # half of beta is for points that gained, which are not counted on (T16)
         bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
     needed = points_to_prove(failed.count, n, limit, beta)
     if needed is None or needed <= n:
@@ -423,13 +315,13 @@ def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
 
 
 def _rounded_up(n: int) -> int:
-    """Two digits of a number are enough for a plan."""
+    """Rounds up to two digits."""
     step = 10 ** max(0, len(str(n)) - 2)
     return -(-n // step) * step
 
 
-def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
-    """The answer as a person reads it."""
+def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
+    """The printed report."""
     if request.weights is not None:
         origin = f"weights {request.weights}"
     else:
@@ -442,15 +334,15 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
     lines += normalisation_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
-        certified = "" if outcome.certificate is None else IN_WALK  # a walk says it itself
-        if outcome.certificate is not None and outcome.walk is None:
+        certified = "" if outcome.certificate is None else SEE_BELOW  # a walk says it itself
+        if outcome.certificate is not None and outcome.pruned_to is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
         lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
         lines += statements(outcome.pruned, certified)
     if outcome.calibration is not None and outcome.calibration.is_noise:
         lines.append("noise:           the scores and bounds above are about random inputs, not about yours")
-    if outcome.walk is not None:
-        lines.append(str(outcome.walk))
+    if outcome.pruned_to is not None:
+        lines.append(str(outcome.pruned_to))
         lines += filter(None, [more_points_words(request, outcome)])
         if not request.options.repair:
             lines.append("further:         --repair fits the kept weights to the dense outputs: fewer are enough then")
@@ -466,25 +358,25 @@ def shown(request: PruneRequest, outcome: PruneOutcome, written: Written) -> lis
             f"sipp export {request.out} --model {request.model} --to small makes a small file"
         )
     if request.dry_run:
-        lines.append("dry run:         nothing was written" + (LOOKED if outcome.holdout is not None else ""))
+        lines.append("dry run:         nothing was written" + (HOLDOUT_USED if outcome.holdout is not None else ""))
     seconds = outcome.seconds
     return [*lines, f"time:            {seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning"]
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
-    """What each weight keeps, its strategies, and its bounds where one says anything; a compact one has neither."""
+    """A table of all weights, with strategies and useful bounds; without both if compact."""
     if compact:
         return layers_table(pruned, strategies=[], bounds=False)
     return layers_table(pruned, strategies=_strategies(pruned), bounds=has_useful_layer_bounds(pruned))
 
 
 def _strategies(pruned: Pruned) -> list[str]:
-    """The strategies that took a row."""
+    """The strategies that were used."""
     return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
 
 
 def statements(pruned: Pruned, certified: str = "") -> list[str]:
-    """What the columns mean, and the lines below: what is left, what was `certified`, what is known, what to do."""
+    """The lines below the table: meaning of columns, what is left, what is `certified`, what to do next."""
     return [
         *column_words(_strategies(pruned), has_useful_layer_bounds(pruned)),
         headline(pruned),

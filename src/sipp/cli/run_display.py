@@ -1,4 +1,4 @@
-"""Shows a run: its progress while it runs, its accuracies when it is done."""
+"""Displays the progress of a run, and its accuracies at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sipp.storage.files import Values
 
 
 def records_table(records: list[Values]) -> Table:
-    """Test accuracy before -> after training, one line per method and keep, repetitions in columns."""
+    """Test accuracy before -> after training, one row per method and keep, one column per seed."""
     seeds = sorted({record["seed"] for record in records})
     table = Table(box=box.SIMPLE_HEAD, title="test accuracy, pruned -> trained")
     for column in ("method", "keep", *(f"seed {seed}" for seed in seeds), "dead rows"):
@@ -41,14 +41,14 @@ def _cell(record: Values | None) -> str:
 
 @contextmanager
 def display(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A function that shows how far the run is: one live line on a terminal, one line per network elsewhere."""
+    """Yields a function that displays progress: a live line on a terminal, else one line per network."""
     if not console.is_terminal:
         yield lambda progress: _plain_line(console, progress)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
     with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
         task = bars.add_task("preparing", total=None)
-        under_way: dict[str, int] = {}  # epochs of networks that are not done: on Ray there are several
+        under_way: dict[str, int] = {}  # epochs of unfinished networks; several on Ray
 
         def show(progress: Progress) -> None:
             epoch = under_way[progress.stage] = 0 if progress.epoch is None else progress.epoch.epoch

@@ -1,4 +1,4 @@
-"""Reads networks from disk for the commands: a file of `sipp.save`, or a folder of `sipp prune`."""
+"""Loads stored networks: a file from `sipp.save`, or a folder from `sipp prune`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from sipp.storage.tensors import raw_tensors
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
 
-EXAMPLE_TOKENS = 64  # of a sequence that shows how a language model is called
+EXAMPLE_TOKENS = 64  # per sequence in an example for a language model
 
 Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
 
 @dataclass(frozen=True)
 class StoredNetwork:
-    """A network with its stored values, in eval mode on the CPU, and what its file holds."""
+    """A stored network, in eval mode on the CPU, and the content of its file."""
 
-    name: str  # what --model would say
+    name: str  # as for --model
     model: nn.Module
     contents: SavedFile
 
 
 def read_contents(path: Path) -> SavedFile:
-    """What is in a file of `sipp.save`."""
+    """The content of a file from `sipp.save`."""
     if path.is_dir():
         raise CommandError(
             f"{path} is a folder; a file is needed",
@@ -58,16 +58,16 @@ def read_contents(path: Path) -> SavedFile:
 
 
 def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
-    """The contents of a file, of the built-in network `name`, in JSON's types."""
-    said = contents.statements
+    """The content of a file as JSON values; `name` is the built-in network, if any."""
+    statements = contents.statements
     keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
     return {
         "kind": "network file",
         "sipp": sipp.__version__,
         **{key: getattr(contents, key) for key in keys},
         "network": name,
-        "tensors": [asdict(one) | {"bound_bytes": one.bound_bytes} for one in contents.tensors],
-        "statements": None if said is None else said.model_dump(),
+        "tensors": [asdict(tensor) | {"bound_bytes": tensor.bound_bytes} for tensor in contents.tensors],
+        "statements": None if statements is None else statements.model_dump(),
         "statements_about": contents.statements_about,
         "breaking_pattern": contents.breaking_pattern,
         "certificate": certificate_values(contents.certificate),
@@ -76,17 +76,17 @@ def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
 
 
 def stored_network(path: Path, model: str | None) -> StoredNetwork:
-    """The network of a file or folder, built by `model`, or by the built-in network that has the same tensors.
+    """Loads a network from a file or folder, built by `model` or as the built-in network with the same tensors.
 
-    What a file says of its class is not run: code of others has to be named on the command line.
+    The class named in a file is never imported: user code must be named on the command line.
     """
     if path.is_dir():
-        return _of_folder(path, model)
+        return _from_folder(path, model)
     contents = read_contents(path)
     name = model or built_in(contents)
     if name is None:
-        raise _unknown(path, contents.model)
-    shapes = {key: one.shape for one in contents.tensors for key in one.names}
+        raise _unknown_network(path, contents.model)
+    shapes = {key: tensor.shape for tensor in contents.tensors for key in tensor.names}
     network = load_model(name, n_classes=n_classes_in(name, shapes) if name in NETS else None)
     with naming_option(f"FILE {path}, --model {name}", "give the network that was saved"):
         sipp.load(path, into=network)
@@ -94,18 +94,20 @@ def stored_network(path: Path, model: str | None) -> StoredNetwork:
 
 
 def built_in(contents: SavedFile) -> str | None:
-    """The built-in network of this class with these tensors; None: there is none."""
-    return _known(contents.model, {name: (one.shape, one.dtype) for one in contents.tensors for name in one.names})
+    """The built-in network with this class and these tensors, or None."""
+    return _matching_net(
+        contents.model, {name: (tensor.shape, tensor.dtype) for tensor in contents.tensors for name in tensor.names}
+    )
 
 
-def _known(model: str, tensors: Tensors) -> str | None:
+def _matching_net(model: str, tensors: Tensors) -> str | None:
     shapes = {key: shape for key, (shape, _) in tensors.items()}
-    return next((name for name in NETS if _built(name, n_classes_in(name, shapes)) == (model, tensors)), None)
+    return next((name for name in NETS if _net_tensors(name, n_classes_in(name, shapes)) == (model, tensors)), None)
 
 
 @cache
-def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
-    """The class and the tensors of a built-in network for so many classes, without their numbers."""
+def _net_tensors(name: str, n_classes: int | None) -> tuple[str, Tensors]:
+    """The class, and shapes and dtypes of tensors, of a built-in network with this many classes."""
     with torch.device("meta"):
         net = build(name, n_classes=n_classes)
     tensors = {key: (tuple(value.shape), str(value.dtype)[6:]) for key, value in net.state_dict().items()}
@@ -115,7 +117,7 @@ def _built(name: str, n_classes: int | None) -> tuple[str, Tensors]:
 def example_for(
     stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None, size: int | None
 ) -> tuple[Any, Points]:
-    """So many points as the network takes them, of `data` or of noise in a built-in network's shape."""
+    """An example batch of `n_points`, from `data` or noise in a built-in network's shape."""
     spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
     length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
     reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length, size=size)
@@ -124,36 +126,36 @@ def example_for(
     return batch.kwargs or batch.args, points
 
 
-def _of_folder(folder: Path, model: str | None) -> StoredNetwork:
-    """The network that `sipp prune` put into a folder, and what a file of `sipp.save` would hold of it."""
+def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
+    """The network in a folder from `sipp prune`, and what a file from `sipp.save` would contain."""
     with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
-        said = (record.model_extra or {}).get("model")
+        recorded = (record.model_extra or {}).get("model")
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
-    kinds = {key: (one.shape, one.dtype.removeprefix("torch.")) for key, one in raw.items()}
-    name = model or (said if said in NETS else _known(str(said), kinds))
+    kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
+    name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
-        raise _unknown(folder, f"{said!r:.60}")
+        raise _unknown_network(folder, f"{recorded!r:.60}")
     network = load_model(name, folder / WEIGHTS_NAME)
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
-        contents = sipp.save(network, Path(place) / "net", certificate=_certificate(record))
+        contents = sipp.save(network, Path(place) / "net", certificate=_read_certificate(record))
     return StoredNetwork(name, network, replace(contents, path=folder))
 
 
 def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16", "fp16"]) -> SavedFile:
-    """Writes a stored network to one small file, with what is certified of its values."""
-    found = stored.contents
-    certificate = found.certificate if found.certificate_about == "stored values" else None
+    """Writes a stored network to one small file, with its certificate."""
+    contents = stored.contents
+    certificate = contents.certificate if contents.certificate_about == "stored values" else None
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
 
 
-def _certificate(record: PrunedRecord) -> AnyCertificate | None:
+def _read_certificate(record: PrunedRecord) -> AnyCertificate | None:
     if record.certificate is None or record.certificate.is_refusal:
         return None
     return from_json(json.dumps(given_values(record.certificate)))
 
 
-def _unknown(path: Path, what: str) -> CommandError:
+def _unknown_network(path: Path, what: str) -> CommandError:
     return CommandError(
         f"it holds a {what}, which is not a built-in network of the usual size",
         where=f"FILE {path}",

@@ -1,1 +1,1 @@
-"""Experiments: networks, data, recipes, training, pipelines and runs that can be stopped and resumed."""
+"""Experiments: networks, data, recipes, training, pipelines, and runs that can be stopped and resumed."""

@@ -1,7 +1,7 @@
-"""Arms of an experiment: a method, alone or with its own reduction over patches (T3). Needs no torch.
+"""Arms of an experiment: a method, optionally with its own reduction over patches (T3). Imports no torch.
 
-An arm is written as it stands in recipes, records and on the page: "wt", "sipp-det", "sipp-det mean". Both forms of a
-method can so stand in one run, and share its dense network.
+The label of an arm is the same in recipes, records and on the page: "wt", "sipp-det", "sipp-det mean". So one run can
+compare both reductions of a method on the same dense network.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from sipp.errors import OptionError
 from sipp.records.options import Reduce
 from sipp.scoring.methods import method_of, refuse_fitted
 
-BETWEEN = " "
+SEPARATOR = " "
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method and, where the arm names one, the reduction over patches that it uses."""
+    """A method, and the reduction over patches if the arm names one."""
 
     method: str
     reduce: Reduce | None = None
 
     @property
     def label(self) -> str:
-        """Its name, except in names of folders."""
-        return self.method if self.reduce is None else f"{self.method}{BETWEEN}{self.reduce}"
+        """Its name everywhere but in folder names."""
+        return self.method if self.reduce is None else f"{self.method}{SEPARATOR}{self.reduce}"
 
 
 def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
-    """The arm of this label; OptionError if there is no such method, or it has no reduction over patches.
+    """The arm with this label; OptionError if the method is unknown or takes no reduction.
 
-    `own` are names of the user's own methods, whose code need not be here.
+    `own` are names of the user's own methods, whose code need not be loaded.
     """
     if label in own:
         return Arm(label)

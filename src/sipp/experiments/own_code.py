@@ -1,7 +1,7 @@
-"""A user's own network and data in a run, from code that is named on the command line.
+"""Loads a user's own network and data from code named on the command line.
 
-Names of code come from the command line only (`load_recipe` refuses them in a recipe's file), so that no file that was
-received from elsewhere decides what is run.
+Only the command line may name code (`load_recipe` refuses it in a recipe's file), so that no file from elsewhere can
+decide what is executed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def import_named(spec: str) -> Any:
 
 
 def own_network(spec: str) -> nn.Module:
-    """Calls the user's function and returns its network in train mode; its weights follow torch's global generator."""
-    model = _called(spec, "network")
+    """Calls the user's function and returns its network in train mode."""
+    model = _call_named(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
 
 
 def own_images(spec: str) -> ImageSet:
-    """Calls the user's function and returns its data: images N x C x H x W in float32 and labels from 0 on."""
-    tensors = _called(spec, "data")
+    """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
+    tensors = _call_named(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
@@ -54,26 +54,26 @@ def own_images(spec: str) -> ImageSet:
     if images.dtype != torch.float32 or not bool(images.isfinite().all()):
         raise OptionError(f"the images of {spec!r} are not all finite float32", fix="convert them")
     if labels.dtype != torch.int64 or not len(labels) or int(labels.min()) < 0:
-        raise OptionError(f"the labels of {spec!r} are not int64 from 0 on", fix="convert them")
+        raise OptionError(f"the labels of {spec!r} are not int64 class numbers from 0", fix="convert them")
     return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
 
 
 def source_digest(spec: str) -> str:
-    """A digest of the file that holds the named code, so that a run is not resumed with other code."""
+    """A digest of the file with the named code, so that a run is not resumed with different code."""
     path = call_user_code(spec, "source", lambda: inspect.getsourcefile(import_named(spec)) or "")
     return f"{spec} source {sha256_of(call_user_code(spec, 'source', Path(path).read_bytes))[:DIGEST_LENGTH]}"
 
 
-def _called(spec: str, what: str) -> Any:
-    """Calls the named function or class; refuses a network object, which all runs would share."""
+def _call_named(spec: str, what: str) -> Any:
+    """Calls the named function or class; refuses a network object, which all seeds would share."""
     maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):
-        raise OptionError(f"{spec!r} is a {type(maker).__name__}, no function or class", fix=CALLABLE)
+        raise OptionError(f"{spec!r} is a {type(maker).__name__}, not a function or class", fix=CALLABLE)
     return call_user_code(spec, what, maker)
 
 
 def call_user_code(spec: str, what: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns; OptionError if the user's code raises, or exits as a script does."""
+    """Returns work(); OptionError if the user's code raises or exits."""
     try:
         return work()
     except (Exception, SystemExit) as error:

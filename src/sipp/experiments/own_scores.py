@@ -1,6 +1,6 @@
-"""A user's own scores in commands and runs: the file that registers them, and a digest of each.
+"""Loads a user's own scores from the file that registers them, and computes a digest of each.
 
-Files of code come from the command line only, as in `own_code`. Needs no torch.
+Only the command line may name such files, as in `own_code`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIGEST_LENGTH = 12
 
 
 def load_scores(path: Path) -> None:
-    """Runs a Python file that registers at least one method; it can import its neighbours."""
+    """Executes a Python file that registers at least one method; it can import modules beside it."""
     if path.suffix != ".py" or not path.is_file():
         raise OptionError("there is no Python file of this name", where=f"--code {path}", fix="give a .py file")
     before = own_methods()
@@ -36,7 +36,7 @@ def load_scores(path: Path) -> None:
         raise OptionError(
             f"it cannot be run ({type(error).__name__}: {error})", where=f"--code {path}", fix="correct the file"
         ) from error
-    if all(before.get(one) is row for one, row in own_methods().items()):
+    if all(before.get(name) is row for name, row in own_methods().items()):
         raise OptionError(
             "it registers no method", where=f"--code {path}", fix="call sipp.register_method(name, function) in it"
         )
@@ -45,7 +45,7 @@ def load_scores(path: Path) -> None:
 def score_digest(method: MethodInfo) -> str:
     """A digest of the file that defines a score, and of how its weights are cut.
 
-    Anything else in the file changes it too: a stale score is never taken for the one that a run was made with.
+    Any change to the file changes it, so a run is never resumed with a modified score.
     """
     function: Any = method.score
     try:

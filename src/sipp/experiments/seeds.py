@@ -1,4 +1,4 @@
-"""Seeds that follow from what they are for: nothing random has to be saved for a resumed run to draw the same."""
+"""Derives seeds from their purpose, so that a resumed run needs no saved random state."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 
 
 def step_seed(seed: int, epoch: int, step: int) -> int:
-    """The seed of everything random in one training step."""
+    """The seed for everything random in one training step."""
     return _seed_of(f"step {seed} {epoch} {step}")
 
 
 def prune_seed(seed: int, method: str, level: int) -> int:
-    """The seed of one pruning step."""
+    """The seed for one pruning step."""
     return _seed_of(f"prune {seed} {method} {level}")
 
 

@@ -125,19 +125,18 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     step, at = max(1, AT_ONCE // len(a)), index.to(a.device)
     parts = [slice(start, start + step) for start in range(0, a.shape[1], step)]
     squares_B, gaps_B = (torch.zeros(len(t), dtype=torch.float64, device=a.device) for t in (a, at))
-    largest = torch.zeros((), dtype=torch.float64, device=a.device)
+    tops = []  # the largest magnitude of each coordinate
     for some in parts:
         finite = _finite(a[:, some])
         squares_B += torch.linalg.vector_norm(finite, dim=1, dtype=torch.float64).square()
-        largest = torch.maximum(largest, finite.abs().amax())
-    size_B = squares_B.sqrt()
+        tops.append(finite.abs().amax(0).double())
+    size_B, least = squares_B.sqrt(), OF_LARGEST * torch.cat(tops).amax()
     typical = torch.where(size_B > 0, size_B, torch.nan).nanmedian().nan_to_num()  # 0 where all are
     are_close = []
-    for some in parts:
+    for some, top in zip(parts, tops):
         mine, theirs = a[:, some][at].double(), b[:, some].double()
         gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, (mine - theirs).abs())
-        coordinate = torch.maximum(_finite(a[:, some]).abs().amax(0).double(), OF_LARGEST * largest)
-        are_close.append((gap <= allowed * coordinate).all())
+        are_close.append((gap <= allowed * torch.maximum(top, least)).all())
         gaps_B += gap.square().sum(1)
     are_close.append((gaps_B.sqrt() <= allowed * torch.maximum(size_B[at], typical)).all())
     return bool(torch.stack(are_close).all())  # a GPU is waited for only here

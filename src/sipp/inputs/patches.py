@@ -16,6 +16,7 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
 from sipp.records.ranking import Weight
 
 LARGEST_EXPONENT = 1023  # of a finite float64
+SIGNS_T1 = np.array([[1.0], [-1.0]])  # t of activations
 
 Extremes = Callable[[Tensor], Tensor]  # B x N -> 3 x B
 
@@ -30,16 +31,17 @@ class ValueRange:
     device: torch.device  # of the windows
     peak_B: np.ndarray  # the largest magnitude; NaN or infinite where any activation is
     smallest_B: np.ndarray  # the smallest magnitude above 0; infinite where there is none
-    has_positive_B: np.ndarray
-    has_negative_B: np.ndarray
+    signs_TB: np.ndarray  # 1 where a point has positive activations, -1 where it has negative ones, otherwise 0
     peaks: tuple[float, float]  # the lowest and the highest of all; NaN or infinite where any activation is
     smallest: float  # the lowest of all
 
     @cached_property
     def scale_B(self) -> np.ndarray:
-        """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch."""
-        exponents = np.minimum(1 - np.frexp(self.peak_B)[1], LARGEST_EXPONENT)
-        return np.where(self.peak_B > 0, np.ldexp(1.0, exponents), 1.0)
+        """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch.
+
+        For a point of zeros any would do.
+        """
+        return np.ldexp(1.0, np.minimum(1 - np.frexp(self.peak_B)[1], LARGEST_EXPONENT))
 
     @cached_property
     def scale_on_device_B(self) -> Tensor:
@@ -49,11 +51,12 @@ class ValueRange:
     @cached_property
     def factors_TB(self) -> np.ndarray:
         """The scales with the sign t of the activations that they take; 0 where a point has none of it."""
-        return np.array((self.scale_B * self.has_positive_B, -self.scale_B * self.has_negative_B))
+        return self.signs_TB * self.scale_B
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
-        return bool(self.has_positive_B[points].any()), bool(self.has_negative_B[points].any())
+        positive_B, negative_B = self.signs_TB[:, points]
+        return bool(positive_B.any()), bool(negative_B.any())
 
 
 def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
@@ -75,11 +78,12 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
         if done is not None:
             done.synchronize()
         has_numpy = table.dtype in (SCORE_DTYPE, BOUND_DTYPE)
-        lowest_B, highest_B, smallest_B = (table if has_numpy else table.to(BOUND_DTYPE)).numpy().astype(np.float64)
-        peak_B = np.maximum(highest_B, -lowest_B)
+        found_XB = (table if has_numpy else table.to(BOUND_DTYPE)).numpy().astype(np.float64)
+        furthest_TB, smallest_B = found_XB[1::-1] * SIGNS_T1, found_XB[2]
+        peak_B = np.maximum(*furthest_TB)
         peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
-        smallest = float(smallest_B.min())
-        return ValueRange(windows.device, peak_B, smallest_B, highest_B > 0, lowest_B < 0, peaks, smallest)
+        signs_TB = (furthest_TB > 0) * SIGNS_T1
+        return ValueRange(windows.device, peak_B, smallest_B, signs_TB, peaks, float(smallest_B.min()))
 
     return values
 

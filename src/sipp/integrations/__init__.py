@@ -1,1 +1,1 @@
-"""Masks that hold in the trainers of other libraries: one file each, which imports its library when it is imported."""
+"""Callbacks that keep pruned weights at zero in the trainers of other libraries, one file each."""

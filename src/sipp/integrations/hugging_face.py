@@ -1,4 +1,4 @@
-"""`HoldMasks` for the Trainer of transformers: pruned weights stay zero, and the masks lie in its checkpoints."""
+"""`HoldMasks` for the Trainer of transformers: keeps pruned weights at zero, and saves the masks in checkpoints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FILE = "sipp_masks.safetensors"
 
 
 class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """A callback: weights outside `masks` are zero from the start of training to its end.
+    """A callback that keeps weights outside `masks` at zero during training.
 
-    `masks` is {parameter name: bool tensor}, such as `pruned.masks`; without, they are those of the checkpoint that is
-    resumed (of the Trainer's own folder), or else the zeros of the network.
+    `masks` is {parameter name: bool tensor}, such as `pruned.masks`. Without them, the masks of the resumed checkpoint
+    (in the Trainer's own folder) are used, or else the zeros of the network.
 
         Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)]).train()
     """

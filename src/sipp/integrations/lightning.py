@@ -1,4 +1,4 @@
-"""`HoldMasks` for Lightning: pruned weights stay zero while its Trainer trains; its checkpoints hold the masks."""
+"""`HoldMasks` for Lightning: keeps pruned weights at zero, and saves the masks in checkpoints."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ with needed_for("holding masks in Lightning"):
 
 
 class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
-    """A callback: weights outside `masks` are zero from the start of training to its end.
+    """A callback that keeps weights outside `masks` at zero during training.
 
-    `masks` is {parameter name: bool tensor}, such as `pruned.masks`; without, they are those of the checkpoint that is
-    resumed, or else the zeros of the network. `part` names the submodule that was pruned ("net" for `module.net`);
-    empty: the whole LightningModule.
+    `masks` is {parameter name: bool tensor}, such as `pruned.masks`. Without them, the masks of the resumed checkpoint
+    are used, or else the zeros of the network. `part` names the submodule that was pruned ("net" for `module.net`);
+    empty means the whole LightningModule.
 
         Trainer(callbacks=[HoldMasks(pruned.masks, part="net")]).fit(module, loader)
     """
@@ -36,7 +36,7 @@ class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint keeps the masks: each part has its own."""
+        """The key of the masks in a checkpoint; each part has its own."""
         return f"sipp.HoldMasks({self.part!r})"
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:

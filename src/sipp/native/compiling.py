@@ -1,14 +1,14 @@
-"""Functions that Numba compiles: Python loops, vector code that they call, and a cache on disk for both.
+"""Functions compiled by Numba: Python loops, the vector code they call, and a cache on disk for both.
 
-    @compiled                          a function of arrays and numbers, compiled when it is first called
-    @CompiledLoop                      a function of whole numbers (sizes and addresses), compiled by itself, which
-                                       other compiled code calls by its address (`calling`)
-    @inlined                           a part of the functions that call it
-    @primitive(VOID, INT, INT)         a function written in LLVM instructions (`instructions.py`), for all of these
+    @compiled                          a function of arrays and numbers, compiled on its first call
+    @CompiledLoop                      a function of integers (sizes and addresses), compiled separately; other compiled
+                                       code calls it through its address (`calling`)
+    @inlined                           inlined into the functions that call it
+    @primitive(VOID, INT, INT)         written in LLVM instructions (`instructions.py`); all of the above can call it
 
-Nothing is compiled with a fast-math flag: a compiler that may reorder or join operations does so differently for a
-function that was inlined fresh and one that came out of the cache, and the same seed would not give the same bits. A
-sum that has to be fast is written with its own order of terms, a product and a sum rounded once by name (`fused`).
+No fast-math flag is ever set. With one, LLVM may reorder sums or fuse a multiply and an add, and it decides differently
+for a function inlined just now and one loaded from the cache: the same seed would not give the same bits. Where a sum
+must be fast, the code fixes its order of terms itself and asks for a fused multiply-add by name (`fused`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
 
 _log = logging.getLogger("sipp")
 
-VOID, INT, REAL, DOUBLE = types.none, types.int64, types.float32, types.float64  # of primitives
-INT64_BYTES = 8  # bytes of a whole number
+VOID, INT, REAL, DOUBLE = types.none, types.int64, types.float32, types.float64  # signatures of primitives
+INT64_BYTES = 8
 
 # --- Compiled functions -----------------------------------------------------------------------------------------------
 
 
 def stamp_of(*folders: Path) -> int:
-    """A number that changes with every Python file of these folders, and of this one.
+    """A checksum of all Python files in these folders and in this one.
 
-    Numba sees changes of the file a function is in, but not of those it calls into: a stamp is part of every name.
+    Numba's cache notices changes to the file that defines a function, but not to files it calls into. So this checksum
+    becomes part of each function's name.
     """
     files = [path for place in (Path(__file__).parent, *folders) for path in sorted(place.glob("*.py"))]
     return zlib.crc32(b"".join(path.read_bytes() for path in files), int(HAS_VECTOR_CODE))
@@ -62,32 +63,32 @@ def _stamped(function: Callable[..., Any], calls_into: Path | None = None) -> Ca
 
 
 def compiled(function: Callable[..., Any], *, calls_into: Path | None = None) -> Callable[..., Any]:
-    """The function compiled by Numba at its first call, cached on disk where a folder can be written.
+    """Compiles the function with Numba on its first call, cached on disk if a cache folder is writable.
 
-    It may call compiled functions of its own folder, and of one other: `calls_into`.
+    It may call compiled functions of its own folder and of one other, `calls_into`.
     """
     if not IS_COMPILED:
         return _interpreted(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
-        made = numba.njit(cache=True, **options)(_stamped(function, calls_into))
-    except RuntimeError:  # neither beside this file nor in the user's cache folder
+        dispatcher = numba.njit(cache=True, **options)(_stamped(function, calls_into))
+    except RuntimeError:  # neither this folder nor the user's cache folder is writable
         _not_kept("no folder can be written")
         return numba.njit(**options)(function)
-    _survive_full_disk(made)
-    return made
+    _survive_full_disk(dispatcher)
+    return dispatcher
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a part of those that call it: compiled with them, never by itself."""
+    """Inlines the function into its callers; it is never compiled on its own."""
     return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
 
 
-def _survive_full_disk(made: Any) -> None:
-    """Lets a compiled function that cannot be saved be used all the same. Numba has no public way to say so."""
-    cache: Any = getattr(made, "_cache", None)
+def _survive_full_disk(dispatcher: Any) -> None:
+    """Lets the function run even if it cannot be saved to the cache; Numba has no public option for this."""
+    cache: Any = getattr(dispatcher, "_cache", None)
     save = getattr(cache, "save_overload", None)
-    if save is None:  # another version of Numba: its own behaviour
+    if save is None:  # another version of Numba: leave it as it is
         return
 
     def save_if_possible(*overload: Any) -> None:
@@ -100,21 +101,21 @@ def _survive_full_disk(made: Any) -> None:
 
 
 def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as Python runs it (NUMBA_DISABLE_JIT=1), with compiled code's silence about 1 / 0."""
+    """Runs the function as plain Python (NUMBA_DISABLE_JIT=1); like compiled code, it does not warn about 1 / 0."""
 
     @functools.wraps(function)
-    def run(*given: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):
-            return function(*given)
+            return function(*arguments)
 
     return run
 
 
 class CompiledLoop:
-    """A function of whole numbers (sizes, addresses) that is compiled by itself when it is first called.
+    """A function of integers (sizes, addresses), compiled separately on its first call.
 
-    Called from Python it runs without the Python lock. Compiled code calls it by its `address` (`calling`), so what
-    lies behind that is not compiled again with its callers, and what a call does not need not at all.
+    Called from Python, it runs without the GIL. Compiled code calls it through its `address` (`calling`), so it is not
+    compiled again for every caller, and not at all if no call needs it.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -139,12 +140,12 @@ class CompiledLoop:
 
     def __call__(self, *numbers: int) -> None:
         if self._call is None:
-            self._call = self._compiled().ctypes  # which Numba makes anew each time
+            self._call = self._compiled().ctypes  # Numba creates a new wrapper on each access
         self._call(*numbers)
 
 
 def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
-    """The function compiled at once; from the cache, and into it, where a folder can be written."""
+    """Compiles the function now, or loads it from the cache if one is writable."""
     _start_clock()
     try:
         return numba.cfunc(signature, cache=True, error_model="numpy")(function)
@@ -159,17 +160,17 @@ def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
 
 
 def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: `emit(b, *values)`, which writes LLVM instructions, becomes a function for compiled code to call."""
+    """Decorator: makes `emit(b, *values)`, which emits LLVM instructions, callable from compiled code."""
 
     def wrap(emit: Callable[..., Any]) -> Any:
-        def typed(typingctx: Any, *given: Any) -> Any:
+        def typed(typingctx: Any, *argument_types: Any) -> Any:
             def codegen(context: Any, b: Any, signature: Any, values: Any) -> Any:
-                made = emit(b, *values)
-                return context.get_dummy_value() if result is VOID else made
+                value = emit(b, *values)
+                return context.get_dummy_value() if result is VOID else value
 
             return result(*arguments), codegen
 
-        # Numba reads the signature, so it needs one name for each argument
+        # Numba inspects the signature and needs one name per argument
         names = ("typingctx", *(f"x{i}" for i in range(len(arguments))))
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -179,9 +180,9 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
 
 
 def calling(*candidates: CompiledLoop) -> Any:
-    """A function for compiled code: call(address, *numbers) calls the one of these that lies at the address.
+    """Returns call(address, *numbers) for compiled code, which calls whichever candidate is at the address.
 
-    They are declared alike, or it is a ValueError: whoever calls one need not know which.
+    All candidates must have the same parameters, otherwise ValueError.
     """
     parameters = {native.parameters for native in candidates}
     if len(parameters) != 1:
@@ -195,26 +196,26 @@ def calling(*candidates: CompiledLoop) -> Any:
 
 
 def reading(record: type) -> Any:
-    """A function for compiled code: the record of whole numbers (a NamedTuple class) that lies at an address."""
+    """Returns a function for compiled code that reads a NamedTuple of integers from an address."""
     n = len(record._fields)  # type: ignore[attr-defined]
 
     @primitive(types.NamedUniTuple(INT, n, record), INT)
     def read(b: Any, address: Any) -> Any:
-        made = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
+        packed = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
         for i in range(n):
-            made = b.insert_value(made, load(b, address, I64, INT64_BYTES * i), i)
-        return made
+            packed = b.insert_value(packed, load(b, address, I64, INT64_BYTES * i), i)
+        return packed
 
     return read
 
 
 def as_numbers(record: tuple[Any, ...]) -> np.ndarray:
-    """A record as compiled code reads it (`reading`): addresses in place of tensors, which its caller keeps alive."""
+    """A record as compiled code reads it (`reading`): tensors become addresses, so the caller must keep them alive."""
     return np.array([x.data_ptr() if isinstance(x, Tensor) else x for x in record], np.int64)
 
 
 def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
-    """Two functions for compiled code, get(address, i) and put(address, i, value), of an array of such numbers."""
+    """get(address, i) and put(address, i, value) for compiled code, for an array of this number type."""
     n_bytes = number.bitwidth // 8
 
     @primitive(number, INT, INT)
@@ -239,29 +240,29 @@ def _product_and_sum(x: float, y: float, z: float) -> float:
     return x * y + z
 
 
-# x * y + z of float64 for compiled loops to call; plain Python where nothing is compiled
+# x * y + z in float64, fused in compiled loops; plain Python if nothing is compiled
 product_and_sum: Any = primitive(DOUBLE, DOUBLE, DOUBLE, DOUBLE)(fused) if IS_COMPILED else _product_and_sum
 
-# --- How long it takes ------------------------------------------------------------------------------------------------
+# --- Compile time -----------------------------------------------------------------------------------------------------
 
-_TOLD_AFTER = 1.0  # seconds of compiling
+_REPORTED_AFTER = 1.0  # seconds of compiling
 _spent = 0.0
-_is_kept = True  # what is compiled is there for the next process
+_is_kept = True  # compiled code is cached for the next process
 _begun: list[float] = []
-_collects = True  # whether Python's collector of cycles did, before
+_collects = True  # whether the garbage collector was enabled before
 _clock_lock = threading.Lock()
 
 
 def compiling_seconds() -> float:
-    """How long this process has compiled so far: work of the first use after an install, and of no other."""
+    """Seconds this process has spent compiling so far, which happens only on first use after an install."""
     return _spent
 
 
 def _start_clock() -> None:
-    """Counts from here; functions that another one calls are compiled within its time, and not added.
+    """Starts the clock; nested compilations count as part of the outer one.
 
-    Meanwhile Python's collector of cycles rests: the compiler makes many small objects and keeps them, and to look
-    through them again and again, with all that torch has loaded, took up to a fifth of the time.
+    Garbage collection is off meanwhile: the compiler creates many small objects and keeps them, and scanning them again
+    and again, together with everything torch has loaded, took up to a fifth of the time.
     """
     global _collects
     with _clock_lock:
@@ -277,14 +278,14 @@ def _stop_clock() -> None:
         if not _begun:
             if _collects:
                 gc.enable()
-            _tell(time.perf_counter() - begun)
+            _add_seconds(time.perf_counter() - begun)
 
 
-def _tell(seconds: float) -> None:
-    """Counts the seconds of compiling, and says once what takes so long."""
+def _add_seconds(seconds: float) -> None:
+    """Adds to the compile time, and logs once that compiling takes a while."""
     global _spent
     before, _spent = _spent, _spent + seconds
-    if before < _TOLD_AFTER <= _spent:
+    if before < _REPORTED_AFTER <= _spent:
         often = (
             "the first time this part is used"
             if _is_kept
@@ -294,14 +295,14 @@ def _tell(seconds: float) -> None:
 
 
 def _not_kept(why: str) -> None:
-    """Notes that compiled code could not be put into Numba's cache."""
+    """Records that compiled code could not be written to Numba's cache."""
     global _is_kept
     _is_kept = False
     _log.info("Numba's cache could not be written (%s): each process compiles again", why)
 
 
 def _listen() -> None:
-    """Lets Numba say when it compiles; where it has no such events, only what is compiled by itself is counted."""
+    """Starts and stops the clock on Numba's compile events; without them, only `CompiledLoop`s are counted."""
     try:
         from numba.core import event
     except ImportError:

@@ -1,8 +1,8 @@
-"""The pieces that vector code is written of: each appends LLVM instructions to a builder `b`.
+"""Building blocks of vector code: each function appends LLVM instructions to a builder `b`.
 
-Addresses are 64-bit numbers, offsets are in bytes. There is no fast-math flag: whether a product and a sum are rounded
-once is said by name (`fused`). Left to a compiler it would depend on what was inlined where, and so on which functions
-came from Numba's cache: the same seed would not give the same bits.
+Addresses are 64-bit integers, offsets are in bytes. There is no fast-math flag: a fused multiply-add is requested by
+name (`fused`). If the compiler chose, the result would depend on inlining, and so on which functions came from Numba's
+cache: the same seed would not give the same bits.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 _BYTE = I8.as_pointer()
 FLOAT_BYTES = 4  # bytes
-_ALIGN = 4  # bytes: of any number of four bytes or more that is loaded or stored
+_ALIGN = 4  # bytes; assumed for every load and store of four bytes or more
 
 # --- Kinds and constants ----------------------------------------------------------------------------------------------
 
 
 def vector(lanes: int, kind: Any = F32) -> Any:
-    """LLVM's type of so many numbers; one alone is no vector."""
+    """LLVM's vector type with this many lanes; a scalar for one lane."""
     return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
 def constant(value: float, lanes: int, kind: Any = F32) -> Any:
-    """This number in all lanes."""
+    """A constant with this value in all lanes."""
     return ir.Constant(kind, value) if lanes == 1 else ir.Constant(vector(lanes, kind), [value] * lanes)
 
 
@@ -38,7 +38,7 @@ def constant(value: float, lanes: int, kind: Any = F32) -> Any:
 
 
 def address_of(b: Any, base: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
-    """The address of element `index` of items of `size` bytes."""
+    """The address of element `index` in an array of `size`-byte items."""
     return b.add(base, b.mul(index, I64(size)))
 
 
@@ -59,36 +59,36 @@ def _aligned(kind: Any) -> int:
 
 
 def element(b: Any, address: Any, i: Any, kind: Any) -> Any:
-    """A pointer to element i of an array; counted from one address, so that loops over it become vectors."""
+    """A pointer to element i of an array; based on one address, so LLVM can vectorise loops over it."""
     return b.gep(b.inttoptr(address, kind.as_pointer()), [i], source_etype=kind)
 
 
 def variables(b: Any, values: Sequence[Any]) -> list[Any]:
-    """Variables (LLVM turns them into registers) that start with these values."""
-    made = [on_stack(b, value.type) for value in values]
-    for cell, value in zip(made, values):
+    """Variables with these initial values; LLVM keeps them in registers."""
+    cells = [on_stack(b, value.type) for value in values]
+    for cell, value in zip(cells, values):
         b.store(value, cell)
-    return made
+    return cells
 
 
 def on_stack(b: Any, kind: Any) -> Any:
-    """Room for such a value, which is the same in every turn of a loop around it."""
+    """A stack slot for such a value, allocated once even inside a loop."""
     with b.goto_entry_block():
         return b.alloca(kind)
 
 
 @contextmanager
 def floats_on_heap(b: Any, n: int) -> Iterator[Any]:
-    """The address of room for n floats, for a while; 0 where there is none. A thread's stack may be small."""
+    """Allocates n floats for the block and yields their address, 0 if malloc fails. A thread's stack may be small."""
     address = b.ptrtoint(b.call(_of_c(b, "malloc", _BYTE, I64), [I64(n * FLOAT_BYTES)]), I64)
     yield address
     b.call(_of_c(b, "free", ir.VoidType(), _BYTE), [b.inttoptr(address, _BYTE)])
 
 
-def _of_c(b: Any, name: str, result: Any, given: Any) -> Any:
-    """A function of the C library."""
+def _of_c(b: Any, name: str, result: Any, argument: Any) -> Any:
+    """Declares a function of the C library."""
     known = b.module.globals.get(name)
-    return known or ir.Function(b.module, ir.FunctionType(result, [given]), name)
+    return known or ir.Function(b.module, ir.FunctionType(result, [argument]), name)
 
 
 # --- Loops and calls --------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _of_c(b: Any, name: str, result: Any, given: Any) -> Any:
 
 @contextmanager
 def each(b: Any, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
-    """A loop over start, start + step .. stop (numbers of LLVM's or Python's): gives the index."""
+    """A loop from start to stop (LLVM values or Python ints) in steps of `step`; yields the index."""
     start, stop = (I64(x) if isinstance(x, int) else x for x in (start, stop))
     before, test, body, end = b.block, *(b.append_basic_block(name) for name in ("test", "body", "end"))
     b.branch(test)
@@ -112,14 +112,14 @@ def each(b: Any, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
     b.position_at_end(end)
 
 
-def call(b: Any, name: str, result: Any, given: Sequence[Any]) -> Any:
-    """The result of LLVM's own function of this name."""
-    kind = ir.FunctionType(result, [value.type for value in given])
-    return b.call(b.module.declare_intrinsic(name, (), kind), given)
+def call(b: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+    """Calls an LLVM intrinsic by name."""
+    kind = ir.FunctionType(result, [value.type for value in arguments])
+    return b.call(b.module.declare_intrinsic(name, (), kind), arguments)
 
 
 def call_at(b: Any, address: Any, numbers: Sequence[Any]) -> None:
-    """Calls what lies at an address with whole numbers."""
+    """Calls the function at an address with integers."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(numbers))
     b.call(b.inttoptr(address, kind.as_pointer()), numbers)
 
@@ -128,7 +128,7 @@ def call_at(b: Any, address: Any, numbers: Sequence[Any]) -> None:
 
 
 def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
-    """x * y + z, rounded once where the processor has that, else twice."""
+    """x * y + z, rounded once if the processor has fused multiply-add, else twice."""
     if not HAS_FUSED:
         return b.fadd(b.fmul(x, y), z)
     kind = x.type
@@ -137,7 +137,7 @@ def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def maximum(b: Any, left: Any, right: Any) -> Any:
-    """left if left > right else right: what one vmaxps does, bit for bit, with no assumption about NaN."""
+    """left if left > right else right: exactly what vmaxps does, including for NaN."""
     return b.select(b.fcmp_ordered(">", left, right), left, right)
 
 
@@ -147,7 +147,7 @@ def minimum(b: Any, left: Any, right: Any) -> Any:
 
 
 def tree(b: Any, join: Callable[..., Any], values: Sequence[Any]) -> Any:
-    """All values joined, two by two."""
+    """Combines all values pairwise, as a balanced tree."""
     values = list(values)
     while len(values) > 1:
         values = [join(b, *values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
@@ -158,20 +158,20 @@ def tree(b: Any, join: Callable[..., Any], values: Sequence[Any]) -> Any:
 
 
 def splat(b: Any, scalar: Any, lanes: int) -> Any:
-    """A vector with this number in all lanes."""
+    """Broadcasts a scalar to all lanes."""
     if lanes == 1:
         return scalar
-    one = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
-    return pick(b, one, one, [0] * lanes)
+    first = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
+    return pick(b, first, first, [0] * lanes)
 
 
 def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
-    """The lanes of these numbers, those of `right` counted on after those of `left`."""
+    """Shuffles two vectors: the lanes with these numbers, `right` numbered after `left`."""
     return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
 def across(b: Any, join: Callable[..., Any], values: Any) -> Any:
-    """The lanes of a vector joined into one number."""
+    """Reduces the lanes of a vector to one number."""
     while values.type.count > 1:
         half = values.type.count // 2
         values = join(b, *(pick(b, values, values, list(range(i, i + half))) for i in (0, half)))
@@ -179,7 +179,7 @@ def across(b: Any, join: Callable[..., Any], values: Any) -> Any:
 
 
 def transposed(b: Any, vectors: Sequence[Any]) -> list[Any]:
-    """n vectors of n lanes with lanes and vectors exchanged, one bit of their indices after the other."""
+    """Transposes n vectors of n lanes, one index bit at a time."""
     vectors, n = list(vectors), len(vectors)
     bit = 1
     while bit < n:

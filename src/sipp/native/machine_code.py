@@ -1,8 +1,8 @@
-"""Functions that are written at run time, for one shape of tile: LLVM instructions in, machine code out.
+"""Generates functions at run time, one per tile shape: LLVM instructions in, machine code out.
 
-A function takes the address of its arguments: 64-bit numbers, most of them addresses, which it reads by name. Every
-thread calls it with the same ones and draws shares of its tasks until none is left: fewer threads than asked for may
-come, and one may be held up.
+A function receives the address of its arguments, 64-bit integers (mostly addresses) that it reads by name. All threads
+call it with the same arguments and take shares of the work from a common counter until none are left, so it does not
+matter if fewer threads run than requested, or if one is delayed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sipp.native.instructions import F32, I32, I64, address_of, call_at, load
 from sipp.native.processor import FEATURES
 from sipp.native.threads import Body, run_on_threads, run_parallel, torch_openmp
 
-_HEAD = 2  # numbers in front of the arguments: the next share to be drawn, how many there are
-_LEVEL = 2  # of LLVM's optimisation
+_HEAD = 2  # numbers in front of the arguments: the next share to take, and the number of shares
+_LEVEL = 2  # LLVM optimisation level
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A compiled function, the names of the numbers that it takes, and the library where its machine code lives."""
+    """A compiled function, the names of its arguments, and the library that owns its machine code."""
 
     function: Any
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class MachineCode:
 
 
 class Arguments:
-    """What a function that is written can ask for: its arguments, and which part of its tasks a thread is to do."""
+    """What generated code can read: the function's arguments, and the share of the work taken now."""
 
     def __init__(self, b: Any, names: tuple[str, ...], head: Any, share: Any, n_shares: Any) -> None:
         self._b, self._head, self.drawn, self._n_shares = b, head, share, n_shares
@@ -47,11 +47,11 @@ class Arguments:
         return self._b.load(self._b.gep(self._head, [I64(_HEAD + self._places[name])]), typ=I64)
 
     def real(self, name: str) -> Any:
-        """The argument of this name as a float32, whose bits it holds (`bits_of`)."""
+        """The argument of this name as a float32, stored as its bits (`bits_of`)."""
         return self._b.bitcast(self._b.trunc(self.number(name), I32), F32)
 
     def share(self, n: Any) -> tuple[Any, Any]:
-        """The stretch of the tasks 0 .. n that is to be done now."""
+        """The range of tasks, out of 0 .. n, that belongs to the current share."""
         b = self._b
         first = b.sdiv(b.mul(n, self.drawn), self._n_shares)
         return first, b.sdiv(b.mul(n, b.add(self.drawn, I64(1))), self._n_shares)
@@ -63,9 +63,9 @@ _linker: Any = None
 
 
 def generate(key: tuple[Any, ...], names: Iterable[str], emit: Callable[[Any, Arguments], None]) -> MachineCode:
-    """The function of numbers with these names whose body emit(b, args) writes.
+    """Compiles a function with these argument names, whose body `emit(b, args)` writes.
 
-    The same `key`, which names all it is made from, gives the same one.
+    Results are cached by `key`, which must contain everything that `emit` depends on.
     """
     with _lock:
         if key not in _made:
@@ -75,7 +75,7 @@ def generate(key: tuple[Any, ...], names: Iterable[str], emit: Callable[[Any, Ar
 
 def _compile(names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> MachineCode:
     global _linker
-    llvm.initialize_native_target()  # numba does it as well, but need not have compiled anything yet
+    llvm.initialize_native_target()  # Numba does this too, but may not have compiled anything yet
     llvm.initialize_native_asmprinter()
     module = ir.Module("sipp")
     module.triple = llvm.get_process_triple()
@@ -85,12 +85,12 @@ def _compile(names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> 
     parsed.verify()
     machine = _machine()
     options = llvm.create_pipeline_tuning_options(speed_level=_LEVEL)
-    options.loop_unrolling = False  # what is unrolled is written so
+    options.loop_unrolling = False  # the generated code is already unrolled
     options.slp_vectorization = options.loop_vectorization = False
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(parsed, passes)
     if _linker is None:
-        _linker = llvm.create_lljit_compiler(_machine())  # which becomes its own
+        _linker = llvm.create_lljit_compiler(_machine())  # it takes ownership of the machine
     library = llvm.JITLibraryBuilder().add_object_img(machine.emit_object(parsed)).add_current_process()
     linked = library.export_symbol("run").link(_linker, f"sipp {len(_made)}")
     return MachineCode(Body(linked["run"]), names, linked)
@@ -118,33 +118,33 @@ def _write_shares(function: Any, names: tuple[str, ...], emit: Callable[[Any, Ar
 
 
 def argument_list(code: MachineCode, numbers: Mapping[str, int]) -> Any:
-    """The numbers that a function takes, as `run` hands them over; a TypeError where they are others."""
+    """Packs the arguments for `run`; TypeError if the names do not match."""
     if tuple(numbers) != code.names:
         raise TypeError(f"this code takes {code.names}, not {tuple(numbers)}")
     return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers.values())
 
 
 def bits_of(value: float) -> int:
-    """A float32 as an argument, which is a whole number: its bits."""
+    """The bits of a float32 as an integer argument."""
     return ctypes.c_int32.from_buffer(ctypes.c_float(value)).value
 
 
 def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> None:
-    """Runs a function on torch's threads, its tasks cut into shares."""
+    """Runs a function on torch's threads, its work divided into shares."""
     arguments[0], arguments[1] = 0, n_shares
     run_on_threads(code.function, arguments, n_threads)
 
 
-# --- Calls of one compiled function with several rows of numbers ------------------------------------------------------
+# --- One compiled function called with several rows of numbers --------------------------------------------------------
 
-# Threads draw the rows in compiled code. With a Python function on each thread they would wait for its lock, and that
-# takes longer to change hands than a small layer takes.
+# Threads take rows in compiled code. With a Python function per thread they would wait for the GIL, and handing that
+# over takes longer than a small layer.
 
 
 def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
-    """Calls function(*row) for all rows, a thread each; on plain threads without torch's OpenMP library.
+    """Calls function(*row) for all rows, one thread each; plain threads if torch's OpenMP library is missing.
 
-    What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
+    The caller allocates what the threads write: memory allocated in a thread is slow to free.
     """
     if len(rows) == 1:
         function(*rows[0])
@@ -158,7 +158,7 @@ def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
 
 
 def _caller(n_numbers: int) -> MachineCode:
-    """Code that draws rows of so many numbers, and calls a function with each."""
+    """Code that takes rows of this many numbers and calls a function with each."""
 
     def emit(b: Any, arguments: Arguments) -> None:
         row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)

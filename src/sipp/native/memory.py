@@ -1,6 +1,6 @@
-"""Tensors as compiled code takes them: memory of a named dtype on the CPU, and its address.
+"""Tensors for compiled code: CPU memory with an explicit dtype, and its address.
 
-torch's default dtype and device, which the caller may have set to anything, decide nothing here.
+torch's default dtype and device, which the caller may have changed, are never used here.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ LARGE = 1 << 17  # bytes
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory on the CPU for compiled code to write to; what it holds before is anything."""
+    """Uninitialised CPU memory for compiled code to write to."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory on the CPU for compiled code, set to 0."""
+    """CPU memory for compiled code, set to 0."""
     return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
 def clear(whole: Tensor, start: int, stop: int) -> None:
-    """Sets these of a tensor's bytes to 0, faster than torch does where they are few."""
+    """Sets bytes start .. stop of a tensor to 0; faster than torch for few bytes."""
     if not 0 <= start <= stop <= len(whole):
         raise DataError(f"bytes {start} to {stop} of {len(whole)} are to be cleared: this is a fault of sipp")
     ctypes.memset(address(whole, torch.uint8) + start, 0, stop - start)
 
 
 def array(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The memory of a tensor as compiled code takes it; a DataError unless of this dtype, on the CPU, without gaps."""
+    """The tensor as a NumPy array; DataError unless it has this dtype, is on the CPU and contiguous."""
     _check_plain(tensor, dtype)
     return tensor.numpy()
 
 
 def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-    """Where such a tensor begins, for compiled code that is given numbers alone."""
+    """The address of such a tensor, for compiled code that takes only numbers."""
     _check_plain(tensor, dtype)
     return tensor.data_ptr()
 
 
 def plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The tensor itself, for a record of which compiled code is given addresses (`as_numbers`); checked as above."""
+    """The tensor itself, checked as above, for a record that compiled code reads by address (`as_numbers`)."""
     _check_plain(tensor, dtype)
     return tensor
 
 
 def strided_address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-    """Where a tensor begins, with gaps or without, for code that is given its strides; a DataError as above."""
+    """The address of a tensor that need not be contiguous, for code that gets its strides too; checked as above."""
     _check_plain(tensor, dtype, may_have_gaps=True)
     return tensor.data_ptr()
 
 
 def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = False) -> None:
-    """Raises DataError unless compiled code for this dtype can go through the memory from its first byte on."""
+    """Raises DataError unless compiled code for this dtype can read the memory directly."""
     has_gaps = not tensor.is_contiguous()
     if tensor.dtype != dtype or tensor.device.type != "cpu" or (has_gaps and not may_have_gaps):
         raise DataError(
@@ -71,10 +71,10 @@ def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = Fa
 
 
 def give_back_large_pieces() -> None:
-    """From now on large pieces of memory go back to the system when they are freed, where the C library can do that.
+    """Makes glibc return large allocations to the system as soon as they are freed, for the whole process.
 
-    Left alone, glibc takes them from one heap after a while, whose gaps grow with every block of a network that passes.
-    It is for the whole process.
+    By default glibc starts to take them from its heap after a while, which fragments with every block of a network that
+    is processed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -82,9 +82,9 @@ def give_back_large_pieces() -> None:
 
 
 def give_back_freed() -> None:
-    """Hands what was freed in gaps of the heap back to the system, where the C library can do that.
+    """Makes glibc return freed heap memory to the system.
 
-    glibc keeps pieces below 32 MB for later: after a network has passed, as much again as is in use.
+    It keeps pieces below 32 MB for later; after a network was processed, these are as much as is in use.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

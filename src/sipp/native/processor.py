@@ -1,4 +1,4 @@
-"""What this machine's processor has."""
+"""The instruction sets of this machine's processor."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ PROCESSOR = platform.machine()
 
 
 def _features() -> str:
-    """The features that code may use, as LLVM writes them; Numba's settings count here as well."""
-    given: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
-    if given is not None:
-        return given
+    """The processor features that generated code may use, in LLVM's notation; Numba's settings apply."""
+    configured: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
+    if configured is not None:
+        return configured
     try:
-        found = llvm.get_host_cpu_features()
+        features = llvm.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know this processor
         return ""
     if not numba.config.ENABLE_AVX:  # type: ignore[attr-defined]
-        found.update({name: False for name in found if name.startswith("avx")})
-    return str(found.flatten())
+        features.update({name: False for name in features if name.startswith("avx")})
+    return str(features.flatten())
 
 
 FEATURES = _features()
 _FOUND = FEATURES.split(",")
 IS_COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
-# The vector code is portable LLVM, but its tiles are cut for these processors and it was run on no other.
+# The vector code is portable LLVM, but its tiles are tuned for these processors and it was tested on no others.
 HAS_VECTOR_CODE = IS_COMPILED and PROCESSOR.lower() in ("x86_64", "amd64")
 HAS_AVX2 = "+avx2" in _FOUND
 WIDE = "+avx512f" in _FOUND  # 32 registers of 16 floats; else 16 of 8
 LANES = 16 if WIDE else 8  # floats of one vector register
-HAS_FUSED = "+fma" in _FOUND or PROCESSOR in ("aarch64", "arm64")  # a product and a sum that are rounded once
+HAS_FUSED = "+fma" in _FOUND or PROCESSOR in ("aarch64", "arm64")  # fused multiply-add

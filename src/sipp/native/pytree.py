@@ -1,4 +1,4 @@
-"""Lists, tuples and dicts of tensors, taken apart and put together: torch's own functions, which it keeps private."""
+"""Flattens and rebuilds nested lists, tuples and dicts of tensors, by torch's own (private) functions."""
 
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves

@@ -1,8 +1,8 @@
-"""Work on torch's own threads; on plain ones, with the same results, where its OpenMP library is not found.
+"""Runs work on torch's own OpenMP threads; on plain threads, with the same results, if its library is not found.
 
-torch's threads (OpenMP) wait actively for a while after a parallel operation, to be quick at the next one. A second
-set of threads would share the cores with them just when a layer's kernel follows its forward pass; so the work goes
-to the same ones (docs/performance-log.md). GOMP_parallel is GNU's way in; LLVM's and Intel's libraries have it too.
+After a parallel operation, OpenMP threads spin for a while so that the next one starts quickly. A second thread pool
+would compete with them for the cores just when a kernel follows a layer's forward pass, so we use the same threads
+(docs/performance-log.md). GOMP_parallel is GNU's entry point; LLVM's and Intel's libraries have it too.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from torch import Tensor
 _log = logging.getLogger("sipp")
 
 Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # a function of one address
-SHARED_VALUES = 2**17  # fewer than this many are read sooner than a second thread is there
+SHARED_VALUES = 2**17  # with fewer values, one thread is done before a second has started
 _OPENMP_FILES = ("libgomp*", "libomp*", "libiomp5*")
 _OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 def threads_for(values: Tensor, n_reads: int = 1) -> int:
-    """How many threads go through these values, each of which takes as long as reading it so many times."""
+    """How many threads to use for these values, if processing one costs as much as reading it `n_reads` times."""
     return torch.get_num_threads() if n_reads * values.numel() >= SHARED_VALUES else 1
 
 
 def cut_evenly(n: int, n_parts: int) -> list[tuple[int, int]]:
-    """0..n cut into at most n_parts stretches of nearly the same length."""
+    """Splits 0..n into at most n_parts ranges of nearly equal length."""
     cuts = [n * i // n_parts for i in range(n_parts + 1)]
     return [(first, last) for first, last in pairwise(cuts) if last > first] or [(0, 0)]
 
 
 def run_parallel(work: Callable[[int], None], n: int) -> None:
-    """Calls work(0) .. work(n - 1), a thread each, and raises what one of them raised.
+    """Calls work(0) .. work(n - 1), one thread each, and re-raises the first exception.
 
-    What the threads write is allocated before, by the caller: memory that a thread has had is slow to return.
+    The caller allocates what the threads write: memory allocated in a thread is slow to free.
     """
     library = torch_openmp()
     if n == 1:
@@ -50,7 +50,7 @@ def run_parallel(work: Callable[[int], None], n: int) -> None:
     elif library is None:
         with ThreadPoolExecutor(n - 1) as pool:
             waiting = [pool.submit(work, i) for i in range(1, n)]
-            work(0)  # the caller would only wait
+            work(0)  # this thread would only wait
             for future in waiting:
                 future.result()
     else:
@@ -62,22 +62,22 @@ def _run_in(library: ctypes.CDLL, work: Callable[[int], None], n: int) -> None:
 
     def body(_: int | None) -> None:
         try:  # an exception cannot leave a callback
-            # fewer threads than asked for may come
+            # OpenMP may give fewer threads than requested
             for i in range(library.omp_get_thread_num(), n, library.omp_get_num_threads()):
                 work(i)
         except BaseException as failure:
             failures.append(failure)
 
-    library.GOMP_parallel(Body(body), None, n, 0)  # the Python lock is free meanwhile; `body` takes it in each thread
+    library.GOMP_parallel(Body(body), None, n, 0)  # releases the GIL; `body` takes it in each thread
     if failures:
         raise failures[0]
 
 
 def run_on_threads(function: Any, numbers: Any, n: int) -> None:
-    """Calls a compiled function of one address (a `Body`) with that of these numbers, on up to n threads.
+    """Calls a compiled function (a `Body`) with the address of these numbers, on up to n threads.
 
-    It has to draw its share of the work itself, until none is left: fewer threads may come, and without torch's
-    library it is the caller's alone.
+    The function must take shares of the work itself until none are left: there may be fewer threads, and without
+    torch's library only this one.
     """
     library = torch_openmp() if n > 1 else None
     if library is None:
@@ -88,7 +88,7 @@ def run_on_threads(function: Any, numbers: Any, n: int) -> None:
 
 @functools.cache
 def torch_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch runs on; None, which is said once, where none is found that takes our work."""
+    """The OpenMP library that torch uses; None (logged once) if none is found that has the functions we need."""
     for path in _openmp_files(Path(torch.__file__).parent):
         library = _already_loaded(path)
         if library is not None and all(hasattr(library, name) for name in _OPENMP_FUNCTIONS):
@@ -100,14 +100,14 @@ def torch_openmp() -> ctypes.CDLL | None:
 
 
 def _openmp_files(torch_folder: Path) -> Iterator[Path]:
-    """Where a wheel of torch has its OpenMP library: Linux and macOS, x86 and ARM."""
+    """Where torch's wheels keep their OpenMP library: Linux and macOS, x86 and ARM."""
     for folder in (torch_folder / "lib", torch_folder.parent / "torch.libs"):
         for pattern in _OPENMP_FILES:
             yield from sorted(folder.glob(pattern))
 
 
 def _already_loaded(path: Path) -> ctypes.CDLL | None:
-    """The library if this process has it: to load another would be the second set of threads."""
+    """The library if this process has loaded it: loading another copy would start a second thread pool."""
     only_loaded = getattr(os, "RTLD_NOLOAD", None)  # not on Windows
     if only_loaded is None:
         return None

@@ -1,7 +1,7 @@
-"""Products with 2:4 weights by cuSPARSELt, through torch's operators for it, which are private.
+"""Matrix products with 2:4 sparse weights by cuSPARSELt, through torch's private operators.
 
-Torch makes the plan of such a product anew in every call, 0.4 to 0.9 ms; in a recorded CUDA graph only the kernel is
-left. Which of its kernels is fastest, cuSPARSELt finds out by trying.
+Torch rebuilds cuSPARSELt's plan in every call, which takes 0.4 to 0.9 ms; in a recorded CUDA graph only the kernel is
+left. cuSPARSELt finds its fastest kernel by timing them.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROWS, COLUMNS, TOKENS = 32, 64, 8  # sizes are multiples of these
-FIRST = 0  # the kernel that torch takes where none is named
+ROWS, COLUMNS, TOKENS = 32, 64, 8  # sizes must be multiples of these
+FIRST = 0  # torch's default kernel
 
 
-def is_there() -> bool:
-    """Whether torch has cuSPARSELt, and can look for its fastest kernel."""
+def is_available() -> bool:
+    """Whether torch has cuSPARSELt and its search for the fastest kernel."""
     library = getattr(torch.backends, "cusparselt", None)
-    return library is not None and library.is_available() and hasattr(_own(), "mm_search")
+    return library is not None and library.is_available() and hasattr(_cusparselt(), "mm_search")
 
 
-def compressed(weight: Tensor) -> Tensor:
-    """The weight (rows x columns), with at most two of any four neighbours not 0, as cuSPARSELt stores it."""
+def compress(weight: Tensor) -> Tensor:
+    """Compresses a weight (rows x columns) with at most two nonzeros in every group of four."""
     return torch._cslt_compress(weight)
 
 
 def fastest(packed: Tensor, x: Tensor) -> int:
     """The number of the kernel that cuSPARSELt finds fastest for x (tokens x columns)."""
-    return int(_own().mm_search(packed, x.t(), None, None, None, False)[0])
+    return int(_cusparselt().mm_search(packed, x.t(), None, None, None, False)[0])
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, kernel: int) -> Tensor:
@@ -36,5 +36,5 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None, kernel: int) -> Tens
     return torch._cslt_sparse_mm(packed, x.t(), bias=bias, alg_id=kernel).t()
 
 
-def _own() -> Any:
+def _cusparselt() -> Any:
     return getattr(torch._C, "_cusparselt", None)

@@ -1,7 +1,7 @@
-"""Masks what LoRA adds to held weights while it trains, and merges it into them at the end.
+"""Masks what LoRA adds to held weights during training, and merges it into them at the end.
 
-By itself LoRA adds a dense product B A to a weight W, and merging it fills every zero. Here the layer computes with
-mask * (W + B A) wherever its weight is held, and `merge` of peft adds mask * B A.
+LoRA adds a dense product B A to a weight W, and merging it fills every zero. Where W is held, the layer computes with
+mask * (W + B A) instead, and `merge` of peft adds mask * B A.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATCHED = ("get_delta_weight", "forward")
 
 
 def check_adapters(model: nn.Module) -> None:
-    """Raises a ModelError where an adapter is more than a product that is added."""
+    """Raises a ModelError if an adapter is not a plain LoRA (DoRA and other variants)."""
     for name, layer in lora_layers(model):
         if getattr(layer, "lora_variant", None):
             kind = type(next(iter(layer.lora_variant.values()))).__name__
@@ -32,14 +32,14 @@ def check_adapters(model: nn.Module) -> None:
 
 
 def mask_adapters(model: nn.Module) -> None:
-    """Masks what adapters add to weights that are held, as they are held at the time."""
+    """Masks what adapters add to held weights; the masks are read at every call."""
     for _, layer in lora_layers(model):
         if _mask(layer) is not None and WEIGHT in layer.base_layer._parameters:
             layer.get_delta_weight, layer.forward = partial(_masked_delta, layer), partial(_masked_forward, layer)
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """Merges what adapters add to held weights into these, masked, and leaves the layers as they were otherwise."""
+    """Merges the masked adapters into held weights, and removes the patches from the layers."""
     for _, layer in lora_layers(model):
         if isinstance(vars(layer).get(PATCHED[0]), partial):
             if not layer.merged:
@@ -50,9 +50,9 @@ def merge_adapters(model: nn.Module) -> None:
 
 @contextmanager
 def adapters_merged(model: nn.Module) -> Iterator[None]:
-    """A context in which weights are with what adapters add to them: what is to be scored, and cut.
+    """A context in which weights include their adapters, so that the sum is scored and cut.
 
-    What is written to a weight there stays; where nothing was, it has its bits again afterwards.
+    Changes written to a weight inside it stay; an unchanged weight gets its exact bits back.
     """
     changed: list[tuple[Any, Tensor, Any]] = []
     try:
@@ -104,7 +104,9 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if layer.merged or layer.disable_adapters:
         return type(layer).forward(layer, x, *args, **kwargs)
     if kwargs.get("adapter_names") is not None:
-        raise ModelError("adapters of single inputs cannot be masked", fix="run inputs of one adapter at a time")
+        raise ModelError(
+            "a different adapter for each input (adapter_names) cannot be masked", fix="use one adapter per batch"
+        )
     base = layer.base_layer
     result = base(x, *args, **kwargs)
     added = result

@@ -1,24 +1,26 @@
-"""Keeps pruned weights at zero in averages of a network (EMA, SWA), or says why not.
+"""Keeps pruned weights at zero in averages of a network (EMA, SWA), or raises an error.
 
 An average is a copy of the network. One that was made before the masks is dense, and torch's `AveragedModel` does not
-tell whose average it is: those that could be this network's are looked for among all objects, and watched.
+say which network it averages. So every `AveragedModel` in the process whose shapes fit is watched.
 """
 
 from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import hold, masks_of
+from sipp.pruning.masking import masks_of
 
 Average = nn.Module | Sequence[nn.Module] | None
-WHAT = "an AveragedModel of this network was made before its masks: pruned weights would come back in the average"
+DENSE_AVERAGE = (
+    "an AveragedModel of this network was made before its masks: pruned weights would come back in the average"
+)
 FIX = "give it to gradual as average=, or make it afterwards; average=() where it averages another network"
 
 
@@ -44,39 +46,33 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
             raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
         if getattr(copied, "use_buffers", False):
             raise OptionError(
-                "the average takes in buffers, and held masks are such",
+                "the average includes buffers, and held masks are buffers",
                 fix="make it with use_buffers=False, and call torch.optim.swa_utils.update_bn at the end",
             )
     return averages
 
 
-def hold_all(averages: Sequence[nn.Module], masks: Mapping[str, Tensor]) -> None:
-    """Holds the masks in all of them."""
-    for average in averages:
-        hold(average, masks)
-
-
-def unnamed(model: nn.Module, average: Average) -> list[Watched]:
-    """Dense averages in this process that may be of this model; none if the caller passed `average=`."""
+def averages_to_watch(model: nn.Module, average: Average) -> list[Watched]:
+    """Averages in this process that may be of this model; none if the caller passed `average=`."""
     if average is not None:
         return []
-    # type(one), not isinstance: anything may lie about its class when it is asked
-    averages = [thing for thing in gc.get_objects() if issubclass(type(thing), AveragedModel)]
+    # type(item), not isinstance: an object may override __class__
+    averages = [item for item in gc.get_objects() if issubclass(type(item), AveragedModel)]
     alike = [average for average in averages if average is not model and _shapes(average) == _shapes(model)]
     return [Watched(average, int(average.n_averaged)) for average in alike]
 
 
 def refuse_updated(watched: Sequence[Watched]) -> None:
-    """Raises if one of them has been updated since."""
+    """Raises if a watched average was updated after the masks were made."""
     if any(int(watch.average.n_averaged) != watch.n_updates for watch in watched):
-        raise ModelError(WHAT, fix=FIX)
+        raise ModelError(DENSE_AVERAGE, fix=FIX)
 
 
-def refuse_broken(watched: Sequence[Watched], error: Exception) -> None:
-    """Raises if the error came from one of them: torch pairs its buffers with masks, and fails."""
+def refuse_failed(watched: Sequence[Watched], error: Exception) -> None:
+    """Raises if the error came from a watched average: torch pairs its buffers with the masks, and fails."""
     places = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(place is watch.average for place in places for watch in watched):
-        raise ModelError(WHAT, fix=FIX) from error
+        raise ModelError(DENSE_AVERAGE, fix=FIX) from error
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:

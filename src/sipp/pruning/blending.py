@@ -1,14 +1,14 @@
 """sipp-blend: tries several scores and takes the one that moves the output least (T20).
 
-score_j = s_j^p |w_j|^(1-p) over the whole network, s the largest or the mean over patches: p = 0 is magnitude, p = 1 is
-sipp-det. Besides, |w_j| times the length of its input, compared within rows (Wanda), as language models need it. None
-is right everywhere, so every candidate is cut and tried on calibration points kept aside from scoring.
-A certificate's holdout is not touched by the choice.
+score_j = s_j^p |w_j|^(1-p) over the whole network, where s is the maximum or the mean over patches: p = 0 is magnitude,
+p = 1 is sipp-det. One more candidate is |w_j| times the norm of its input, compared within rows (Wanda), which suits
+language models. No score is best everywhere, so the network is cut by each candidate and measured on calibration points
+held back from scoring. The choice does not use a certificate's holdout.
 
-Where nothing is left of the output with any of them, the error tells nothing: magnitude is taken then. The output of a
-network that was never trained (its norms take the statistics of the batch) tells nothing of what training will make of
-it, only that every layer has to let something through: it is cut by LAMP's shares of one blend. Where a search of mask
-and weights follows in a language model, the one within rows is its start, and no other is tried.
+If every candidate destroys the output, the errors say nothing, and magnitude is taken. For a network that was never
+trained (its norms use batch statistics), the output says nothing about what training will do; it only matters that
+every layer passes a signal. Such a network is cut by LAMP's shares of one fixed blend. If a search for mask and weights
+follows in a language model, it starts from Wanda's mask, and no other candidate is tried.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sipp.records.options import Reduce
 from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Weight, from_rows
 from sipp.scoring.lamp import shares_of
 
-POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the sensitivity, besides 0: there the reduction makes no difference
-NOISE = 0.05  # relative: errors that are closer are the same
-MAGNITUDE_NOISE = 0.1  # the same for magnitude: it has looked at no points, and a few are not enough to leave it
-LOST = 0.9  # an error at which next to nothing of the output is left: those above are equal
+POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
+NOISE = 0.05  # errors within this relative difference count as equal
+MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
+LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
@@ -37,7 +37,7 @@ CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
-    """s^p |w|^(1-p) of every weight, F x K a layer; a weight of 0 has the score 0."""
+    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
     magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
     if p == 0:
         return magnitudes
@@ -53,16 +53,15 @@ def choose(
     cut: CutFunction,
     advance: Callable[[int], None],
 ) -> tuple[list[Tensor], BlendChoice]:
-    """The masks of the candidate that moves the output least on the points kept aside, and how all of them did.
+    """The masks of the candidate that moves the output least on the held-back points, and the errors of all.
 
-    Of a network that was never trained, the masks of the one blend that is made for it. `advance` is called with 1 for
-    each candidate.
+    For a network that was never trained, the masks of one fixed blend. `advance(1)` is called for each candidate.
     """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
         batches = in_small_parts(batches, device_of(model))
-    if not blend.sensitivities:  # nothing is chosen: a few points tell how far the output moves
+    if not blend.sensitivities:  # there is one candidate: a few points are enough to measure it
         batches = batches[:1]
     outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
 
@@ -90,15 +89,14 @@ def choose(
 
 
 def n_candidates(blend: BlendInputs) -> int:
-    """How many cuts are tried."""
+    """The number of candidates that a cut tries."""
     return 1 if blend.norm_stats == "batch" else len(_candidates(blend))
 
 
 def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
-    """The candidate of the least error; of those as good as that, the first: the smallest p, the one by rows last.
+    """The first candidate whose error is as good as the smallest; they come by growing p, the one by rows last.
 
-    A difference of `NOISE` on a few points decides nothing (`MAGNITUDE_NOISE` where p = 0), and neither does one among
-    outputs that are all lost.
+    Differences below `NOISE` (`MAGNITUDE_NOISE` for p = 0), or among errors above `LOST`, count as none.
     """
     least = min(min(trial.error, LOST) for trial in candidates)
 
@@ -110,7 +108,7 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
 
 
 def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
-    """Power, reduction and whether weights are compared within rows, of each that is tried."""
+    """The candidates: power p, reduction, and whether weights are compared within rows."""
     if blend.taken is not None:
         return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
     if not blend.sensitivities and blend.lengths is not None:

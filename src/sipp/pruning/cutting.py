@@ -1,4 +1,4 @@
-"""Cuts a ranked network to a budget (T5-T10), and measures how far its output moved."""
+"""Cuts a ranked network to a budget (T5-T10), and measures how far its output moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
-from sipp.pruning.blending import choose, n_candidates
+from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sparse_rows import WHOLE, RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
 from sipp.records.checking import check_whole
@@ -42,20 +42,20 @@ ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # h
 
 @dataclass(frozen=True)
 class Cut:
-    """A pruned copy of a network and the rows it was made of, before any statement about it."""
+    """A pruned copy of a network and its sparse rows, before any statement about them."""
 
     model: nn.Module
     masks: dict[str, Tensor]
     rows: tuple[SparseRows, ...]
-    dense: tuple[Tensor, ...]  # F x K, the weights before
-    budget: int  # asked for
+    dense: tuple[Tensor, ...]  # F x K, the weights before pruning
+    budget: int  # the number of weights asked for
     seed: int
     choice: BlendChoice | None = None  # of a blend
-    others: tuple[str, ...] = ()  # tensors that differ from the dense network's beside the rows
+    others: tuple[str, ...] = ()  # other tensors that differ from the dense network, such as biases
 
 
 def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
-    """The number of weights to keep, known before the work: a wrong budget should not cost a pass over the data."""
+    """The number of weights to keep; called before scoring, so that a wrong budget costs no pass over the data."""
     if sum(goal is not None for goal in (options.keep, options.budget, options.pattern)) != 1:
         raise OptionError(
             "give exactly one of keep (a share in (0, 1]), budget (a number of weights) and pattern (n:m)"
@@ -85,27 +85,35 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = noth
     )
 
 
-def n_tries(ranking: Ranking) -> int | None:
-    """How many candidates a cut of this ranking tries; None: there is no choice to make."""
-    return None if ranking.blend is None else n_candidates(ranking.blend)
+def cut_as_given(
+    ranking: Ranking,
+    given: nn.Module,
+    masks: Mapping[str, Tensor],
+    *,
+    seed: int = 0,
+    budget: int | None = None,
+    choice: BlendChoice | None = None,
+) -> Cut:
+    """The rows of a network that was pruned, repaired or trained by any means, with the bound of T17.
 
-
-def cut_as_given(ranking: Ranking, given: nn.Module, masks: Mapping[str, Tensor], *, seed: int = 0) -> Cut:
-    """The rows of a network whose weights are given, whoever chose or fitted them, with the bound of T17."""
+    A weight without a mask is kept where it is not 0. Without a `budget`, what is kept counts as asked for.
+    """
     dense, c_constant = prepare_rows(ranking).dense, ranking.options.constants.c_constant
-    rows, shown = list[SparseRows](), dict[str, Tensor]()
+    rows, all_masks = list[SparseRows](), dict[str, Tensor]()
     for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
         parameter = given.get_parameter(weight.name).detach()
-        shown[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
-        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, shown[weight.name]))
+        all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
+        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
         sensitivity_FK = None if ranking.scores is None else ranking.scores.layers[i].sensitivity_FK.cpu()
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
-    kept = sum(int(row.mask_FK.sum()) for row in rows)
-    return Cut(given, shown, tuple(rows), tuple(dense), kept, seed, others=_other_differences(ranking, given))
+    if budget is None:
+        budget = sum(int(row.mask_FK.sum()) for row in rows)
+    others = _other_differences(ranking, given)
+    return Cut(given, all_masks, tuple(rows), tuple(dense), budget, seed, choice, others)
 
 
 def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
-    """Names of tensors that are no pruned weight and differ: statements about the network do not know of them."""
+    """Names of tensors that differ but are no prunable weight: bounds do not cover them."""
     chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
     ours, theirs = tensors_of(ranking.model), tensors_of(given)
     return tuple(
@@ -114,9 +122,9 @@ def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
 
 
 def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange | None:
-    """What the cut does to the output on the points that chose a blend, or on at most 32 others; None without any.
+    """How far the cut moves the output on a few calibration points; None without data.
 
-    One forward pass of each network; a blend has measured it on the points kept aside.
+    A blend has measured this on the held-back points; otherwise both networks run once on at most 32 points.
     """
     if cut.choice is not None:
         return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
@@ -130,22 +138,22 @@ def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange
 
 
 def dead_rows(dense_FK: Tensor, rows: SparseRows) -> tuple[int, ...]:
-    """The rows that had weights and have none now."""
+    """Indices of rows that had weights and have none now."""
     is_dead_F = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
     return tuple(is_dead_F.nonzero().flatten().tolist())
 
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What all budgets share: the weights before pruning (F x K, on the CPU), and what is worth preparing for many."""
+    """What cuts to several budgets share: the dense weights (F x K, on the CPU), and work that is done once."""
 
     dense: list[Tensor]
-    order: Tensor | None  # of the scores
+    order: Tensor | None  # indices that sort all scores
     problem: AllocationProblem | None  # OptAlloc without its budget, for the methods that sample
 
 
 def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
-    """The weights of a ranking, ready for this many budgets. Rows do not depend on the number."""
+    """Prepares a ranking for `n_cuts` budgets. The rows of a cut do not depend on that number."""
     dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
     cut = method_of(ranking.options.method).cut if ranking.options.method != "given" else "global"
     is_sampled = cut in ROW_METHODS
@@ -167,9 +175,9 @@ def _problem_of(ranking: Ranking) -> AllocationProblem:
 def sparse_rows(
     ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int, advance: Advance = nothing
 ) -> tuple[list[SparseRows], BlendChoice | None]:
-    """Budget (T10), then rows (T5, T6, T8, T9). Without sampling: the largest scores, values unchanged.
+    """The sparse rows of every layer at this budget (T5, T6, T8-T10), and the choice of a blend (T20).
 
-    For a blend also which one was taken (T20); `advance` hears of each that was tried (`n_tries`).
+    Without sampling, the largest scores stay with their values. `advance` is called for each candidate of a blend.
     """
     info, choice = method_of(ranking.options.method), None
     if info.is_sampled and budget < ranking.n_weights:
@@ -186,9 +194,9 @@ def sparse_rows(
 def _masks(
     ranking: Ranking, prepared: PreparedRows, info: MethodInfo, scores: Sequence[Tensor], budget: int
 ) -> list[Tensor]:
-    """The weights to keep: the largest scores of all, of each layer or of each row, with the floor asked for.
+    """The weights to keep: the largest scores of the network, of each layer or of each row, above the floor.
 
-    With a pattern: those of each group, which leaves every row and layer an even share of its own.
+    With an n:m pattern, the largest of each group.
     """
     if ranking.pattern is not None:
         return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
@@ -208,9 +216,9 @@ def _masks(
 def _blended(
     ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, info: MethodInfo, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
-    """The masks of the best blend; weights that an earlier step pruned come last in every one of them."""
+    """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
-    if ranking.is_thinned:  # a row may have fewer weights left than an even share, and would get others back
+    if ranking.is_thinned:  # a row with fewer weights left than an even share would get pruned ones back
         blend = replace(blend, lengths=None)
 
     def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
@@ -228,20 +236,20 @@ def _sampled_rows(
     assert ranking.scores is not None
     generator = torch.Generator().manual_seed(seed)
     problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
-    blind = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
+    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
     if ranking.floor is not None:
         least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
-        best = [_blind_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
         if (
             sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
         ):  # else they come last
-            blind = best
-    n_blind = [int(mask_FK.sum()) for mask_FK in blind]
-    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_blind)]
+            undrawable = best
+    n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
+    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
     rows = sparsify_layers(
         prepared.dense,
         ranking.ranks,
-        allocate_within(problem, budget - sum(n_blind), generator=generator, least=least, layer_least=layer_least),
+        allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[info.cut],
         draws=ranking.options.draws,
         n_outputs=ranking.scores.n_outputs,
@@ -249,29 +257,30 @@ def _sampled_rows(
         c_constant=ranking.options.constants.c_constant,
         generator=generator,
     )
-    return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_blind, zip(rows, blind, prepared.dense))]
+    layers = zip(rows, undrawable, prepared.dense)
+    return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
 
 
-def _blind_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
-    """The best weight of each row that has weights and no sensitivity: such a row is never drawn from."""
+def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
     can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
     return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
 def _with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
-    """The rows with these weights too, as they were; the rows they are in lose nothing that was seen (T5)."""
+    """The rows with these weights restored to their dense values."""
     values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
     return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
 
 
 def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
-    """The rows, with the spared ones left as they were; these do not count towards the budget."""
+    """The rows with spared ones restored; these do not count towards the budget."""
     if not ranking.spared:
         return rows
-    found = []
+    with_spared = []
     for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, prepared.dense):
         whole = _with_restored(cut_rows, spared_F[:, None].expand_as(dense_FK), dense_FK)
-        found.append(
+        with_spared.append(
             replace(
                 whole,
                 eps_F=whole.eps_F.masked_fill(spared_F, 0.0),
@@ -279,11 +288,11 @@ def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows
                 n_draws_F=whole.n_draws_F.masked_fill(spared_F, 0.0),
             )
         )
-    return found
+    return with_spared
 
 
 def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that are spared, for parameters that have any: {parameter name: bool tensor of its shape}."""
+    """{parameter name: bool tensor, True = spared}, only for parameters with spared weights."""
     spared = {}
     for weight, spared_F in zip(ranking.weights, ranking.spared):
         if bool(spared_F.any()):
@@ -293,10 +302,10 @@ def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, T
     return spared
 
 
-def put_back(
+def restore_spared(
     model: nn.Module, dense: nn.Module, masks: Mapping[str, Tensor], spared: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The masks with the spared weights added; in the model these get their dense values back."""
+    """Restores the dense values of spared weights in the model; returns the masks with these weights added."""
     with torch.no_grad():
         for name, spared_mask in spared.items():
             parameter = model.get_parameter(name)
@@ -307,7 +316,7 @@ def put_back(
 def masked_rows(
     ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor, scored: Sequence[Tensor] | None
 ) -> SparseRows:
-    """The weights of layer i under a mask, unchanged, with the bound of T5 or T17 where there are sensitivities."""
+    """Layer i under a mask with its values unchanged, and the bound of T5 or T17 if there are sensitivities."""
     c_constant = ranking.options.constants.c_constant
     if scored is not None:
         return det_rows(weight_FK, scored[i], mask_FK, c_constant=c_constant)
@@ -318,7 +327,7 @@ def masked_rows(
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:
-    """Puts the rows' values into the parameters of a copy of the ranked model."""
+    """Writes the values of sparse rows into the parameters of a model."""
     with torch.no_grad():
         for weight, sparse in zip(ranking.weights, rows):
             parameter = model.get_parameter(weight.name)

@@ -1,15 +1,15 @@
-"""Masks that hold while a network trains: a pruned weight stays exactly zero until `release`.
+"""`hold` and `release`: keep pruned weights exactly zero while a network trains.
 
 `masks` is {parameter name: bool tensor of the parameter's shape}, True = kept. Masks only zero: the values of the kept
 weights (SiPP-rand changes them, T8) live in the parameters. A name is canonical: as in `model.named_parameters()`,
 without the path parts that DDP, DataParallel and AveragedModel ("module") or torch.compile ("_orig_mod") put in.
 
-Four mechanisms, each closing one way back to life; all of them read the masks from the module they are called with, so
-a deepcopy of a held model holds its own masks and is released on its own:
+Four mechanisms, each closing one way in which a pruned weight could become non-zero. All of them read the masks from
+the module they are called with, so a deepcopy of a held model holds its own masks and is released on its own:
 
-    way back                                        closed by
+    cause                                           prevented by
     a gradient                                      a hook on the parameter
-    momentum, Adam state or decay from before hold  forgotten, and a post-step hook, of the optimizer given to `hold`
+    momentum, Adam state or decay from before hold  clearing it, and a post-step hook on the optimizer given to `hold`
     load_state_dict, any other write                a pre-forward hook on the owner of the parameter and on the root
     a save between such a write and a forward       a pre-state_dict hook on the owner
 
@@ -17,15 +17,15 @@ What LoRA (peft) adds to a held weight is masked too, and merged into it by `rel
 
 What is guaranteed, and from when:
 - given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;
-- not given: the same for an optimizer made after `hold`; with an older one, momentum shows until the next forward;
+- not given: the same for an optimizer made after `hold`; an older one may revive a weight until the next forward;
 - an EMA copy (AveragedModel) made after `hold` holds by itself and follows the masks of its source. One made before is
   a copy of the dense network: call `hold(ema, masks)` as well, before the next `update_parameters` (torch pairs the
   buffers of both and fails otherwise). The default average with use_buffers=True fails on bool masks;
 - a deepcopy holds with any new optimizer; one that takes over old momentum must be given to `hold(copy, ...)`.
 
 Limits: parameters that are renamed (torch.nn.utils.prune, parametrize) need `release` before and `hold` after. FSDP:
-`hold` after fully_shard, with the optimizer and the same masks on every rank; FullyShardedDataParallel, which makes one
-long parameter of many, is not for it.
+`hold` after fully_shard, with the optimizer and the same masks on every rank; FullyShardedDataParallel, which flattens
+many parameters into one, is not supported.
 DataParallel on several devices: hold the wrapper, since replicas are not masked. DDP sends the masks of rank 0 to all
 ranks before every forward, as it does all buffers: one byte per held weight, and the same masks everywhere.
 """
@@ -57,7 +57,7 @@ N_NEAREST = 3  # names suggested for an unknown one
 
 @dataclass(frozen=True)
 class Hold:
-    """What is held: canonical parameter names, their weights, those kept, and those this call turned to zero."""
+    """Which parameters are held, how many weights they have, how many are kept, and how many this call set to zero."""
 
     names: tuple[str, ...]
     n_weights: int
@@ -67,7 +67,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class _Held:
-    """One parameter (not one name: tied parameters are one), and every module that owns it under a local name."""
+    """One parameter (tied names count as one), and every module that owns it under a local name."""
 
     name: str
     param: Parameter
@@ -75,7 +75,7 @@ class _Held:
 
 
 class _State:
-    """Local names held at one module, and handles of hooks that sit outside of it: these do not follow a copy."""
+    """The local names held at one module, and handles of hooks on tensors and optimizers, which a copy does not get."""
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:
         self.names = names
@@ -118,7 +118,7 @@ def hold(
     check_adapters(model)
     n_zeroed = 0
     for entry, mask in checked:
-        n_zeroed += int(torch.count_nonzero(_whole(entry.param.detach().masked_fill(mask, 0))))
+        n_zeroed += int(torch.count_nonzero(_gathered(entry.param.detach().masked_fill(mask, 0))))
         for module, local in entry.owners:
             _keep_mask(module, local, mask)
         if entry.param.grad is not None:
@@ -130,11 +130,11 @@ def hold(
         if new not in watched:
             watched[new] = new.register_step_post_hook(functools.partial(_after_step, model))
     for watched_optimizer in model.__dict__.get(STATE, _State()).step_hooks:
-        _forget(watched_optimizer, checked)
-    _tend_below(model)
+        _clear_optimizer_state(watched_optimizer, checked)
+    _apply_all_masks(model)
     mask_adapters(model)
-    now = masks_of(model)
-    return Hold(tuple(now), sum(m.numel() for m in now.values()), sum(int(m.sum()) for m in now.values()), n_zeroed)
+    held = masks_of(model)
+    return Hold(tuple(held), sum(m.numel() for m in held.values()), sum(int(m.sum()) for m in held.values()), n_zeroed)
 
 
 def release(model: nn.Module) -> None:
@@ -162,7 +162,7 @@ def release(model: nn.Module) -> None:
         state = module.__dict__.get(STATE, _State())
         for local in state.names:
             if _is_intact(module, local):
-                _tend(module, local)
+                _apply_mask(module, local)
             if local + MASK_SUFFIX in module._non_persistent_buffers_set:  # torch.nn.utils.prune's is persistent
                 delattr(module, local + MASK_SUFFIX)
         for handle in [handle for _, handle in state.grad_hooks.values()] + list(state.step_hooks.values()):
@@ -171,9 +171,9 @@ def release(model: nn.Module) -> None:
 
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the masks that are held, by canonical name; empty if none is."""
+    """Copies of the held masks, by canonical name; empty if none is held."""
     held = ((entry, _mask_of(entry)) for entry in _parameters(model))
-    return {entry.name: _whole(mask).clone() for entry, mask in held if mask is not None}
+    return {entry.name: _gathered(mask).clone() for entry, mask in held if mask is not None}
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[
 
 
 def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
-    """The mask on the parameter's device; refuses what cannot be held."""
+    """The mask on the parameter's device; raises if it cannot be held."""
     name, param = entry.name, entry.param
     if is_lazy(param) or param.is_meta:
         raise ModelError(f"parameter {name!r} has no values yet", fix="run the model, or load weights, before hold()")
@@ -259,7 +259,7 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
         raise OptionError(f"the mask of {name!r} is {kind}", fix="give a torch.bool tensor (True = kept)")
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
-    if not bool(_whole(torch.isfinite(param.detach())).all()):
+    if not bool(_gathered(torch.isfinite(param.detach())).all()):
         raise ModelError(
             f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
         )
@@ -268,16 +268,16 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
         taken = local + MASK_SUFFIX
         if local not in _names(module) and hasattr(module, taken):
             raise ModelError(f"the owner of {name!r} has its own {taken!r}", fix="rename it, or undo torch's pruning")
-    mask = _like(mask.detach().to(param.device), param)
+    mask = _sharded_like(mask.detach().to(param.device), param)
     old = _mask_of(entry)
-    n_revived = 0 if old is None else int(_whole(mask & ~old).sum())
+    n_revived = 0 if old is None else int(_gathered(mask & ~old).sum())
     if n_revived:
         raise OptionError(f"the new mask of {name!r} revives {n_revived} weights, masks only shrink: release() first")
     return mask
 
 
-def _like(mask: Tensor, param: Any) -> Tensor:
-    """The mask cut into the same pieces as the parameter, where FSDP (fully_shard) has cut that."""
+def _sharded_like(mask: Tensor, param: Any) -> Tensor:
+    """The mask sharded like the parameter, if FSDP (fully_shard) has sharded that."""
     if not hasattr(param, "placements"):
         return mask
     from torch.distributed.tensor import distribute_tensor  # which is slow to import
@@ -285,35 +285,37 @@ def _like(mask: Tensor, param: Any) -> Tensor:
     return distribute_tensor(mask, param.device_mesh, param.placements)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor put together from its pieces, where it is in pieces."""
+def _gathered(tensor: Tensor) -> Tensor:
+    """The full tensor, gathered from its shards if it is sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _refuse_sparse(grad: Tensor | None, name: str) -> None:
     if grad is not None and grad.layout is not torch.strided:
-        raise ModelError(f"the gradient of {name!r} is sparse, a held one needs dense ones", fix="set sparse=False")
+        raise ModelError(
+            f"the gradient of {name!r} is sparse; a held parameter needs dense gradients", fix="set sparse=False"
+        )
 
 
 def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
-    """The optimizers that are given, each with a parameter of the model in it."""
+    """The given optimizers as a list; raises if one holds no parameter of the model."""
     if not isinstance(optimizer, Optimizer | list | tuple | None):
         raise OptionError(
             f"optimizer is a {type(optimizer).__name__}", fix="give a torch.optim.Optimizer, or a list of them"
         )
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     own = set(model.parameters())
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
-            raise OptionError(f"optimizer is a {type(one).__name__}", fix="give the torch.optim.Optimizer inside it")
-        if not any(param in own for group in one.param_groups for param in group["params"]):
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise OptionError(f"optimizer is a {type(each).__name__}", fix="give the torch.optim.Optimizer inside it")
+        if not any(param in own for group in each.param_groups for param in group["params"]):
             raise OptionError(
-                f"the {type(one).__name__} holds no parameter of the model", fix="make it from this model"
+                f"the {type(each).__name__} holds no parameter of the model", fix="make it from this model"
             )
     return optimizers
 
 
-# --- masks beside their parameters ----------------------------------------------------------------------------------
+# --- masks in their modules -----------------------------------------------------------------------------------------
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
@@ -331,7 +333,7 @@ def _mask_of(entry: _Held) -> Tensor | None:
 
 
 def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
-    # Through __dict__: nn.RNNBase and torch.compile's wrapper give setattr a meaning of their own.
+    # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
     state = module.__dict__.setdefault(STATE, _State())
     if local not in state.names:
         state.names = (*state.names, local)
@@ -344,8 +346,8 @@ def _is_intact(module: nn.Module, local: str) -> bool:
     return module._parameters.get(local) is not None and local + MASK_SUFFIX in module._buffers
 
 
-def _tend(module: nn.Module, local: str) -> None:
-    """Sets the held parameter to zero outside its mask, and sees to it that its gradients will be."""
+def _apply_mask(module: nn.Module, local: str) -> None:
+    """Sets the held parameter to zero outside its mask, and hooks its gradient to do the same."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
         return
     if not _is_intact(module, local):
@@ -355,7 +357,7 @@ def _tend(module: nn.Module, local: str) -> None:
     if not isinstance(param, Parameter):  # torch.func.functional_call runs the module on the caller's own tensors
         return
     mask = _mask_at(module, local)
-    if hasattr(mask, "placements") != hasattr(param, "placements"):  # gathered by FSDP from pieces that are tended
+    if hasattr(mask, "placements") != hasattr(param, "placements"):  # gathered by FSDP from shards that are masked
         return
     # .data: zeros written over zeros must not count as a change of a weight that backward still needs, as when a
     # module is called twice. masked_fill: 0 * NaN would stay NaN.
@@ -364,14 +366,14 @@ def _tend(module: nn.Module, local: str) -> None:
         _watch_gradient(module, local, param)
 
 
-def _tend_own(module: nn.Module) -> None:
+def _apply_own_masks(module: nn.Module) -> None:
     for local in _names(module):
-        _tend(module, local)
+        _apply_mask(module, local)
 
 
-def _tend_below(root: nn.Module) -> None:
+def _apply_all_masks(root: nn.Module) -> None:
     for module in root.modules():
-        _tend_own(module)
+        _apply_own_masks(module)
 
 
 def _watch_gradient(module: nn.Module, local: str, param: Parameter) -> None:
@@ -383,8 +385,8 @@ def _watch_gradient(module: nn.Module, local: str, param: Parameter) -> None:
     hooks[local] = (weakref.ref(param), param.register_hook(hook))
 
 
-def _forget(optimizer: Optimizer, checked: Sequence[tuple[_Held, Tensor]]) -> None:
-    """Clears what an optimizer remembers (momentum, moments) of the weights outside the masks."""
+def _clear_optimizer_state(optimizer: Optimizer, checked: Sequence[tuple[_Held, Tensor]]) -> None:
+    """Clears the optimizer state (momentum, moments) of weights outside the masks."""
     for entry, mask in checked:
         for value in optimizer.state.get(entry.param, {}).values():
             if isinstance(value, Tensor) and value.shape == entry.param.shape:
@@ -409,16 +411,16 @@ def _drop_hooks(hooks: dict[int, Any], ours: tuple[Any, ...]) -> None:
 
 
 def _before_owner_forward(module: nn.Module, args: Any) -> None:
-    _tend_own(module)
+    _apply_own_masks(module)
 
 
 def _before_root_forward(root: nn.Module, args: Any) -> None:
     # Attention reads out_proj.weight without calling out_proj, so hooks on owners are not enough.
-    _tend_below(root)
+    _apply_all_masks(root)
 
 
 def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    _tend_own(module)
+    _apply_own_masks(module)
 
 
 def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
@@ -430,4 +432,4 @@ def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> T
 
 
 def _after_step(model: nn.Module, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _tend_below(model)
+    _apply_all_masks(model)

@@ -1,6 +1,6 @@
-"""Ranks every prunable weight by a method, and keeps what statements about the ranking need.
+"""Scores every prunable weight by a method, and keeps what later statements need.
 
-Everything that does not depend on the budget: one ranking serves any number of budgets.
+A ranking does not depend on the budget: one ranking can be cut to any number of weights.
 """
 
 from __future__ import annotations
@@ -35,58 +35,54 @@ N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
-    """The scores of every prunable weight by one method: all of pruning that does not depend on the budget.
+    """Scores every prunable weight by one method.
 
-    `statements` asks for what only statements need: sensitivities beside the scores of a baseline (T17), and the
-    constant measured (T19).
+    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17),
+    and the measured constant (T19).
     """
     check_flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function finds out by itself
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
+    is_start = starts_search(task, info, options)  # then Wanda's mask is enough, and no sensitivities are needed
+    unscored = _why_no_sensitivities(info, task.data, options.statements if is_start else statements, is_start)
+    # Keys of points that the method reads. Scored points have keys of their own, which are enough if every pass gives
+    # the same points.
+    noted: set[bytes] = set()
     data, aside = task.data, None
-    is_start = starts_search(task, info, options)
-    unscored = _why_unscored(info, task.data, options.statements if is_start else statements, is_start)
-    # Points that are scored are known by that, but another pass over a loader that shuffles may give others.
-    noted, is_noted = set[bytes](), bool(unscored) or data is None or not data.is_repeated
+    needs_keys = bool(unscored) or data is None or not data.is_repeated
     if info.is_blend:
         task, aside = set_points_aside(task.noting(noted) if is_start else task, options)
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    read = task.noting(noted) if is_noted and not info.is_blend else task
-    spared = rows_of_few_tokens(read) if info.needs_data and task.data is not None else ()
-    by_name = None
-    if not info.is_scored:
+    method_task = task.noting(noted) if needs_keys and not info.is_blend else task
+    spared = rows_of_rare_experts(method_task) if info.needs_data and task.data is not None else ()
+    method_scores = None
+    if not info.is_scored:  # not by sensitivities
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            by_name = own_scores(read, info) if info.is_own else score_of(info)(read)
-    scores, first = None, None
+            method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
+    scores, first_batch = None, None
     if not unscored and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            means = info.is_blend and not is_start
-            scores, first = _scored(task, options.reduce or info.reduce, statements, means, advance)
-            scores = _chosen_on(scores, frozenset(noted), aside, data if options.repair or info.fitting else None)
+            with_means = info.is_blend and not is_start
+            scores, first_batch = _scored(task, options.reduce or info.reduce, statements, with_means, advance)
+        repaired_on = data if options.repair or info.fitting else None
+        scores = _with_selection_points(scores, frozenset(noted), aside, repaired_on)
     blend = None
     if info.is_blend and (scores is not None or is_start):
         blend = _blend(task, None if is_start else scores, aside)
-    if blend is not None and scores is None:
-        ranks = blend.lengths or tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
-    elif by_name is not None:
-        ranks = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
-    else:
-        assert scores is not None
-        ranks = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
     return Ranking(
         model=task.model,
         weights=task.weights,
-        ranks=ranks,
+        ranks=_ranks(task, scores, method_scores, blend),
         scores=scores,
         options=options,
         unscored=unscored,
-        example=None if first is None else _few(first),
-        sample=None if first is None else points_at(first, slice(N_SAMPLE)),
+        example=None if first_batch is None else _first_inputs(first_batch),
+        sample=None if first_batch is None else points_at(first_batch, slice(N_SAMPLE)),
         floor=least_share(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
@@ -95,12 +91,25 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     )
 
 
+def _ranks(
+    task: ScoringTask, scores: Scores | None, method_scores: Mapping[str, Tensor] | None, blend: BlendInputs | None
+) -> tuple[Tensor, ...]:
+    """F x K per weight: the method's own scores, or the sensitivities, or the first mask's scores of a search."""
+    if method_scores is not None:
+        return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
+    if scores is not None:
+        return tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+    if blend is not None and blend.lengths is not None:
+        return blend.lengths
+    return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
+
+
 def checked_method(options: PruneOptions) -> MethodInfo:
-    """What is known of the method asked for; a pattern with one that draws its weights is refused."""
+    """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
-            f"method={info.name!r} draws weights, and a pattern says which ones there may be",
+            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )
@@ -108,16 +117,16 @@ def checked_method(options: PruneOptions) -> MethodInfo:
 
 
 def least_share(options: PruneOptions) -> float | None:
-    """The floor under rows and layers: the one that is asked for, or the method's own."""
+    """The floor under rows and layers: the option, or the method's default."""
     if options.floor == "method":
         return method_of(options.method).floor
     return None if isinstance(options.floor, str) else float(options.floor)
 
 
 def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
-    """Keys of the points that the ranks come from, as far as they are known, and whether these are all.
+    """Keys of the points that chose the ranking, as far as they are known, and whether these are all.
 
-    By whole batches they are not known, and of weights that the caller chose nobody knows who chose them.
+    They are unknown if whole batches were scored, and if the caller brought the weights.
     """
     method = ranking.options.method
     if method == "given" or not method_of(method).needs_data:  # points served statements only
@@ -128,14 +137,14 @@ def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
     return scored | ranking.noted, bool(scored or ranking.noted)
 
 
-def _chosen_on(scores: Scores, noted: frozenset[bytes], *parts: Data | None) -> Scores:
-    """The scores, with these points added to those that chose the pruning."""
+def _with_selection_points(scores: Scores, noted: frozenset[bytes], *parts: Data | None) -> Scores:
+    """The scores with these points added to `selection_keys`."""
     used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
     return replace(scores, selection_keys=scores.selection_keys.union(noted, *(data.keys() for data in used)))
 
 
 def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> BlendInputs:
-    """What a blend is chosen from; with too few points to keep some aside, it is chosen on those that were scored."""
+    """The inputs of a blend's choice; without held-back points, it is chosen on the scored ones."""
     sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
     if scores is not None:
         sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
@@ -157,16 +166,16 @@ def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> Blen
 
 
 def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
-    """Whether a blend gives no more than the first mask of a search in a large network of linear layers (T21).
+    """Whether a blend only gives the first mask of a search (T21) in a large network of linear layers.
 
-    There Wanda's is taken, which is the best start there is for language models, and no other is tried.
+    Then Wanda's mask is taken without trying others, because it is the best start for language models.
     """
     is_start = info.is_blend and options.repair in (True, "joint") and task.scoring.norm_stats != "batch"
     return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
 
 
-def _why_unscored(info: MethodInfo, data: Data | None, statements: bool, starts_search: bool) -> str:
-    """Why a method gets no sensitivities; empty if it does."""
+def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, starts_search: bool) -> str:
+    """Why no sensitivities are computed; empty if they are."""
     if info.is_scored and not starts_search:
         return ""
     if data is None:
@@ -193,8 +202,8 @@ def _scored(
     return scores, examples[0]
 
 
-def _few(batch: Batch) -> Any:
-    """The first points of a batch, as a model takes them; all of it where points cannot be cut off."""
+def _first_inputs(batch: Batch) -> Any:
+    """The inputs of the first few points of a batch; all of an input that is no tensor."""
     inputs: Any = batch.kwargs or batch.args
     values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
     few = [value[:N_EXAMPLES] if isinstance(value, Tensor) else value for value in values]
@@ -202,20 +211,20 @@ def _few(batch: Batch) -> Any:
 
 
 def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
-    """The task with the points to score, and those aside: for a sound statement (T18), a blend (T20) or `compare`."""
+    """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
     is_theory = task.scoring.n_points == "theory"
     task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    if is_theory and task.n_points is not None:  # so many are to be left
+    if is_theory and task.n_points is not None:  # this many must remain to be scored
         task = task.with_points(math.ceil(task.n_points / (1 - ASIDE_SHARE)), task.data)
     scored, aside = task.points.set_aside()
     return task.with_points(None, scored), aside
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
-    """The ranking with the scores of pruned weights at 0 and, where scores alone decide, all others above 0.
+    """The ranking with score 0 for pruned weights and, unless the method samples, a positive score for all others.
 
-    Without this, a budget above the number of positive scores would be filled up with pruned weights, in their order;
-    and `random` would rank them like any other.
+    Otherwise a budget above the number of positive scores would take pruned weights back, and `random` would rank them
+    like any other.
     """
     if not alive:
         return ranking
@@ -228,16 +237,24 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     return replace(ranking, ranks=tuple(ranks), is_thinned=True)
 
 
+def within(masks: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks without weights that are already pruned; without `alive`, the masks as they are.
+
+    `only_alive` ranks pruned weights last, but a weight that is alive and exactly 0 ties with them.
+    """
+    return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+
+
 # --- Experts that saw too few tokens to be judged ---------------------------------------------------------------------
 
-FEWEST_TOKENS = 32  # below that, what an expert does is not known
+FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned
 IN_NAME = "experts"  # part of the name of a module that only some tokens reach
 
 
-def rows_of_few_tokens(task: ScoringTask) -> tuple[Tensor, ...]:
-    """Of each weight, which rows belong to an expert that saw too few tokens (bool, F); () where there are none.
+def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
+    """For each weight, which rows belong to an expert that saw too few tokens (bool, F); () if there are none.
 
-    A warning names the experts. One more pass over the data, for models with experts only.
+    Warns with the names of the experts. Costs a pass over the data, for models with experts only.
     """
     routed = {weight.name for layer in task.layers if _is_routed(layer) for weight in layer.weights.values()}
     if not routed or task.data is None or not task.data.can_be_read_again:
@@ -253,7 +270,7 @@ def rows_of_few_tokens(task: ScoringTask) -> tuple[Tensor, ...]:
     each_use(task, on_use)
     spared = [(counts[weight.name] < FEWEST_TOKENS) & (weight.name in routed) for weight in task.weights]
     few = (weight for weight, rows_F in zip(task.weights, spared) if bool(rows_F.any()))
-    names = [_words(task, weight, counts[weight.name]) for weight in few]
+    names = [_expert_names(task, weight, counts[weight.name]) for weight in few]
     if not names:
         return ()
     some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")
@@ -265,8 +282,8 @@ def _is_routed(layer: PrunableLayer) -> bool:
     return IN_NAME in layer.module_name.split(".") or layer.known_as == IN_NAME
 
 
-def _words(task: ScoringTask, weight: Weight, counts_F: Tensor) -> str:
-    """The weight, and where it holds several experts which of them."""
+def _expert_names(task: ScoringTask, weight: Weight, counts_F: Tensor) -> str:
+    """The name of the weight, with the numbers of the experts if it holds several."""
     shape = task.model.get_parameter(weight.name).shape
     if len(shape) != 3:
         return weight.name

@@ -1,6 +1,6 @@
-"""Draws weights with replacement (T8), for rows of many layers at once.
+"""Samples weights with replacement (T8), for rows of many layers at once.
 
-One row takes microseconds, so most of the time would go into calls if layers were drawn one by one.
+A row takes microseconds, so sampling layer by layer would spend most of its time in calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST_RATE = 2.0**52  # above it a Poisson count is its mean: they differ by 
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """D rows of one layer to draw from: weight i of row `rows_D[d]` has the share worth / total of that row."""
+    """D rows of one layer to sample from: weight i of row `rows_D[d]` is drawn with probability worth / total."""
 
     worth_FK: np.ndarray  # float32 or float64
     total_F: np.ndarray
@@ -37,7 +37,7 @@ class DrawRequest:
 
 
 def batches(requests: Sequence[DrawRequest]) -> Iterator[list[tuple[int, DrawRequest]]]:
-    """The requests with their numbers, in groups of a bounded number of weights; one that is too large is split."""
+    """Groups of (index, request) with a bounded number of weights each; a request that is too large is split."""
     group: list[tuple[int, DrawRequest]] = []
     room = _BATCH
     for i, request in enumerate(requests):
@@ -81,7 +81,7 @@ def draw_rows_until(requests: Sequence[DrawRequest], generator: torch.Generator)
 
 
 def poisson(rates: Tensor, generator: torch.Generator) -> np.ndarray:
-    """As many Poisson numbers of these rates, float64: small ones by inversion, which is sooner than torch's way."""
+    """One Poisson sample per rate, as float64; small rates by inversion, which is faster than torch.poisson."""
     uniform = torch.rand(len(rates), dtype=BOUND_DTYPE, device=generator.device, generator=generator)
     counts = as_array(uniform)
 
@@ -153,7 +153,7 @@ def _first_hits(
 
 @compiled_rows
 def _add_repeats(count: np.ndarray, again: np.ndarray) -> None:
-    """The next number of `again` is added where the count is not 0, which no branch could foresee."""
+    """Adds the next number of `again` wherever the count is not 0, without an unpredictable branch."""
     at, last = 0, again.shape[0] - 1
     for j in range(count.shape[0] if last >= 0 else 0):
         is_drawn = int(count[j] > 0)

@@ -1,4 +1,4 @@
-"""Makes the sparse rows, each with its strategy and its bound (T8, T9)."""
+"""Computes the sparse rows of a layer, each with its strategy and its error bound (T5, T6, T8, T9, T17)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ RAND = 1  # a re-weighted sample (T6, T8)
 WHOLE = 2  # nothing of positive sensitivity was lost
 STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
-EMPTY_ROW_EPS = 1.0  # a row without weights answers 0 in every quadrant, and |0 - z| = z
-_DRAW_SLACK = 1e-9  # N(m) is computed: one that is a whole number (N(1) = 1) must not be rounded down to the last
+EMPTY_ROW_EPS = 1.0  # a row without weights outputs 0 in every quadrant, and |0 - z| = z
+_DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class SparseRows:
 def given_rows(
     weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
 ) -> SparseRows:
-    """Rows whose new values are given, whatever chose them, with the bound of T17.
+    """Rows with given values, however they were found, with the bound of T17.
 
-    Without sensitivities nothing is claimed but 0 for a row that did not change.
+    Without sensitivities the bound is 0 for a row that did not change, and infinite otherwise.
     """
     if sensitivity_FK is None:
         eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
@@ -87,21 +87,21 @@ def sparsify_layers(
     c_constant: float,
     generator: torch.Generator,
 ) -> list[SparseRows]:
-    """Each row of each layer with its number of weights: the most sensitive ones unchanged, or a re-weighted sample.
+    """Sparsifies every row to its number of kept weights: the most sensitive ones unchanged, or a re-weighted sample.
 
-    method: rand (T6), hybrid (T9, the smaller bound of each row). draws: "until" the row holds m different
-    weights, so the count is exact, or a "fixed" number floor(N(m)), so unbiasedness and T6 are exact and m different
-    weights are the most to be expected (T8). A weight that is zero or has no sensitivity is never drawn. Rows that may
-    keep all they can draw are kept whole. All layers go through each step together, which is sooner for small ones.
-    Sensitivities are those that `kept` was allocated by (`allocation_problem` has checked them).
+    method: "rand" (T6), or "hybrid" (T9, the smaller bound for each row). draws: "until" the row has m distinct
+    weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6 holds exactly,
+    and the expected number of distinct weights is at most m (T8). Weights that are zero or have no sensitivity are
+    never drawn. A row that may keep every weight that can be drawn is kept whole. All layers go through each step
+    together, which is faster for small ones. `kept` must have been allocated from the same sensitivities.
     """
     weights = [weight_FK.detach() for weight_FK in weights]
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
     one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
     options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
-    _settle(layers, **options, c_constant=c_constant, scale=scale)
-    _draw(layers, draws, generator)
+    _choose_strategies(layers, **options, c_constant=c_constant, scale=scale)
+    _sample(layers, draws, generator)
     results = []
     for weight_FK, layer in zip(weights, layers):
         # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more
@@ -115,7 +115,7 @@ def sparsify_layers(
 
 
 class _Layer:
-    """One layer while its rows are worked on: what is given, and what comes of it. All arrays on the CPU."""
+    """Inputs and results of one layer, as CPU arrays."""
 
     def __init__(self, weight_FK: np.ndarray, worth_FK: np.ndarray, kept_F: np.ndarray) -> None:
         self.weight_FK, self.worth_FK, self.kept_F = weight_FK, worth_FK, kept_F
@@ -124,8 +124,10 @@ class _Layer:
         self.total_F, self.expected_F, self.n_draws_F, self.eps_F = np.zeros((4, len(weight_FK)))
 
 
-def _settle(layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant: float, scale: float) -> None:
-    """Settles T9 for each row of each layer, all but what is drawn. `is_whole`: N(m) is rounded down to a number."""
+def _choose_strategies(
+    layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant: float, scale: float
+) -> None:
+    """Chooses each row's strategy (T9) and fills in what is not sampled. `is_whole`: N(m) is rounded down."""
     n_unused = [np.zeros(len(layer.kept_F), dtype=np.int64) for layer in layers]
 
     def work(i: int, first: int, end: int, scratch: np.ndarray) -> None:
@@ -133,7 +135,7 @@ def _settle(layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant
         given = (layer.weight_FK, layer.worth_FK, layer.kept_F)
         results = (layer.values_FK, layer.mask_FK, layer.strategy_F, layer.total_F, layer.expected_F, layer.eps_F)
         options = (is_hybrid, is_whole, c_constant, scale, scratch, scratch.view(np.int64))
-        _settle_rows(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
+        _choose_row_strategies(*(a[part] for a in given), *options, *(a[part] for a in results), n_unused[i][part])
 
     over_rows(work, [layer.worth_FK.shape for layer in layers], n_scratch=3)
     for layer, n_unused_F in zip(layers, n_unused):
@@ -141,8 +143,8 @@ def _settle(layers: list[_Layer], *, is_hybrid: bool, is_whole: bool, c_constant
             layer.worth_FK = np.where(layer.weight_FK != 0, layer.worth_FK, np.zeros_like(layer.worth_FK))
 
 
-def _draw(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
-    """Draws the rows that are sampled, and fills in their values, masks and numbers of draws (T8)."""
+def _sample(layers: list[_Layer], draws: Draws, generator: torch.Generator) -> None:
+    """Samples the rows whose strategy is RAND: fills in their values, masks and numbers of draws (T8)."""
     requests = [DrawRequest(x.worth_FK, x.total_F, np.flatnonzero(x.strategy_F == RAND), x.kept_F) for x in layers]
     for batch in batches(requests):
         if draws == "until":
@@ -172,7 +174,7 @@ def _bound_drawn(
 
 
 @compiled_rows
-def _settle_rows(
+def _choose_row_strategies(
     weight_FK: np.ndarray,
     rows_FK: np.ndarray,
     kept_F: np.ndarray,
@@ -190,7 +192,7 @@ def _settle_rows(
     eps_F: np.ndarray,
     n_unused_F: np.ndarray,
 ) -> None:
-    """Whole rows, then the most sensitive weights (T5), then whether drawing as many has a smaller bound (T6, T9)."""
+    """Keeps rows whole, or their most sensitive weights (T5), or marks them RAND if sampling has a smaller bound."""
     worth, rates = scratch[0], scratch[2]
     for i in range(rows_FK.shape[0]):
         m, n_unused = kept_F[i], 0
@@ -223,9 +225,9 @@ def _settle_rows(
 
 @row_part
 def _keep_largest(scratch: np.ndarray, scratch_bits: np.ndarray, m: int, mask_K: np.ndarray) -> float:
-    """The sum of all but the m largest of scratch[0], which the mask gets; ties go to the smaller column.
+    """Masks the m largest of scratch[0] and returns the sum of the others; ties go to the smaller column.
 
-    `scratch_bits` is the same memory as whole numbers; the second line is worked in.
+    `scratch_bits` is the same memory read as integers; its second row is overwritten.
     """
     bits, keys = scratch_bits[0], scratch_bits[1]  # numbers >= 0 are in the order of their bits
     for j in range(bits.shape[0]):
@@ -245,7 +247,7 @@ def _keep_largest(scratch: np.ndarray, scratch_bits: np.ndarray, m: int, mask_K:
 
 
 def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
-    """Each row with the weights under the mask, unchanged, whatever chose them (T5, T17 with r_j = 0 or 1)."""
+    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
     eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
     return SparseRows(
         values_FK=torch.where(mask_FK, weight_FK, 0.0),
@@ -267,7 +269,7 @@ def _reweigh(
     mask_FK: np.ndarray,
     n_draws_F: np.ndarray,
 ) -> None:
-    """Values, masks and numbers of draws of the rows `rows_D`, which the counts belong to. NaN draws: not in range."""
+    """Fills in values, masks and numbers of draws of the rows `rows_D`; NaN draws mark a value out of range."""
     for d in range(rows_D.shape[0]):
         i, n_draws, n_outside = rows_D[d], total_of(count_DK[d]), 0
         for j in range(count_DK.shape[1]):
@@ -279,7 +281,7 @@ def _reweigh(
 
 
 def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """The values in this dtype, refused where one of them leaves its range."""
+    """The values in this dtype; raises if one is out of its range."""
     values = torch.from_numpy(values_FK)
     is_narrowed = values.dtype != dtype
     values = values.to(dtype)
@@ -287,7 +289,7 @@ def _in_range(values_FK: np.ndarray, n_draws_F: np.ndarray, dtype: torch.dtype) 
         raise DataError(
             f"a re-weighted weight leaves the range of {dtype}: the row's sensitivities differ by too many "
             "orders of magnitude to sample from",
-            fix='use method "det" or a wider dtype',
+            fix="use method='sipp-det', or a wider dtype",
         )
     return values
 

@@ -1,1 +1,1 @@
-"""What is known: frozen records and options, how they print, and what every room needs to make them."""
+"""Frozen records of results and options, how they print, and helpers that every folder uses."""

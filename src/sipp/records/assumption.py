@@ -1,4 +1,4 @@
-"""What the data says of the regularity assumption (T4): layer by layer, and in words."""
+"""The result of `check_assumption` (T4): counts per layer, a table and a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sipp.records.ranking import DrawUnit
 
 @dataclass(frozen=True)
 class LayerAssumption:
-    """What was seen of the assumption at one weight tensor."""
+    """How far the assumption holds for one weight tensor."""
 
     name: str
     fan_in: int
@@ -29,13 +29,13 @@ class LayerAssumption:
 
     @property
     def es_failure_share(self) -> float | None:
-        """None where there was no pair to look at."""
+        """The share of failing pairs; None without pairs."""
         return self.es_failures / self.n_pairs if self.es_failures is not None and self.n_pairs else None
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """What was seen of the assumption of T4 in a whole network. `print` it."""
+    """How far the assumption of T4 holds in a network. `print` it."""
 
     layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
     c_constant: float
@@ -46,7 +46,7 @@ class Assumption:
 
     @property
     def total(self) -> LayerAssumption:
-        """The whole network as if it were one layer (with its largest fan-in)."""
+        """The counts of the whole network, as one layer with the largest fan-in."""
         return LayerAssumption(
             name="all",
             fan_in=max(layer.fan_in for layer in self.layers),
@@ -68,7 +68,7 @@ class Assumption:
 
     @property
     def verdict(self) -> str:
-        """In plain words: whether the assumption looks plausible on this data, and what that means."""
+        """A sentence: whether the assumption looks plausible on this data, and what that means."""
         total = self.total
         often = f"above 1/C = {1 / self.c_constant:.3g} on at least {self.share_needed:.1%} of the {self.unit}"
         seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
@@ -90,7 +90,7 @@ class Assumption:
 
     @property
     def es_verdict(self) -> str:
-        """In plain words: whether the inequality that the assumption is there for held on the holdout."""
+        """A sentence: how often the ES inequality, which the assumption implies, failed on the holdout."""
         total = self.total
         if total.es_failures is None:
             return "The ES inequality was not checked: pass a holdout."
@@ -98,7 +98,7 @@ class Assumption:
         return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
 
     def _table(self) -> Table:
-        """One line a layer, and one for all."""
+        """One line per layer, and one for all."""
         table = plain_table("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
         for layer in (*self.layers, self.total):
             counts = (layer.fan_in, layer.n_weights, layer.n_holding)

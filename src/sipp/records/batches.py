@@ -1,4 +1,4 @@
-"""A batch ready for the model, and what a layer met in it."""
+"""A batch ready for the model, and the inputs that reach one weight in it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WeightUse:
-    """One meeting of (some rows of) a weight with patches, as a layer adapter reports it.
+    """The inputs of (some rows of) a weight in one call of its layer, as a layer adapter reports them.
 
-    `windows` is a view of shape (B, G, *positions, *fan_in): the positions are the patches of a point, the fan-in
-    dimensions are flattened in the order of the weight's own. An adapter says in `real_BP` which patches are real;
-    those that are only padding are zeroed, and counted in `counts_B`, before a use is handed on.
+    `windows` is a view of shape (B, G, *positions, *fan_in): positions are the patches of a point; the fan-in
+    dimensions are in the weight's own order. `real_BP` marks patches that are not padding. Before a use is passed on,
+    padding is set to zero, and `counts_B` holds the number of real patches.
     """
 
     parameter: str  # local name in the module: "weight", "weight_ih_l0", "out_proj.weight"
@@ -23,9 +23,10 @@ class WeightUse:
     row_start: int = 0
     n_rows: int | None = None  # None: all rows from row_start on
     counts_B: Tensor | None = None
-    attributed: bool = True  # False: the patches could not be told apart by point, B is 1 for the whole batch
-    steps_first: bool = False  # the input lay steps x points, and was turned
-    real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: all are real
+    attributed: bool = True  # False: patches cannot be assigned to points; B is 1 for the whole batch
+    steps_first: bool = False  # the input was steps x points, and was transposed
+    real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: no padding
+    is_own_copy: bool = False  # the windows view memory that the model does not have, and cannot write to
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
-"""What counts on a holdout prove: the binomial rules of T14, T15 and T16.
+"""Binomial confidence limits from counts on a holdout: the rules of T14, T15 and T16.
 
-Plain statistics, no network in sight: counts and relative errors come in, limits and statements come out.
-`n` different points, `k` violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows,
-`ratios` = relative errors of the outputs, one per point, where anything not finite is a violation of every epsilon.
+Plain statistics, without networks: counts and relative errors in, confidence limits out.
+`n` distinct points, `k` violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows,
+`ratios` = relative errors of the outputs, one per point, where a non-finite value violates every epsilon.
 
-A holdout may hold copies of points. Then n counts different points, and a violation counts with every copy of it: k may
-be larger than n. Whichever points were the independent draws, all of the different ones and some of the copies, the
-limits here are no smaller than the limits of those would be (docs/theory.md, T14).
+A holdout may contain copies of points. Then n counts distinct points, but a violation counts with all its copies, so k
+may exceed n. Whichever copies were independent draws, the limits here are no smaller than theirs (docs/theory.md, T14).
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ import numpy as np
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import check_share
 
-Ratios = Any  # an array, or a tensor: whoever reads records should not have to wait for torch
+Ratios = Any  # an array or a tensor; torch is not imported here, so that reading records is fast
 # Up to here ln beta / ln(1 - delta) is within one of the true quotient in float64, and exact correction is cheap.
 EXACT_POINTS = 2**40
 
 
 def check_counts(k: int, n: int) -> None:
-    """Refuses counts other than 0 <= k <= n with n >= 1."""
+    """Raises unless n >= 1 and 0 <= k <= n."""
     if n < 1 or not 0 <= k <= n:
         raise OptionError(f"k = {k} of n = {n} is not a count; it needs n >= 1 and 0 <= k <= n")
 
 
 def k_allowed(n: int, delta: float, beta: float) -> int | None:
-    """k* = max{k : BinCDF(k; n, delta) <= beta} (T14), or None where even k = 0 proves nothing.
+    """k* = max{k : BinCDF(k; n, delta) <= beta} (T14), or None if even k = 0 proves nothing.
 
     Bisection on k: the CDF grows in k, from 0 <= beta at k = -1 to 1 > beta at k = n.
     """
@@ -76,14 +75,14 @@ def upper_limit(k: int, n: int, beta: float) -> float:
 
 
 def share_limit(k: int, n: int, beta: float) -> float:
-    """U(k; beta) where violations count with their copies, so that k may be larger than the n different points."""
+    """U(k; beta) if violations count with their copies, so that k may exceed the n distinct points."""
     return upper_limit(min(k, n), n, beta)
 
 
 def points_to_prove(k: int, n: int, limit: float, beta: float) -> int | None:
-    """About how many points prove `limit` if the share k / n of them stays as it is; None where no number would.
+    """About how many points would prove `limit` at the same share k / n of violations; None if no number would.
 
-    U(k; beta) <= limit is the test of T14 and T15. Here k may be a fraction, so that U falls in n: bisection.
+    U(k; beta) <= limit is the test of T14 and T15. With a real-valued expected count U falls as n grows: bisection.
     """
     from scipy import special  # slow to import, and only claims need it
 
@@ -118,8 +117,7 @@ def lower_limit(k: int, n: int, beta: float) -> float:
 
 
 def safe_ratios(ratios: Ratios) -> np.ndarray:
-    """The ratios (... x n) as float64 with NaN turned into +inf: what is not known to be small is taken as large."""
-    # Of torch only what was given: whoever reads records should not have to wait for it.
+    """The ratios (... x n) as float64, with NaN as +inf: an unknown error counts as large."""
     values = np.asarray(ratios) if not hasattr(ratios, "detach") else ratios.detach().cpu().numpy()
     values = values.astype(np.float64)
     if values.ndim == 0 or values.shape[-1] == 0:
@@ -139,7 +137,7 @@ def n_violations(ratios: Ratios, epsilon: float) -> np.ndarray:
 def certified_epsilon(ratios: Ratios, delta: float, beta: float, *, n: int | None = None) -> np.ndarray:
     """eps^ along the last axis (... x N -> ...): the (N - k*)-th smallest ratio (T14); +inf where nothing is proved.
 
-    k* is that of the `n` points that are different, which are all N unless it is said.
+    k* is that of `n` distinct points; by default all N are distinct.
 
     With q the true (1 - delta)-quantile of the ratios, eps^ < q means that at most k* points reached q, although each
     does so with probability >= delta: at most BinCDF(k*; n, delta) <= beta. Choosing eps^ on the points costs nothing.
@@ -156,8 +154,8 @@ def certified_epsilon(ratios: Ratios, delta: float, beta: float, *, n: int | Non
 def drop_limit(n_lost: int, n_gained: int, n: int, beta: float, *, n_copies: int = 0) -> float:
     """Upper limit of accuracy(dense) - accuracy(pruned) from paired outcomes: U(b; beta/2) - L(c; beta/2) (T16).
 
-    With copies beside the n different points, b counts every copy and c counts no point twice: L is that of c among all
-    points, copies included, the smallest that it may be.
+    If there are copies beside the n distinct points, b counts every copy and c no point twice. L is taken for c among
+    all points, copies included, which is the smallest it can be.
     """
     check_counts(n_lost + n_gained, n + n_copies)
     return share_limit(n_lost, n, beta / 2) - lower_limit(n_gained, n + n_copies, beta / 2)
@@ -166,9 +164,9 @@ def drop_limit(n_lost: int, n_gained: int, n: int, beta: float, *, n_copies: int
 def first_failure(passes: Iterable[bool]) -> int:
     """The index of the first level that fails, or the number of levels if none does: fixed-sequence testing (T15).
 
-    Levels run dense -> sparse in an order fixed before the holdout was looked at, each tested at full beta; the answer
-    is the level before the returned index (none where it is 0). `passes` may be lazy: nothing past the first failure
-    is looked at. At most beta, because a false certificate needs the FIRST level that is truly bad to pass.
+    Levels run from dense to sparse in an order fixed before the holdout is used, each tested at full beta; the answer
+    is the level before the returned index (none if it is 0). `passes` may be lazy: nothing after the first failure is
+    evaluated. The error rate is at most beta, because a false certificate needs the FIRST truly bad level to pass.
     """
     index = 0
     for passed in passes:

@@ -1,6 +1,6 @@
-"""What a certificate says: the records of T14 and T16, in numbers, in words and as JSON.
+"""Certificates (T14, T16): their records, the sentences that explain them, and their JSON.
 
-Everything that follows from the counts is computed from them, so that a record cannot contradict itself.
+A record stores counts; everything else is computed from them, so that it cannot contradict itself.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from sipp.records.display import WIDTH, exactly, percent, percent_up, plain_tabl
 from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/5"
-OF_POINTS = "sipp-certificate/1"  # as earlier versions wrote them: this one counted copies as independent points;
-# it and the next do not say what they measure
+OF_POINTS = "sipp-certificate/1"  # counted copies as independent points; neither it nor the next names its measure
 OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3", "sipp-certificate/4")
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
-USELESS = 1.0  # an epsilon from here on: an output of zeros would be within it
-DERIVED_RTOL = 1e-9  # a limit recomputed by another version of the statistics library
+USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
+DERIVED_RTOL = 1e-9  # tolerance for limits computed by another version of SciPy
 HASH_LENGTH = 64
 HASH_PATTERN = f"[0-9a-f]{{{HASH_LENGTH}}}"
 
-# What a field may hold where it is read from a file; a certificate made here is made of numbers that were counted.
-# A float may be written without its point: programs with one type of number do that.
+# The types of fields, checked when a certificate is read from a file. A float may be written without a decimal point,
+# as programs with a single number type do.
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # larger ones are not exact in float64
 OpenShare = Annotated[float, Field(strict=True, gt=0, lt=1)]
 Text = Annotated[str, Field(strict=True)]
@@ -48,20 +47,20 @@ OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 class Certificate:
     """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
 
-    Of sequences of tokens (T22) `measure` may be another: the mean KL(f || f^) of the next token over the positions of
-    a sequence, in nats, or the share of its positions at which another next token is chosen.
+    For sequences of tokens (T22) `measure` may be the mean KL(f || f^) of the next token over the positions of a
+    sequence, in nats, or the share of positions at which another next token is predicted.
 
-    The verdict and everything else that follows from the counts is computed from them, so it cannot contradict them.
+    The verdict and all limits are computed from the counts, so they cannot contradict them.
     """
 
     fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
     epsilon: Limit  # +inf: no finite epsilon is proved
     delta: OpenShare  # the share of inputs that may be further off
     confidence: OpenShare
-    violations: Count  # holdout points, copies too, not within epsilon; an output that is not finite counts as one
-    n: Count  # different points
-    n_duplicates: Count  # copies of them beside
-    data_hash: Digest  # of the set of points, whatever their order and batches
+    violations: Count  # holdout points (with copies) not within epsilon; a non-finite output is a violation
+    n: Count  # distinct points
+    n_duplicates: Count  # further copies of them
+    data_hash: Digest  # of the set of points, independent of order and batches
     dense_hash: Digest
     pruned_hash: Digest
     dtype: Text  # of the outputs compared
@@ -73,7 +72,7 @@ class Certificate:
 
     @property
     def k_allowed(self) -> int | None:
-        """k* of T14, None where n is too small for any claim."""
+        """k* of T14, None if n is too small for any claim."""
         return k_allowed(self.n, self.delta, 1.0 - self.confidence)
 
     @property
@@ -98,7 +97,7 @@ class Certificate:
 
     @property
     def is_useless(self) -> bool:
-        """Whether what is certified is true and of no use: a network that gives zeros would be within epsilon too."""
+        """Whether the certified epsilon is so large that an output of zeros would be within it."""
         return self.verdict == "certified" and self.measure != "kl" and not self.epsilon < USELESS
 
     @property
@@ -114,7 +113,7 @@ class Certificate:
         return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
 
     def __repr__(self) -> str:
-        limit = f"epsilon {_shown('epsilon', self.epsilon)} for all but {percent(self.delta)}"
+        limit = f"epsilon {_value_text('epsilon', self.epsilon)} for all but {percent(self.delta)}"
         return f"<Certificate: {self.verdict}, {limit}, n = {self.n:,}; print() shows it>"
 
     def _repr_html_(self) -> str:
@@ -126,17 +125,17 @@ class Certificate:
 class AccuracyCertificate:
     """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any.
 
-    With `measure` "next-token" points are sequences, and counts are sums of the shares of their positions, rounded so
-    that they claim less (T22).
+    With `measure` "next-token", points are sequences, and counts are sums of shares of positions, rounded so that they
+    claim less (T22).
     """
 
     mode: Literal["labels", "label-free"]
     confidence: OpenShare
-    n_lost: Count  # b: dense right, pruned wrong, copies too; 0 in mode label-free
-    n_gained: Count  # c: dense wrong, pruned right, at every copy, each point once; 0 in mode label-free
-    n_differ: Count  # D: the two choose different classes, or an output is not finite; copies too
-    n: Count  # different points
-    n_duplicates: Count  # copies of them beside
+    n_lost: Count  # b: dense right, pruned wrong, with copies; 0 in mode label-free
+    n_gained: Count  # c: dense wrong, pruned right at every copy, each point once; 0 in mode label-free
+    n_differ: Count  # D: different classes, or a non-finite output, with copies
+    n: Count  # distinct points
+    n_duplicates: Count  # further copies of them
     data_hash: Digest
     dense_hash: Digest
     pruned_hash: Digest
@@ -168,7 +167,7 @@ class AccuracyCertificate:
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
         points = f"by at most {points_up(self.drop_upper)}"
         if self.measure == "next-token":
-            return start + self._of_tokens(limit, points) + _caveats(self)
+            return start + self._claim_about_tokens(limit, points) + _caveats(self)
         if self.mode == "labels":
             inputs = _counted(self, "labelled inputs").rstrip(",")
             were = "was" if self.n_lost == 1 else "were"
@@ -180,7 +179,7 @@ class AccuracyCertificate:
             claim += f"it lowers the accuracy {points} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
         return start + claim + _caveats(self)
 
-    def _of_tokens(self, limit: str, points: str) -> str:
+    def _claim_about_tokens(self, limit: str, points: str) -> str:
         """The claim about next tokens; a sequence counts once, however long it is."""
         over, inputs = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
@@ -208,13 +207,13 @@ class AccuracyCertificate:
 
 
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
-    """How many inputs there are, in words; where some are copies, also how many are distinct, between commas."""
+    """The number of inputs, in words; if some are copies, also how many are distinct."""
     inputs = f"{cert.n + cert.n_duplicates:,} {what}"
     return f"{inputs}, {cert.n:,} of them distinct," if cert.n_duplicates else inputs
 
 
 def _claim_in_words(cert: Certificate) -> str:
-    """What a T14 certificate says, before its caveats."""
+    """The claim of a T14 certificate as a sentence, without caveats."""
     delta, confidence = percent(cert.delta), percent(cert.confidence)
     if cert.k_allowed is None:
         needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
@@ -251,23 +250,23 @@ def _claim_in_words(cert: Certificate) -> str:
 
 
 def _limit(cert: Certificate) -> str:
-    """The epsilon that was asked for."""
+    """The epsilon that was asked for, in words."""
     if cert.measure == "kl":
         return f"{exactly(cert.epsilon)} nats per token"
     return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
 def claim_about_tokens(cert: Certificate) -> str:
-    """What a certificate says of the tokens of a sequence (T22)."""
+    """The claim about the tokens of a sequence, in words (T22)."""
     if cert.measure == "next-token":
         limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         return f"the pruned network predicts a different next token at no more than {limit} of positions"
-    nats = exactly(cert.epsilon) if cert.fixed == "epsilon" else _shown("epsilon", cert.epsilon)
+    nats = exactly(cert.epsilon) if cert.fixed == "epsilon" else _value_text("epsilon", cert.epsilon)
     return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over positions)"
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
-    """What the reader must know beside the claim: the source of inputs, copies among the points, an earlier use."""
+    """Caveats of a claim: the source of inputs, copies among them, earlier uses."""
     text = " This applies to inputs from the same source as the holdout, which must be new to both networks."
     if not cert.calibration_checked:
         text += " sipp could not check this: it was not told which inputs were used for pruning."
@@ -281,7 +280,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     return text
 
 
-# What a person reads beside the fields of a certificate
+# Explanations of the fields of a certificate
 FIELD_WORDS = {
     "fixed": "which of epsilon and delta was given; the other was measured",
     "epsilon": "error of the output, relative to its norm",
@@ -312,16 +311,16 @@ SHEET_DIGITS = 4
 
 
 def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
-    """Headline, sentence and one aligned line per field and derived number with its meaning, for a terminal."""
+    """The text for a terminal: headline, sentence, and one aligned line per field with its meaning."""
     names = (*(field.name for field in fields(cert)), *derived)
-    rows = [(name, _shown(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
+    rows = [(name, _value_text(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
     widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
     return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
 
 
 def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
-    """Headline, sentence, a bar for each count of points, and all fields folded away, for a notebook."""
+    """The HTML for a notebook: headline, sentence, a bar for each count, and all fields folded away."""
     n_given = cert.n + cert.n_duplicates
     table = plain_table(f"of {n_given:,} inputs", "number", "share")
     for words, count in counts:
@@ -329,8 +328,8 @@ def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[t
     return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))
 
 
-def _shown(name: str, value: Any) -> str:
-    """A value of few digits; numbers that were chosen, and hashes, as they are."""
+def _value_text(name: str, value: Any) -> str:
+    """The value as text; measured limits are rounded up to a few digits."""
     if name in LIMITS and isinstance(value, float) and math.isfinite(value):
         return f"{Context(prec=SHEET_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(value)):g}"
     return str(value)
@@ -346,13 +345,13 @@ def is_hash(value: Any) -> bool:
 
 
 def check_certificate(certificate: object) -> None:
-    """Refuses what is neither a certificate nor None."""
+    """Raises unless it is a certificate or None."""
     if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
         raise OptionError(f"certificate is a {type(certificate).__name__}", fix="pass what sipp.certify returned")
 
 
 def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
-    """Its fields, what follows from them and its sentence in JSON's types; an infinite epsilon reads "inf"."""
+    """The fields, derived numbers and the sentence in JSON types; an infinite epsilon becomes "inf"."""
     if cert is None:
         return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
@@ -369,7 +368,7 @@ def to_json(cert: AnyCertificate) -> str:
 
 
 def from_json(text: str) -> AnyCertificate:
-    """The certificate that `to_json` wrote; DataError naming the key where the text is anything else."""
+    """The inverse of `to_json`; a DataError names the key that is wrong."""
     try:
         pairs = json.loads(text, object_pairs_hook=list, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -389,7 +388,7 @@ def from_json(text: str) -> AnyCertificate:
 
 
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
-    """The certificate with these values of its JSON; its words are those of its counts, whatever the values say."""
+    """The certificate with these JSON values; its sentence is computed again from the counts."""
     content = dict(values)
     schema, kind = content.get("schema"), content.get("kind")
     if schema not in (SCHEMA, *OLDER) or kind not in (*KINDS,):
@@ -414,7 +413,7 @@ def from_values(values: Mapping[str, Any]) -> AnyCertificate:
 
 
 def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
-    """Refuses counts that contradict each other, and a written conclusion that does not follow from the counts."""
+    """Raises if counts contradict each other, or if a written conclusion does not follow from them."""
     n_given = cert.n + cert.n_duplicates
     if isinstance(cert, Certificate):
         counted = cert.violations

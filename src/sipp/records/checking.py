@@ -1,4 +1,4 @@
-"""Arguments of public functions: each check gives the value in its plain type, or an OptionError that names it."""
+"""Checks the arguments of public functions: each returns the value, or raises an OptionError that names it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_drop(name: str, value: Any) -> float:
 
 
 def check_keep(keep: Any) -> None:
-    """Refuses a `keep` outside (0, 1]."""
+    """Raises unless `keep` is in (0, 1]."""
     if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
         raise OptionError(
             f"keep={keep!r:.60} is not in (0, 1]",
@@ -88,13 +88,13 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """' (did you mean x?)' for a name that is not known; empty where nothing known is near."""
+    """' (did you mean x?)' for an unknown name; empty if no known name is close."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1) if isinstance(name, str) else []
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def check_record(name: str, value: Any, kind: type) -> None:
-    """Refuses anything but a record of this kind."""
+    """Raises unless the value is of this class."""
     if not isinstance(value, kind):
         raise OptionError(
             f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
@@ -102,14 +102,14 @@ def check_record(name: str, value: Any, kind: type) -> None:
 
 
 def check_path(name: str, value: Any, example: str) -> Path:
-    """The path, if it can be one."""
+    """The value as a Path."""
     if not isinstance(value, (str, PathLike)) or not str(value) or "\0" in str(value):
         raise OptionError(f"{name}={value!r:.80} is not a path", fix=f"give one such as {example!r}")
     return Path(value)
 
 
 def check_size(name: str, value: Any) -> int:
-    """A number of bytes: itself, or what "5GB" and its like mean."""
+    """The number of bytes that a size such as "5GB" means, or the number itself."""
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
     if not _is(n_bytes, int) or n_bytes < 1:
@@ -118,7 +118,7 @@ def check_size(name: str, value: Any) -> int:
 
 
 def refuse_constant(name: str) -> None:
-    """Refuses NaN and the infinities, which Python's JSON reader would take: give it as its `parse_constant`."""
+    """Rejects NaN and infinity, as the `parse_constant` of Python's JSON reader, which would accept them."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -127,7 +127,7 @@ def _is(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-# --- what pydantic finds, in our words --------------------------------------------------------------------------------
+# --- pydantic's errors, in our words ----------------------------------------------------------------------------------
 
 _WANTED = {
     "int_type": "must be a whole number",
@@ -167,7 +167,7 @@ def problem_words(problem: Mapping[str, Any]) -> str:
 
 
 def first_problem(error: Any) -> str:
-    """The first thing that is wrong in a ValidationError, as a plain sentence."""
+    """The first problem of a ValidationError, as a plain sentence."""
     return problem_words(dict(error.errors(include_url=False)[0]))
 
 
@@ -183,7 +183,7 @@ def _key_words(path: tuple[int | str, ...]) -> str:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # what goes; `keep` is what stays
+REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
 RECORDS = {
@@ -202,7 +202,7 @@ OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of 
 
 
 def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same function; for an option that it does not have, the error says what to write instead.
+    """Decorates a function: an unknown option raises an error that says what to write instead.
 
     Example:
         >>> from sipp.records.checking import explain_unknown_options
@@ -225,7 +225,7 @@ def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[A
 
 
 def method_here(name: str) -> tuple[str, str] | None:
-    """What a method of this name is called here, and what to write; None if no other name is known."""
+    """Our name for a method of another library, and what to write; None if it is unknown."""
     plain = name.lower().replace("-", "_")
     if (here := OF_ONE_LAYER.get(plain)) is not None:
         what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
@@ -235,7 +235,7 @@ def method_here(name: str) -> tuple[str, str] | None:
 
 
 def _how_to_write(name: str, value: Any, known: Any) -> str:
-    """What to write instead; empty if no other name is known."""
+    """What to write instead of an unknown option; empty if there is no suggestion."""
     keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
     if keep and name in SHARES:
         what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")

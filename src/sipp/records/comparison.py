@@ -1,4 +1,4 @@
-"""What a comparison of methods found: one row per method and keep, one table, and which to use."""
+"""The result of `compare`: one row per method and keep, a table, and which method to use."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sipp.records.display import LARGE_ERROR, WIDTH, percent_up, plain_table, te
 from sipp.records.html import table_html, text_html, view
 from sipp.records.plots import curves
 
-STANDARD_ERRORS = 2.0  # a mean difference of fewer than these decides nothing
+STANDARD_ERRORS = 2.0  # a mean difference below this many standard errors counts as chance
 BEST = "*"
 KEEPS_A_TABLE = 3  # as many as fit the width
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One method at one keep, on points that did not choose its weights."""
+    """One method at one keep, measured on points that did not choose its weights."""
 
     method: str
     keep: float  # as asked
     is_repaired: bool
     kept: int
     dead_rows: int
-    error: float  # ||f^ - f|| / ||f|| over all points together; infinite where an output is not finite
-    same: float | None  # share of points whose largest output is the same one; None where outputs are not n x classes
+    error: float  # ||f^ - f|| / ||f|| over all points together; infinite if an output is not finite
+    same: float | None  # share of points with the same predicted class; None if outputs are not n x classes
     accuracy: float | None  # None without labels
-    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, by the mean ||f||^2
+    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, over the mean ||f||^2
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods at all keeps on the same points. `print` it."""
+    """All methods at all values of keep, on the same points. `print` it."""
 
     rows: tuple[Compared, ...]
     n_weights: int
@@ -51,21 +51,21 @@ class Comparison:
 
     @property
     def keeps(self) -> tuple[float, ...]:
-        """The keeps, falling."""
+        """The values of keep, from dense to sparse."""
         return tuple(sorted({row.keep for row in self.rows}, reverse=True))
 
     def best(self, keep: float) -> Compared:
-        """The row of the least error at this keep; the first of equal ones."""
+        """The row with the smallest error at this keep; the first of equal ones."""
         return min((row for row in self.rows if row.keep == keep), key=lambda row: row.error)
 
     def level_with(self, best: Compared) -> tuple[Compared, ...]:
-        """The other rows at this keep whose difference to it these points cannot tell from chance."""
+        """The other rows at this keep whose difference from `best` may be chance."""
         others = (row for row in self.rows if row.keep == best.keep and row is not best)
         return tuple(row for row in others if is_level(best.moved, row.moved, self.n_points))
 
     @property
     def sentence(self) -> str:
-        """Which method to use at the smallest keep that leaves most of the output, as far as these points tell."""
+        """Which method to use, at the smallest keep that leaves most of the output."""
         usable = [row for row in map(self.best, self.keeps) if row.error <= LARGE_ERROR]
         inputs = f"{self.n_points:,} {'held-back inputs' if self.is_aside else 'holdout inputs'}"
         if not usable:
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def _head(self) -> str:
-        """Which inputs chose and which judged, in one line."""
+        """How many inputs were used for pruning and for judging, in one line."""
         judged = "held-back inputs" if self.is_aside else "holdout inputs"
         head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
         head += f"judged on {self.n_points:,} {judged}"
@@ -111,8 +111,8 @@ class Comparison:
 
     def __str__(self) -> str:
         parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
-        said = (textwrap.fill(text, WIDTH) for text in (self._words, self.sentence))
-        return "\n".join([self._head, *(text_of(self._table(keeps)) for keeps in parts), *said])
+        texts = (textwrap.fill(text, WIDTH) for text in (self._words, self.sentence))
+        return "\n".join([self._head, *(text_of(self._table(keeps)) for keeps in parts), *texts])
 
     def __repr__(self) -> str:
         names = dict.fromkeys(row.name for row in self.rows)
@@ -154,11 +154,11 @@ class Comparison:
 
 
 def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:
-    """Whether the mean difference of what two networks moved on the same points is within chance; a heuristic.
+    """Whether the mean difference of two networks' errors on the same points may be chance; a heuristic.
 
-    One point tells nothing, and neither does what is not finite on both sides. `n_points` are different.
+    One point, or non-finite errors on both sides, decide nothing. `n_points` is the number of distinct points.
     """
-    gaps = [theirs - ours for ours, theirs in zip(best, other)]
+    gaps = [other_error - best_error for best_error, other_error in zip(best, other)]
     n_points = len(gaps) if n_points is None else n_points
     if n_points < 2:
         return True

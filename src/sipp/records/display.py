@@ -1,4 +1,4 @@
-"""Numbers, names and tables as a person wants to read them, in plain text."""
+"""Formats numbers, names and tables as plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 WIDTH = 118
 CONFIDENCE_DIGITS = 4  # rounded down
-SENTENCE_DIGITS = 3  # of measured numbers, rounded up: the words never claim more than the record
+SENTENCE_DIGITS = 3  # of measured numbers, rounded up, so that a sentence never claims more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
@@ -25,10 +25,10 @@ LARGE_ERROR = 0.5  # of its norm: an output that moved further is warned about
 
 
 def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
-    """Names that fit a table, long ones shortened; those that differ stay different.
+    """Shortens long names for a table; distinct names stay distinct.
 
-    Tried in turn for all of them: a cut in the middle; parts of the name from the left as initials, which keep their
-    numbers (h.3.attn.c_proj.weight); a number at the end. The page's script does the same.
+    Three ways are tried for all names: an ellipsis in the middle; initials (with their numbers) for parts from the left
+    (h.3.attn.c_proj.weight); a number at the end. The page's script does the same.
     """
     differ = len(set(names))
     for way in (_cut, _initials):
@@ -39,7 +39,7 @@ def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
 
 
 def _cut(name: str, length: int) -> str:
-    """Its first and last letters, with '...' between them where it is long."""
+    """A long name with '...' in its middle."""
     if len(name) <= length:
         return name
     half = (length - 3) // 2
@@ -47,9 +47,9 @@ def _cut(name: str, length: int) -> str:
 
 
 def _initials(name: str, length: int) -> str:
-    """Parts from the left become their first letter and their number, as many as needed, but not the last one.
+    """Shortens parts from the left to their first letter and number, as many as needed, but not the last.
 
-    Parts before the number of a block always do: then all blocks of a network begin alike.
+    Parts before a block number are always shortened, so that the names of all blocks begin alike.
     """
     parts = name.split(".")
     n_head = next((i for i, part in enumerate(parts) if re.fullmatch("[0-9]+", part)), 0)
@@ -61,7 +61,7 @@ def _initials(name: str, length: int) -> str:
 
 
 def _numbered(names: Sequence[str], length: int) -> list[str]:
-    """The last resort: initials that end in a number of their own."""
+    """The last resort: initials with a unique number at the end."""
     short = {name: name for name in names if len(name) <= length}
     taken = set(short)
     for i, name in enumerate(names, start=1):
@@ -80,7 +80,7 @@ PATH_WORDS = (
 
 
 def labelled(label: str, text: str) -> str:
-    """A line that begins with its label, folded below the text where it is long."""
+    """A line that begins with a label; long text is wrapped and indented."""
     return textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
 
 
@@ -91,9 +91,9 @@ def listed(names: Sequence[str], separator: str = ", ", what: str = "more") -> s
 
 
 def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = True, tight: bool = False) -> Table:
-    """A table whose first column (and those of `texts`) is text and whose others are numbers, which are never cut.
+    """A table whose first column (and those of `texts`) is text; the others are numbers, which are never cut.
 
-    With `folds` a long name in the first column goes on in the next line; `tight` leaves less room between columns.
+    With `folds`, long text wraps to the next line; `tight` reduces the space between columns.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=tight)
     for i, column in enumerate(columns):
@@ -104,21 +104,21 @@ def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = True, 
 
 
 def text_of(table: Table) -> str:
-    """The table as plain text, wherever it is made: in a notebook rich would show it at once, apart from its text."""
+    """The table as plain text, also in a notebook, where rich would display it immediately."""
     buffer = StringIO()
     Console(file=buffer, width=WIDTH, force_terminal=False, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 
 def number(value: float | None) -> str:
-    """A number of few digits; nothing for none."""
+    """A number with few digits; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def number_up(value: float | None, digits: int = 3) -> str:
-    """A proved limit of few digits, rounded up; nothing for none."""
+    """A proved limit with few digits, rounded up; empty for None."""
     if value is None or not math.isfinite(value):
         return number(value)
     if 1e3 <= abs(value) < 1e6:
@@ -169,7 +169,7 @@ def size_headline(n_bytes: int, dense_bytes: int) -> str:
 
 
 def why_larger(n_bytes: int, dense_bytes: int) -> str:
-    """What follows the headline if the file grew; else nothing."""
+    """The reason why a file grew, to follow the headline; empty if it did not."""
     return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
 
 
@@ -178,7 +178,7 @@ def size_words(n_bytes: int, dense_bytes: int) -> str:
     return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
 
 
-def sure(confidence: float) -> str:
-    """The confidence of a statement, in words, rounded down: nothing here is 100 % sure."""
-    most = Decimal(repr(round(100 * confidence, 10)))  # without what subtracting chances of error leaves behind
+def how_sure(confidence: float) -> str:
+    """A confidence in words, rounded down, so that nothing reads as 100 % sure."""
+    most = Decimal(repr(round(100 * confidence, 10)))  # without the rounding error of subtracted probabilities
     return f"{Context(prec=CONFIDENCE_DIGITS, rounding=ROUND_FLOOR).create_decimal(most).normalize():f} % sure"

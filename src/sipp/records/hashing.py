@@ -1,8 +1,7 @@
 """SHA-256 of networks and of the points that chose them. Needs no torch.
 
-A network is the entries of its state_dict. Buffers that a state_dict leaves out (persistent=False) are part of it, and
-no file holds them. So they have a hash of their own, which files hold: with it the hash of the network follows from the
-tensors of the file.
+The hash of a network covers its state_dict and its non-persistent buffers. Files do not store these buffers, only their
+hash: with it and the tensors of a file, the hash of the network can be computed.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add to names
 
-Entry = tuple[str, list[Any], bytes | memoryview]  # name; element type and shape, or the value in words; bytes
+Entry = tuple[str, list[Any], bytes | memoryview]  # name; dtype and shape, or repr of the value; bytes
 
 
 def canonical(name: str) -> str:
-    """The name of a parameter or buffer without what wrappers added to it."""
+    """The name of a parameter or buffer without the prefixes of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def entries_hash(entries: Iterable[Entry]) -> str:
-    """SHA-256 over all entries, sorted by their names without the parts that wrappers add."""
+    """SHA-256 over all entries, sorted by canonical name."""
     digest = hashlib.sha256()
     named = [(canonical(name), kind, data) for name, kind, data in entries]
     for name, kind, data in sorted(named, key=lambda entry: entry[0]):
@@ -34,21 +33,21 @@ def entries_hash(entries: Iterable[Entry]) -> str:
 
 
 def with_buffers(state: str, buffers: str | None) -> str:
-    """The hash of a network from that of its state_dict and that of its other buffers; the first where it has none."""
+    """Combines the hash of a state_dict with that of the non-persistent buffers, if there are any."""
     return state if buffers is None else hashlib.sha256(f"{state} {buffers}".encode()).hexdigest()
 
 
 # --- The points that chose a network ----------------------------------------------------------------------------------
 
-# A record on the disk holds a short hash of each point's key. A key follows from the numbers of the point, and a short
-# one could be solved for them; its SHA-256 cannot.
+# A record on disk holds a short hash of each point's key. Keys are simple functions of the point's values and could be
+# inverted; their SHA-256 cannot.
 
 SHORT = 16  # hexadecimal digits: two of a million points share them with a probability of 3e-8
 
 
 @dataclass(frozen=True)
 class SeenPoints:
-    """Points of an earlier pruning, of which only hashes are left."""
+    """The points of an earlier pruning, known only by their hashes."""
 
     hashes: frozenset[str]
     is_all: bool  # whether no others chose the network
@@ -58,17 +57,17 @@ class SeenPoints:
 
 
 def seen_text(keys: Iterable[bytes]) -> str:
-    """What a record says of these points: their short hashes, one behind the other, in an order that tells nothing."""
+    """The short hashes of these points as one string, sorted, for a record."""
     return "".join(sorted({_short_hash(key) for key in keys}))
 
 
 def seen_points(words: str, *, is_all: bool) -> SeenPoints:
-    """The points that a record speaks of."""
+    """The inverse of `seen_text`."""
     return SeenPoints(frozenset(words[i : i + SHORT] for i in range(0, len(words), SHORT)), is_all)
 
 
 def with_all_points(known: SeenPoints, keys: Iterable[bytes]) -> SeenPoints:
-    """The points of a record, and others with which they are said to be all that chose the network."""
+    """Adds points to those of a record, and declares the result complete."""
     return SeenPoints(known.hashes | {_short_hash(key) for key in keys}, is_all=True)
 
 

@@ -1,7 +1,7 @@
-"""Records in a notebook: the tables that are printed in a shell, as HTML with a bar beside each share.
+"""Shows records in a notebook: the tables of a shell as HTML, with a bar beside each share.
 
-Styles stand in the tags, since a notebook may drop a stylesheet, and take the text's own colour, so that they can be
-read on a light and on a dark ground.
+Styles are inline, since a notebook may drop a stylesheet, and use the text colour, so that they suit light and dark
+themes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT_WIDTH = 60  # em
 
 
 def view(title: str, *parts: str) -> str:
-    """A record's view: its headline, and the parts below it that are not empty."""
+    """The HTML of a record: a headline, and parts below it."""
     head = f'<div style="font-weight:600;margin-bottom:.4em;max-width:{TEXT_WIDTH}em">{escape(title)}</div>'
     return f'<div style="line-height:1.45">{head}{"".join(parts)}</div>'
 
@@ -32,7 +32,7 @@ def text_html(text: str) -> str:
 
 
 def labels_html(pairs: Iterable[tuple[str, str]]) -> str:
-    """Statements below each other, each behind its label."""
+    """A two-column table of labels and texts."""
     cell = 'style="text-align:left;vertical-align:top;padding:.1em .8em .1em 0;white-space:normal;background:none"'
     rows = "".join(f"<tr><th {cell}>{escape(a)}</th><td {cell}>{escape(b)}</td></tr>" for a, b in pairs)
     style = f"border-collapse:collapse;margin:.4em 0;max-width:{TEXT_WIDTH}em"
@@ -40,12 +40,12 @@ def labels_html(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def folded(title: str, text: str) -> str:
-    """What opens on a click: text in columns."""
+    """Preformatted text that opens on a click."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
 def table_html(table: Table, *, bars: Sequence[str] = ()) -> str:
-    """The table as HTML; numbers of the columns named in `bars` have a bar before them, all on one scale.
+    """The table as HTML; columns named in `bars` show a bar before each number, on a common scale.
 
     A percentage is a share of the whole, other numbers are shares of the largest of them.
     """
@@ -70,7 +70,7 @@ def table_html(table: Table, *, bars: Sequence[str] = ()) -> str:
         for i in range(table.row_count)
     )
     style = "border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0"
-    scroll = '<div style="overflow-x:auto">'  # a wide table scrolls by itself
+    scroll = '<div style="overflow-x:auto">'  # a wide table scrolls inside its box
     return f'{scroll}<table style="{style}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -79,12 +79,12 @@ def _cell(side: str) -> str:
 
 
 def _plain(cell: object) -> str:
-    """The text of a cell, without marks for a terminal."""
+    """The text of a cell, without rich markup."""
     return " ".join(Text.from_markup(cell).plain.split()) if isinstance(cell, str) else str(cell)
 
 
 def _value(cell: str) -> float | None:
-    """The first number of a cell; infinite where it says so, None where there is none."""
+    """The first number in a cell; infinity for "inf" and "unlimited", None without a number."""
     if re.match(r"inf|unlimited", cell):
         return math.inf
     match = re.search(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", cell)
@@ -97,12 +97,12 @@ def _largest(cells: Iterable[str]) -> float:
 
 
 def _bar(cell: str, scale: float, width: int) -> str:
-    """The cell behind a bar on a pale ground, full at the scale and above it; no bar where it has no number."""
+    """The cell with a bar before it, full at the scale and above; no bar without a number."""
     value = _value(cell)
     if value is None:
         return escape(cell)
     ground = f"display:inline-block;width:{width}em;height:.7em;background:rgba(128,128,128,.22)"
     filled = f"display:block;width:{100 * min(1.0, value / scale):.3g}%;height:100%;background:{BAR}"
-    number = "display:inline-block;min-width:4.6em;padding-left:.5em"  # as wide in every row: bars stand in line
+    number = "display:inline-block;min-width:4.6em;padding-left:.5em"  # fixed width, so that bars line up
     bar = f'<span style="{ground}" aria-hidden="true"><span style="{filled}"></span></span>'
     return f'{bar}<span style="{number}">{escape(cell)}</span>'

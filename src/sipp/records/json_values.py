@@ -1,4 +1,4 @@
-"""Any values in JSON's types. Needs no torch."""
+"""Converts values to JSON types. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def json_value(value: Any) -> Any:
-    """The value in JSON's types; a float that is not finite, for which JSON has no word, is null."""
+    """The value in JSON types; a non-finite float, which JSON cannot express, becomes null."""
     if isinstance(value, Mapping):
         return {str(key): json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,4 +1,4 @@
-"""Which network: its state_dict and its other buffers in, one SHA-256 out."""
+"""Hashes a network: its state_dict and its non-persistent buffers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from sipp.errors import ModelError
 from sipp.records.hashing import Entry, entries_hash, with_buffers
 
 HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
-MASK_SUFFIX = "_mask"  # of the buffers that hold them
+MASK_SUFFIX = "_mask"  # of the buffers that hold the masks
 
 
 def model_hash(model: nn.Module) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of parameters and buffers; DDP and compile change nothing."""
+    """SHA-256 over names, dtypes, shapes and bytes of parameters and buffers; the same inside DDP or torch.compile."""
     return with_buffers(state_hash(model.state_dict()), buffers_hash(model))
 
 
 def buffers_hash(model: nn.Module) -> str | None:
-    """The same over the buffers that the state_dict leaves out (persistent=False); None where there are none."""
+    """The same over non-persistent buffers, which the state_dict leaves out; None if there are none."""
     outside = buffers_outside(model)
     return state_hash(outside) if outside else None
 
 
 def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that the state_dict leaves out, by name; not the masks of `hold`, which the weights in it obey."""
+    """The non-persistent buffers by name, without the masks of `hold`, which the weights already obey."""
     inside = model.state_dict().keys()
     outside: dict[str, Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -41,17 +41,17 @@ def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_hash(model: nn.Module) -> str:
-    """The hash over tensors alone: to notice a change, also of a network that holds other state."""
+    """The hash over tensors alone; works for any network, and detects changes of its weights and buffers."""
     return with_buffers(state_hash(tensors_of(model)), buffers_hash(model))
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state_dict without what modules keep in it that is no tensor."""
+    """The tensors of the state_dict, without other state."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def state_hash(state: Mapping[str, Any]) -> str:
-    """The hash that a network with this state_dict has."""
+    """SHA-256 of a state_dict."""
     return entries_hash(_entry(name, value) for name, value in state.items())
 
 
@@ -64,11 +64,11 @@ def _entry(name: str, value: Any) -> Entry:
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's values as one flat row of bytes on the CPU (every dtype, bfloat16 included)."""
+    """The tensor's values as a flat uint8 tensor on the CPU, for every dtype."""
     flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def class_name(model: object) -> str:
-    """The class of a network as files name it."""
+    """The qualified class name of a network, for files."""
     return f"{type(model).__module__}.{type(model).__qualname__}"

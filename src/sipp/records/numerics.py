@@ -1,4 +1,4 @@
-"""Zero denominators, scales, dtypes and rounding directions: each decided once, here, by name."""
+"""Shared numerical conventions: dtypes, rounding limits, zero denominators, and small tensor helpers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sipp.records.checking import check_keep
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
 
-# A product of one weight and one activation below this (both scaled to a largest value near 1) could vanish in
-# float32 next to nothing else and turn a ratio of 1 into 0/0. Where that is possible, float64 takes over.
+# A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
+# turn a ratio of 1 into 0/0. Where that is possible, float64 is used.
 UNDERFLOW_GUARD = 2.0**-100
 
 # A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
@@ -27,12 +27,12 @@ FEW_ROUNDINGS = 8
 
 
 def integers(first: int, last: int, step: int = 1) -> Tensor:
-    """The integers from `first` to `last`, which is left out: int64 on the CPU, whatever torch's defaults are."""
+    """torch.arange as int64 on the CPU, whatever torch's default dtype and device are."""
     return torch.arange(first, last, step, dtype=torch.int64, device="cpu")
 
 
 def ratio_rounding(fan_in: int) -> float:
-    """The largest relative difference that float32 makes between two ratios of this fan-in that are equal."""
+    """The largest relative difference that float32 rounding can make between two equal ratios of this fan-in."""
     return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
 
 
@@ -42,7 +42,7 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
 
 
 def budget_of(keep: float, n_weights: int) -> int:
-    """The number of weights that the share `keep` means: the nearest whole number, refused when that is none."""
+    """The number of weights that the share `keep` means, rounded; raises if it is 0."""
     check_keep(keep)
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
@@ -55,9 +55,9 @@ def budget_of(keep: float, n_weights: int) -> int:
 
 
 def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The place along each dimension of flat indices, the last dimension running fastest.
+    """The index along each dimension of flat indices, as torch.unravel_index.
 
-    torch.unravel_index imports half a second of packages at its first call.
+    That function spends half a second on imports at its first call.
     """
     places: list[Tensor] = []
     for size in reversed(sizes):
@@ -68,10 +68,10 @@ def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 @contextmanager
 def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
-    """A context in which float32 products are float32: no TF32, no bfloat16, whatever the caller prefers elsewhere.
+    """A context in which float32 products use full float32, not TF32 or bfloat16, whatever the caller's setting.
 
-    Where all `operands` of a product were in half precision on a GPU, TF32 loses nothing: its bits hold theirs. With
-    `allow_tf32` a GPU may use it in any case.
+    If all `operands` are in half precision on a GPU, TF32 is exact for them and is used. With `allow_tf32` a GPU may
+    always use it.
     """
     before = torch.get_float32_matmul_precision()
     halves = (torch.float16, torch.bfloat16)
@@ -84,12 +84,12 @@ def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: torch reports a full CPU as a plain RuntimeError, a full GPU as its own."""
+    """Whether memory ran out: torch raises a plain RuntimeError on the CPU, and its own error on a GPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device that the model's parameters lie on."""
+    """The device of the model's parameters; raises if they are on several."""
     devices = sorted(map(str, {parameter.device for parameter in model.parameters()}))
     if len(devices) != 1:
         raise ModelError(

@@ -1,6 +1,6 @@
-"""Options as frozen records: their defaults and checks stand here once, and signatures do not repeat them.
+"""Options as frozen records, with their defaults and checks.
 
-Importing this file loads no torch, so that the command line can show the choices at once.
+Importing this file does not import torch, so that the command line can show help quickly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
 
 
 def method_name(method: Method) -> str:
-    """What a method is called in records and tables: a score that was given as a function has the function's name."""
+    """The name of a method in records and tables; for a function, its own name."""
     if isinstance(method, str):
         return method
     name = getattr(method, "__name__", type(method).__name__)
@@ -56,7 +56,7 @@ def method_name(method: Method) -> str:
 
 
 def check_repair(repair: Any) -> Repairing:
-    """The way to repair, if it is True, False, "joint" or "refit"."""
+    """The repair option, if it is True, False, "joint" or "refit"."""
     if isinstance(repair, str):
         check_choice("repair", repair, ("joint", "refit"))
     else:
@@ -76,7 +76,7 @@ def check_floor(floor: Any) -> Floor:
 
 
 def floor_of(text: str) -> Floor:
-    """The floor that a text names: a share, or a word."""
+    """The floor from its text on the command line: a share, or a word."""
     with suppress(ValueError):
         return check_floor(float(text))
     return check_floor(text)
@@ -100,7 +100,7 @@ class Scoring:
     n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
-    chunk_bytes: ChunkBytes = "auto"  # memory that scoring may take beside the model's own
+    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
 
     def __post_init__(self) -> None:
         check_choice("norm_stats", self.norm_stats, get_args(NormStats))
@@ -137,14 +137,14 @@ Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """How a field is an option of `sipp prune`; a field without it is none."""
+class CliOption:
+    """Annotates a field that is an option of `sipp prune`; fields without it are not on the command line."""
 
-    words: str  # of --help; {methods} stands for their names
-    group: Group  # in which --help lists it
-    prune_to: bool = False  # whether it means the same for `prune_to`, which other fields would not reach
-    repeated: bool = False  # a list of words
-    parse: Callable[[str], Any] | None = None  # from its text, where a plain type does not say it
+    words: str  # its line in --help; {methods} is replaced by their names
+    group: Group  # its group in --help
+    prune_to: bool = False  # whether `prune_to` takes it too
+    repeated: bool = False  # may be given several times
+    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
     most: int | None = None
 
@@ -153,8 +153,8 @@ class Shown:
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    How much is kept is said by exactly one of `keep`, `budget` and `pattern` (`budget_for` checks that). The words
-    beside a field are those of `sipp prune --help`, whose option it is.
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). Each `CliOption`
+    holds the help text of the field on the command line.
 
     Example:
         >>> from sipp.records.options import PruneOptions
@@ -162,14 +162,18 @@ class PruneOptions:
         'method'
     """
 
-    keep: Annotated[float | None, Shown("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = None
-    budget: Annotated[int | None, Shown("Instead of --keep: the number of weights to keep.", "What to prune")] = None
+    keep: Annotated[float | None, CliOption("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = (
+        None
+    )
+    budget: Annotated[int | None, CliOption("Instead of --keep: the number of weights to keep.", "What to prune")] = (
+        None
+    )
     pattern: Annotated[
-        str | None, Shown("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
+        str | None, CliOption("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
     ] = None
     method: Annotated[
         Method,
-        Shown(
+        CliOption(
             "How weights are chosen: {methods}, or one that --code registers.",
             "What to prune",
             prune_to=True,
@@ -178,15 +182,19 @@ class PruneOptions:
     ] = DEFAULT_METHOD
     include: Annotated[
         Selector | None,
-        Shown("Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        CliOption(
+            "Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
+        ),
     ] = None
     exclude: Annotated[
         Selector | None,
-        Shown("All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True),
+        CliOption(
+            "All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
+        ),
     ] = None
     floor: Annotated[
         Floor,
-        Shown(
+        CliOption(
             "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
             "What to prune",
             prune_to=True,
@@ -195,7 +203,7 @@ class PruneOptions:
     ] = "method"
     reduce: Annotated[
         Reduce | None,
-        Shown(
+        CliOption(
             "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
             "What to prune",
             prune_to=True,
@@ -203,27 +211,31 @@ class PruneOptions:
     ] = None
     draws: Annotated[
         Draws,
-        Shown("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
+        CliOption("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
     ] = "until"
     confidence: Annotated[
-        float, Shown("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
+        float, CliOption("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
     ] = CONFIDENCE
-    delta: Annotated[float, Shown("Theory: the allowed failure probability.", "Guarantee")] = DELTA
-    bound: Annotated[Mode, Shown("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")] = (
-        "paper"
-    )
+    delta: Annotated[float, CliOption("Theory: the allowed failure probability.", "Guarantee")] = DELTA
+    bound: Annotated[
+        Mode, CliOption("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")
+    ] = "paper"
     statements: Annotated[
-        bool, Shown("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
+        bool, CliOption("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
     ] = True
     repair: Annotated[
         Repairing,
-        Shown("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
+        CliOption("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
     ] = False
     blocks: Annotated[
         str | None,
-        Shown("The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"),
+        CliOption(
+            "The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"
+        ),
     ] = None
-    seed: Annotated[int, Shown("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)] = 0
+    seed: Annotated[
+        int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)
+    ] = 0
     scoring: Scoring = Scoring()
     constants: Constants = Constants()
 
@@ -255,7 +267,7 @@ class PruneOptions:
 
 
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
-    """The fields that were chosen and that `prune_to` does not take."""
+    """The fields that differ from their defaults and that `prune_to` does not take."""
     return [
         field.name
         for field in fields(PruneOptions)
@@ -263,11 +275,13 @@ def unused_in_prune_to(options: PruneOptions) -> list[str]:
     ]
 
 
-@cache  # reading the annotations takes as long as a small walk
+@cache  # reading annotations is slow
 def _taken_by_prune_to() -> frozenset[str]:
     hints = get_type_hints(PruneOptions, include_extras=True)
     return frozenset(
-        name for name, hint in hints.items() if any(isinstance(one, Shown) and one.prune_to for one in get_args(hint))
+        name
+        for name, hint in hints.items()
+        if any(isinstance(note, CliOption) and note.prune_to for note in get_args(hint))
     )
 
 
@@ -291,7 +305,7 @@ class Pattern:
 
 
 def pattern_of(text: Any) -> Pattern:
-    """The pattern that "2:4" names; an OptionError where it names none."""
+    """Parses a pattern such as "2:4"; OptionError if it is none."""
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
     if not 1 <= n <= m <= MOST_GROUP:

@@ -1,6 +1,6 @@
-"""Records as pictures: each function draws one on the axes it is given, or on new ones, and gives the axes.
+"""Draws the plots of records with matplotlib, on given axes or on new ones, and returns the axes.
 
-matplotlib is imported when something is drawn. What is drawn are plain sequences, so that no record is needed here.
+The functions take plain sequences. matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 from sipp.extras import needed_for
 from sipp.records.display import short_names
 
-ROW = 0.28  # inches of a bar
+ROW = 0.28  # inches per bar
 WIDTH, HEIGHT = 6.4, 3.2  # inches
 LEAST = 1.6
 MOST_NAMES = 5  # of lines in a legend among them
-COLOURS = ("#3b82c4", "#b8bec6")  # what is told, and what it is compared with
+COLOURS = ("#3b82c4", "#b8bec6")  # the main series, and the one it is compared with
 
 
 def layer_bars(ax: Any, names: Sequence[str], bars: Mapping[str, Sequence[float]], label: str) -> Any:
-    """The axes with bars for each name, from the top down; several series beside each other have a legend."""
+    """Draws horizontal bars for each name, from the top down; several series get a legend."""
     height = max(LEAST, ROW * len(names) * len(bars) + 0.8)
     ax = _axes(ax, height)
     thick = 0.8 / len(bars)
@@ -38,7 +38,7 @@ Points = tuple[Sequence[float], Sequence[float]]  # x values, y values
 
 
 def curves(ax: Any, lines: Mapping[str, Points], x: str, y: str, *, like: Mapping[str, str] | None = None) -> Any:
-    """The axes with a line for each name; one that is `like` another has its colour, and is dashed."""
+    """Draws a line for each name; one that is `like` another has its colour, and is dashed."""
     ax = _axes(ax, HEIGHT)
     colours: dict[str, Any] = {}
     for name, (across, up) in lines.items():
@@ -50,13 +50,13 @@ def curves(ax: Any, lines: Mapping[str, Points], x: str, y: str, *, like: Mappin
     ax.set_ylabel(y)
     ax.grid(alpha=0.3)
     if len(lines) > 1:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(lines) > MOST_NAMES else {}
-        ax.legend(frameon=False, **beside)
+        placing = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(lines) > MOST_NAMES else {}
+        ax.legend(frameon=False, **placing)
     return ax
 
 
 def _axes(ax: Any, height: float) -> Any:
-    """The axes given, or those of a new figure, which a notebook shows below its cell."""
+    """The given axes, or those of a new figure."""
     if ax is not None:
         return ax
     with needed_for("drawing a record"):

@@ -1,4 +1,4 @@
-"""What pruning gives back: what is promised about a network, and the record of it with its masks and layers."""
+"""The result of `prune`: the record `Pruned`, its layers, and what is guaranteed about the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.binomial import upper_limit
-from sipp.records.display import number_up, percent_up, sure
+from sipp.records.display import how_sure, number_up, percent_up
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
@@ -18,11 +18,11 @@ from sipp.records.plots import layer_bars
 from sipp.records.ranking import BlendChoice, DrawUnit
 from sipp.records.repair import Repair
 
-REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted where what was seen has a smaller probability under it
+REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
-MOST_SHARE = 0.5  # a statement about less than half of the inputs is none
-LARGE_SHARE = 0.1  # of inputs that are left out: more than that, and a word says how to do better
-ENOUGH_POINTS = 256  # a quarter of them is as many as are kept apart for T19
+MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
+LARGE_SHARE = 0.1  # if a statement leaves out more inputs, the text says how to do better
+ENOUGH_POINTS = 256  # recommended number of points; a quarter of them is held back for T19
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
@@ -33,20 +33,20 @@ REGROWN = (
 )
 
 
-# --- What is promised: rows and layers, the measured constant, the network -------------------------------------------
+# --- What is guaranteed: rows and layers, the measured constant, the network -----------------------------------------
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What maxima over n points say about new inputs (T18): they hold for all but `share`, at this confidence."""
+    """How far maxima over n points hold for new inputs (T18): for all but `share` of them, at this confidence."""
 
     share: float
     confidence: float
-    n: int  # different points that the maxima were taken over
-    q: int  # maxima that are used together
+    n: int  # distinct points under the maxima
+    q: int  # number of maxima used together
 
     def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {sure(self.confidence)} (from {self.n} inputs)"
+        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
 
     def _repr_html_(self) -> str:
         return text_html(str(self))
@@ -60,19 +60,19 @@ def coverage(n: int, q: int, confidence: float) -> Coverage:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Whether the conditions of the statements about rows and layers hold, and the numbers they rest on."""
+    """Whether the conditions of the bounds on rows and layers hold, and the numbers behind them."""
 
     delta: float
-    n: int  # different calibration draws
+    n: int  # distinct calibration draws
     n_needed: int  # by T4
     unit: DrawUnit
     c_constant: float
     k_constant: float
     reason: str  # why it is not met; empty when it is
-    n_weights: int  # that are not zero
-    n_never_above: int  # of them, those whose ratio never exceeded 1/C: each speaks against the assumption of T4
-    layers: Coverage  # of Delta_l, for each layer by itself (T18)
-    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
+    n_weights: int  # non-zero weights
+    n_never_above: int  # those whose ratio never exceeded 1/C: evidence against the assumption of T4
+    layers: Coverage  # of Delta_l, for each layer separately (T18)
+    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
 
     @property
     def met(self) -> bool:
@@ -80,15 +80,15 @@ class Guarantee:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the data refutes the assumption: were it true, such a weight had a chance of exp(-n/K) at most."""
+        """Whether the data refutes the assumption, under which such a weight has probability at most exp(-n/K)."""
         if self.n_never_above == 0:
             return False
-        # of n_weights so many would be expected at most, and by Markov's inequality as many as there are is as unlikely
+        # Markov's inequality for the number of such weights, whose expectation is at most n_weights exp(-n/K)
         return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_never_above
 
     @property
     def verdict(self) -> str:
-        """In a word or a few."""
+        """The outcome in a few words."""
         return "contradicted by the data" if self.contradicted else "met" if self.met else "not met"
 
     def __str__(self) -> str:
@@ -104,38 +104,38 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Measured:
-    """T19: the constant C measured on calibration points that were kept apart, and what it says, without assumption.
+    """T19: the constant C, measured on held-back calibration points, and bounds that need no assumption on C.
 
-    Rows keep to their `eps_measured` for all but `share` of inputs at `confidence`; layers and the network rest on
-    maxima over S as well, so that for them both shares, and both chances of error, add up.
+    Rows stay within their `eps_measured` for all but `share` of inputs, at `confidence`. Bounds for layers and the
+    network also use maxima over S, so that both shares, and both error probabilities, add up.
     """
 
     c_constant: float | None  # None: not measured, the reason says why
     share: float
     confidence: float
-    n: int  # points kept apart, different from all others: the constant is the largest of their ratios
+    n: int  # held-back points, distinct from all others; C is the largest of their ratios
     reason: str
     layers_share: float = 1.0
     epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
     network_share: float = 1.0
     network_reason: str = ""
-    left_out: str = ""  # what changed beside the weights, such as biases: no sum of a row has it
+    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
 
     @property
     def joint_confidence(self) -> float:
-        """Of what rests on two such statements at once."""
+        """The confidence of a bound that needs two such statements at once."""
         return max(0.0, 2 * self.confidence - 1.0)
 
     def __str__(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
-        two = f"{sure(self.joint_confidence)} (two checks)"
+        two = f"{how_sure(self.joint_confidence)} (two checks)"
         few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
         text = (
             f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
             f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
-            f"{sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its measured "
-            f"bound, {two}"
+            f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
+            f"measured bound, {two}"
         )
         if self.left_out:
             text += f"; {WEIGHTS_ALONE.format(self.left_out)}"
@@ -150,14 +150,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class NetworkBound:
-    """The network statement: ||f^(x) - f(x)|| <= epsilon ||f(x)|| for all but a share of inputs (`coverage`), if `met`.
+    """The bound on the output: ||f^(x) - f(x)|| <= epsilon ||f(x)|| for all but a share of inputs, if `met`.
 
-    In mode "paper" it also rests on T4 (`guarantee`: an assumption, and a failure probability delta).
+    `coverage` gives the share. In mode "paper" the bound also needs T4 (`guarantee`: an assumption, and delta).
     """
 
     mode: Mode
     epsilon: float | None  # None: no bound can be computed, the reason says why
-    delta: float | None  # of T4; None in mode "sound", which does not rest on it
+    delta: float | None  # of T4; None in mode "sound", which does not need it
     guarantee: Guarantee | None  # None with epsilon, and in mode "sound"
     reason: str  # why it is not met; empty when it is
     kappas: dict[str, float]  # layer condition numbers by weight name
@@ -182,7 +182,7 @@ class NetworkBound:
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
-    """No bound for the network, and why."""
+    """A record without a bound, and the reason."""
     return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
 
 
@@ -190,7 +190,7 @@ def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> Netwo
 
 
 def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
-    """eps_l Delta_l of T11, or None where either is unknown."""
+    """eps_l Delta_l of T11, or None if either is unknown."""
     if eps is None or sign_complexity is None:
         return None
     return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
@@ -198,7 +198,7 @@ def layer_bound(eps: float | None, sign_complexity: float | None) -> float | Non
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """What became of one weight."""
+    """One prunable weight after pruning."""
 
     name: str
     layer_type: str
@@ -230,16 +230,16 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class OutputChange:
-    """How far the network's output moved, as it was measured: ||f^ - f|| / ||f|| over a few points together."""
+    """The measured change of the output: ||f^ - f|| / ||f|| over a few points together."""
 
-    error: float  # infinite where an output is not finite
+    error: float  # infinite if an output is not finite
     n_points: int
-    aside: bool  # the points were kept aside; False: they are among those that were scored, or that chose a repair
+    aside: bool  # the points were held back; False: they were also scored, or chose a repair
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """A pruned copy of a model, its masks, and what can be said about it. `print` it.
+    """A pruned copy of a model, its masks, and what is known about it. `print` it.
 
     Example:
         >>> import sipp, torch
@@ -255,21 +255,21 @@ class Pruned:
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[PrunedLayer, ...]
-    guarantee: Guarantee | None  # the statement about rows and layers (T5-T11, T17); None where nothing was scored
-    bound: NetworkBound  # the statement about the network (T12, T13)
+    guarantee: Guarantee | None  # for rows and layers (T5-T11, T17); None if nothing was scored
+    bound: NetworkBound  # for the output of the network (T12, T13)
     method: str  # its name; "given": the new weights were the caller's own
     budget: int  # asked for
-    kept: int  # reached: less where sampling had fewer weights to draw from; random with draws="fixed"
+    kept: int  # reached: fewer if sampling had fewer weights to draw from; random with draws="fixed"
     seed: int
     draws: Draws = "until"
-    measured: Measured | None = None  # the same without T4's assumption (T19); None where nothing was scored
+    measured: Measured | None = None  # bounds without T4's assumption (T19); None if nothing was scored
     choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
-    described_hash: str = ""  # the hash of the weights that all of this is about; empty: they changed since
-    pattern: str | None = None  # n:m, which every row obeys that was not spared; None: weights were chosen one by one
-    moved: OutputChange | None = None  # the output on a few calibration points; None where there were none to run
-    seen: frozenset[bytes] = frozenset()  # keys of points that chose it, as far as known: `certify` refuses them
-    seen_all: bool = False  # whether these are all that chose the weights of `described_hash`
+    described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
+    pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
+    moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
+    seen: frozenset[bytes] = frozenset()  # keys of known points that chose the weights: `certify` refuses them
+    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     @property
     def n_weights(self) -> int:
@@ -282,7 +282,7 @@ class Pruned:
 
     @property
     def details(self) -> str:
-        """Everything that `print` leaves out: every layer, and every statement in full, even a useless one."""
+        """The full text: every layer, and every statement, even a useless one."""
         from sipp.records.pruned_words import pruned_details  # which reads this record
 
         return pruned_details(up_to_date(self))
@@ -304,16 +304,15 @@ class Pruned:
         return pruned_html(up_to_date(self))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the share of its weights that each layer keeps, on `ax` or on new axes, and gives them."""
+        """Draws the share of weights that each layer keeps, on `ax` or on new axes; returns the axes."""
         shares = {"kept": [100 * layer.keep for layer in self.layers]}
         return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
 
 
 def up_to_date(pruned: Pruned) -> Pruned:
-    """The record, without its statements if the weights have changed since they were made.
+    """The record, without its statements if weights or buffers have changed since (training, an edit, BatchNorm).
 
-    Training changes weights, an edit does, or a norm that sees batches in training mode. Masks and counts stay; if a
-    pruned weight is no longer zero, the reason says so.
+    Masks and counts stay; if a pruned weight is no longer zero, the reason says so.
     """
     if tensors_hash(pruned.model) == pruned.described_hash:
         return pruned
@@ -323,7 +322,7 @@ def up_to_date(pruned: Pruned) -> Pruned:
 
 
 def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
-    """The name of a weight that is not zero where its mask says so; empty if there is none."""
+    """The name of a weight that is not zero off its mask; empty if there is none."""
     for name, mask in masks.items():
         weight = model.get_parameter(name).detach()
         if bool((weight[~mask.to(weight.device)] != 0).any()):
@@ -332,7 +331,7 @@ def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
 
 
 def without_statements(pruned: Pruned, reason: str) -> Pruned:
-    """The record without its statements, which were about other values than those that `model` has."""
+    """The record without its statements, which do not apply to the current values of `model`."""
     bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
     layers = tuple(
         replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers
@@ -342,7 +341,7 @@ def without_statements(pruned: Pruned, reason: str) -> Pruned:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A repaired copy of a network, what was done, and the points it was done with."""
+    """A repaired copy of a network, the record of the repair, and the keys of the points it used."""
 
     model: nn.Module
     masks: dict[str, Tensor]
@@ -351,8 +350,8 @@ class Repaired:
 
     @property
     def moved(self) -> OutputChange | None:
-        """How far its output is from the dense one: on points that only judge, or else on those that chose."""
-        done = self.record
-        if done.output_after is not None:
-            return OutputChange(done.output_after, done.n_judged, aside=True)
-        return None if done.output_chosen is None else OutputChange(done.output_chosen, done.n_aside, aside=False)
+        """How far its output is from the dense one, on test points, or else on validation points."""
+        record = self.record
+        if record.output_after is not None:
+            return OutputChange(record.output_after, record.n_judged, aside=True)
+        return None if record.output_chosen is None else OutputChange(record.output_chosen, record.n_aside, aside=False)

@@ -1,4 +1,4 @@
-"""What became of a network that was pruned block by block, from files to files."""
+"""The result of `prune_on_disk`: the folder, and what was kept of each weight."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class BlockWeight:
     name: str
     n_weights: int
     n_kept: int
-    error_before: float | None  # of the method's mask, by the layer's target on sequences kept aside; None: no repair
-    error: float | None  # of what was found there
+    error_before: float | None  # with the method's mask, on held-back sequences; None: no repair
+    error: float | None  # after the repair, on the same sequences
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `prune_to` returns, and how to get the network out of any result that holds one."""
+"""The result of `prune_to`, and access to the network in any result that holds one."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CHANGED_SINCE = (
 
 @dataclass(frozen=True)
 class Level:
-    """One test of the walk: how many points were bad, and whether the claim is proved at this level."""
+    """One tested level: how many points were bad, and whether the claim is proved."""
 
     keep: float
     budget: int
-    count: int  # violations, or points that lost their right class (their class, without labels)
+    count: int  # violations, or points whose class got wrong (without labels: changed)
     limit: float  # the proved limit of their share, or of the accuracy drop
     passed: bool
 
 
 @dataclass(frozen=True)
 class PrunedTo:
-    """The sparsest certified network, its certificate, and the path of all tests. `print` it."""
+    """The sparsest certified network, its certificate, and all tested levels. `print` it."""
 
-    model: nn.Module  # the sparsest that passed, or the dense network
+    model: nn.Module  # the sparsest network that passed, or the dense one
     pruned: Pruned | None  # None: no level passed
     certificate: AnyCertificate | None
     path: tuple[Level, ...]
-    levels: tuple[float, ...]  # the whole grid, as fixed in advance
-    start: int  # where the walk began, chosen on the calibration data
+    levels: tuple[float, ...]  # the whole grid, fixed in advance
+    start: int  # index of the first tested level, chosen on the calibration data
     verdict: str
 
     @property
@@ -52,7 +52,7 @@ class PrunedTo:
         return self.pruned.keep if self.pruned is not None else 1.0
 
     def _table(self) -> Table:
-        """One line a level that was tested."""
+        """One line per tested level."""
         table = plain_table("keep", "weights", "bad inputs", "proved limit", "test")
         for level in self.path:
             limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
@@ -61,7 +61,7 @@ class PrunedTo:
 
     @property
     def _words_now(self) -> tuple[str, str]:
-        """The verdict and the certificate's sentence, as long as they are about the network as it is now."""
+        """The verdict and the certificate's sentence, or a notice if the network has changed since."""
         if self.certificate is None:
             return self.verdict, ""
         if certificate_of(self, None) is None:
@@ -70,20 +70,20 @@ class PrunedTo:
 
     def __str__(self) -> str:
         verdict, sentence = self._words_now
-        said = [textwrap.fill(sentence, WIDTH)] if sentence else []
-        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *said])
+        lines = [textwrap.fill(sentence, WIDTH)] if sentence else []
+        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *lines])
 
     def __repr__(self) -> str:
         return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
 
     def _repr_html_(self) -> str:
-        verdict, said = self._words_now
+        verdict, sentence = self._words_now
         path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
         network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
-        return view(verdict, text_html(said), *path, *network)
+        return view(verdict, text_html(sentence), *path, *network)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws what was proved at each level that was tested, on `ax` or on new axes, and gives them."""
+        """Draws the proved limit at each tested level, on `ax` or on new axes; returns the axes."""
         lines = {
             word: (
                 [100 * level.keep for level in self.path if level.passed == passed],
@@ -94,20 +94,20 @@ class PrunedTo:
         return curves(ax, lines, "weights kept (%)", "proved limit (%)")
 
 
-NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # what stands for a network: itself, or what a verb gave
+NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one
 
 
 def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
-    """The record of the pruned network; the network itself where there is no record of it."""
+    """The record `Pruned` if there is one, else the network itself."""
     if isinstance(given, Shrunk):
         return given.model
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
 def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
-    """Keys of the points that chose the network, as far as its record knows them, and whether these are all.
+    """Keys of the points that are known to have chosen the network, and whether these are all.
 
-    They are not if the weights have changed since, because nobody knows with which points.
+    They are not if the weights have changed since, because the points of that change are unknown.
     """
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
     if not isinstance(record, Pruned | Shrunk):
@@ -125,7 +125,7 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
 
 
 def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
-    """The certificate that goes with it: the one given, or that of `prune_to` as long as its network is unchanged."""
+    """The given certificate, or that of `prune_to` if its network is unchanged."""
     held = given.certificate if isinstance(given, PrunedTo) else None
     if certificate is not None or held is None:
         return certificate
@@ -133,7 +133,7 @@ def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> An
 
 
 def network_of(given: NetworkLike) -> nn.Module:
-    """The network that is meant; ModelError where it is none of these."""
+    """The network in any result; ModelError if there is none."""
     if isinstance(given, Pruned | PrunedTo | Shrunk):
         return given.model
     if not isinstance(given, nn.Module):

@@ -1,4 +1,4 @@
-"""A pruned network in words: its table, what its columns mean, what is known and promised, what to do next."""
+"""The text of a `Pruned` record: its tables, what it costs, what is guaranteed, and what to do next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.table import Table
 from sipp.records.display import (
     LARGE_ERROR,
     WIDTH,
+    how_sure,
     labelled,
     listed,
     number,
     number_up,
     percent_up,
     short_names,
-    sure,
     text_of,
 )
 from sipp.records.html import folded, labels_html, table_html, view
@@ -26,7 +26,7 @@ from sipp.records.repair import Repair
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
-SHOWN_AS = {"whole": "lossless"}  # all that ever mattered on the calibration points is kept
+SHOWN_AS = {"whole": "lossless"}  # every weight that mattered on a calibration point is kept
 _ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
 _STRATEGY_WORDS = {
     "det": "det: rows that keep their most sensitive weights",
@@ -41,7 +41,7 @@ _BOUND_WORDS = (
 
 
 def pruned_table(pruned: Pruned) -> str:
-    """What a person wants to know first, in about a screen: how much is left, what it costs, what to do; the layers."""
+    """The text of `print(pruned)`, about a screen long: weights kept, cost, next step, and the layers."""
     bounds = has_useful_layer_bounds(pruned)
     n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
     hidden = f" and the {n_hidden} layers left out here" if n_hidden else ""
@@ -58,7 +58,7 @@ def pruned_table(pruned: Pruned) -> str:
 
 
 def pruned_details(pruned: Pruned) -> str:
-    """Every layer with what it keeps and its bounds, and every statement, even a useless one."""
+    """The text of `pruned.details`: every layer with its bounds, and every statement."""
     names = sorted({name for layer in pruned.layers for name in layer.strategies})
     has_bounds = any(value is not None for layer in pruned.layers for value in bounds_of(layer))
     return "\n".join(
@@ -73,7 +73,7 @@ def pruned_details(pruned: Pruned) -> str:
 
 
 def headline(pruned: Pruned) -> str:
-    """How many weights are left, and by which method, in one line."""
+    """One line: the method, and how many weights are kept."""
     pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
     pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
     return (
@@ -82,7 +82,7 @@ def headline(pruned: Pruned) -> str:
 
 
 def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
-    """One line a layer, without columns that are empty; with `ends` only so many of the first and of the last."""
+    """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = ["weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in strategies)]
     columns += ["dead rows", *(BOUND_COLUMNS if bounds else ())]
@@ -112,7 +112,7 @@ def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: i
 
 
 def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
-    """A line or two below a table of layers: what its columns mean."""
+    """What the columns of a table of layers mean."""
     shown = (SHOWN_AS.get(name, name) for name in strategies)
     strategy_words = (_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS)
     words = [_ROW_WORDS, *strategy_words, *(_BOUND_WORDS if has_bounds else ())]
@@ -120,7 +120,7 @@ def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
 
 
 def pruned_html(pruned: Pruned) -> str:
-    """The same as HTML, for a notebook: what comes first when it is printed; folded away, all layers and statements."""
+    """The HTML for a notebook: the printed text, with all layers and statements folded away."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
     table = layers_table(pruned, strategies=[], bounds=has_useful_layer_bounds(pruned), ends=ends)
     return view(
@@ -132,12 +132,12 @@ def pruned_html(pruned: Pruned) -> str:
 
 
 def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
-    """What stands in `BOUND_COLUMNS`: eps with the assumed C, then with the measured one and times Delta (T11, T19)."""
+    """The values of `BOUND_COLUMNS`: eps with the assumed and the measured C, Delta, and the layer bound (T11, T19)."""
     return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
 
 
 def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[str]:
-    """What is known of the cost (what was `certified`, in words), what was chosen and repaired, the theory's words."""
+    """Labelled lines: the cost (or what was `certified`), warnings, the choice, the repair, the statements."""
     return [labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)]
 
 
@@ -166,22 +166,22 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
 
 
 def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
-    """What was measured (T19) and what the paper's theory says, of rows, layers and the network.
+    """The measured bounds (T19) and those of the paper's theory.
 
-    Not in full: those with a bound below 1, of the network or of a layer, and one line where there is none.
+    Unless `in_full`, only those with a bound below 1 for the network or a layer, or one line if there is none.
     """
     if pruned.guarantee is None:
         return [("statements", f"none: {pruned.bound.reason}")]
     measured_layers, paper_layers = _useful_layer_bounds(pruned)
     delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
-    found = [
+    statements = [
         (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
         (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
     ]
     if pruned.measured is not None:
         is_useful = _is_small(pruned.measured.epsilon) or measured_layers
-        found.insert(0, (is_useful, "measured", str(pruned.measured)))
-    shown = [(label, text) for is_useful, label, text in found if in_full or is_useful]
+        statements.insert(0, (is_useful, "measured", str(pruned.measured)))
+    shown = [(label, text) for is_useful, label, text in statements if in_full or is_useful]
     return shown or [
         ("theory", f"no useful bound for this network: {_why_no_useful_bound(pruned)}; make a certificate instead")
     ]
@@ -206,12 +206,12 @@ def _is_small(bound: float | None) -> bool:
 
 
 def _why_no_useful_bound(pruned: Pruned) -> str:
-    """Why there is no bound of the output below 1, in a few words."""
-    known = [pruned.bound.epsilon] if pruned.bound.met else []
-    known += [] if pruned.measured is None else [pruned.measured.epsilon]
-    found = [epsilon for epsilon in known if epsilon is not None]
-    if found:
-        return f"it allows an error of {number(min(found))} times the output"
+    """Why there is no bound below 1 on the output, in a few words."""
+    candidates = [pruned.bound.epsilon] if pruned.bound.met else []
+    candidates += [] if pruned.measured is None else [pruned.measured.epsilon]
+    epsilons = [epsilon for epsilon in candidates if epsilon is not None]
+    if epsilons:
+        return f"it allows an error of {number(min(epsilons))} times the output"
     if pruned.guarantee is not None and not pruned.guarantee.met:
         if pruned.guarantee.contradicted:
             return "the data contradicts the theory's assumption"
@@ -235,7 +235,7 @@ def moved_warning(pruned: Pruned) -> str:
 
 
 def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
-    """What to do now: with a network whose output moved far, or with another one."""
+    """What to do next, depending on how far the output moved."""
     if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not moved_warning(pruned):
@@ -269,22 +269,22 @@ def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
 
 
 def cost_of(pruned: Pruned) -> str:
-    """The best of the statements about the network, in plain words, or what was seen on calibration points."""
-    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may be of other values
+    """The best bound on the output in plain words, or the change measured on calibration points."""
+    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
     if is_dense and pruned.described_hash and pruned.repair is None:
         return "nothing was removed, so the output is the same."
-    found = []
+    bounds = []
     if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
-        found.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
+        bounds.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
     if pruned.measured is not None and pruned.measured.epsilon is not None:
-        found.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
-    if not found or not min(found)[0] < 1:
+        bounds.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
+    if not bounds or not min(bounds)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
             return "not measured on new inputs yet."
         moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved, pruned.repair)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
-    epsilon, share, confidence = min(found)
+    epsilon, share, confidence = min(bounds)
     return (
         f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
-        f"inputs, {sure(confidence)}."
+        f"inputs, {how_sure(confidence)}."
     )

@@ -1,4 +1,4 @@
-"""What pruning knows before it is given a budget: the prunable weights, their scores, and the ranking by them.
+"""Prunable weights, their scores, and the ranking that a budget is applied to.
 
 Axis letters, used as suffixes of tensor names everywhere:
     B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row
@@ -29,18 +29,18 @@ class Weight:
     layer_type: str  # class name of the layer that holds it
     n_rows: int
     fan_in: int
-    rows_last: bool  # stored K x F instead of F x K
+    rows_last: bool  # stored transposed, K x F instead of F x K
 
     @property
     def n_weights(self) -> int:
         return self.n_rows * self.fan_in
 
 
-LARGE = 4 << 20  # weights in all
+LARGE = 4 << 20  # weights of the network
 
 
 def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
-    """Whether they are many, and of linear layers: to try whole networks would cost as much as a search."""
+    """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
     n_weights = sum(weight.n_weights for weight in weights)
     return n_weights > LARGE and all(parameters[weight.name].ndim == 2 for weight in weights)
 
@@ -55,28 +55,28 @@ def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
     return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
 
 
-DrawUnit = Literal["inputs", "batches"]  # what a statement counts: batches where a point's patches depend on its batch
+DrawUnit = Literal["inputs", "batches"]  # the independent draws: batches if a point's patches depend on its batch
 
 
 @dataclass(frozen=True)
 class LayerScores:
-    """What one pass over the calibration points says about one weight (T1-T3, T11, T12)."""
+    """Sensitivities and norms of one weight, from one pass over the calibration points (T1-T3, T11, T12)."""
 
     weight: Weight
     sensitivity_FK: Tensor
-    order: int  # rank of the layer's first use in the forward pass: the l of T12
+    order: int  # position of the layer's first use in the forward pass: the l of T12
     n_outputs: int  # eta_l: output scalars for one input
-    sign_complexity: float | None  # Delta_l; None where points could not be told apart
+    sign_complexity: float | None  # Delta_l; None if patches cannot be assigned to points
     output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
-    quadrants_B: Tensor | None  # of each point: the four norms ||Z_l^{st}(x)|| added up, by ||f(x)|| (T18); or unknown
-    sensitivity_s1_FK: Tensor | None = None  # s_j on the points of S1 alone; None where no point of S2 was met (T19)
-    sensitivity_s2_FK: Tensor | None = None  # and on those of S2 alone
-    mean_FK: Tensor | None = None  # the mean over patches instead of the largest, where both were asked for (T20)
+    quadrants_B: Tensor | None  # of each point: the sum of the four ||Z_l^{st}(x)||, over ||f(x)|| (T18); None: unknown
+    sensitivity_s1_FK: Tensor | None = None  # s_j on the points of S1 alone; None if S2 is empty (T19)
+    sensitivity_s2_FK: Tensor | None = None  # s_j on the points of S2 alone
+    mean_FK: Tensor | None = None  # the mean over patches instead of the maximum, if both were asked for (T20)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The sensitivities of a whole network and the circumstances they were computed in."""
+    """The sensitivities of a network, and the data they were computed on."""
 
     layers: tuple[LayerScores, ...]  # in the order of the model's parameters
     n_points: int
@@ -84,20 +84,20 @@ class Scores:
     largest_batch: int
     reduce: Reduce
     norm_stats: NormStats
-    batch_dependent: bool  # a point's patches depend on its batch (batch statistics): T4-T12 speak of batches
-    keys: frozenset[bytes]  # what the draws are, so that equal ones count once: points, or (batch_dependent) batches
-    dependence: str  # why an output was seen to be no function of its point alone: nothing is promised; empty: fine
+    batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
+    keys: frozenset[bytes]  # of the distinct draws: points, or batches if batch_dependent
+    dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
     selection_keys: frozenset[bytes] = frozenset()  # other points that chose something: a blend, repaired values
-    n_apart: int | None = None  # points in S2 that are not in S1, equal ones once (T19); None where S was not split
+    n_apart: int | None = None  # distinct points of S2 that are not in S1 (T19); None if S was not split
 
     @property
     def n_distinct(self) -> int:
-        """n of T4 and T18: the different draws that the maxima were taken over, points or whole batches."""
+        """n of T4 and T18: the number of distinct draws (points or batches) under the maxima."""
         return len(self.keys)
 
     @property
     def all_seen_keys(self) -> frozenset[bytes]:
-        """All that chose the pruning: no point of these can judge it."""
+        """Keys of all points that influenced the pruning and therefore cannot judge it."""
         return self.keys | self.selection_keys
 
     @property
@@ -113,13 +113,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class BlendTrial:
-    """One blend, and how far the network's output moves with its mask."""
+    """One candidate of a blend, and how far its mask moves the output."""
 
     p: float
     reduce: Reduce
-    error: float  # ||f^ - f|| / ||f|| over all points kept aside; infinite where an output is not finite
+    error: float  # ||f^ - f|| / ||f|| over the held-back points; infinite if an output is not finite
     is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
-    by_rows: bool = False  # no blend: magnitude times the length of the input, compared within rows
+    by_rows: bool = False  # no blend: magnitude times the norm of the input, compared within rows
 
     @property
     def name(self) -> str:
@@ -133,12 +133,12 @@ class BlendTrial:
 
 @dataclass(frozen=True)
 class BlendChoice:
-    """The blend that was taken, and the whole curve it was chosen from."""
+    """The blend that was chosen, and all candidates."""
 
     taken: BlendTrial
     tried: tuple[BlendTrial, ...]
     n_points: int
-    is_aside: bool = True  # those were not scored; False: too few to keep any aside
+    is_aside: bool = True  # the points were held back from scoring; False: there were too few
 
     def __str__(self) -> str:
         others = ("magnitude", "max sensitivity")
@@ -159,35 +159,35 @@ class BlendChoice:
 
 @dataclass(frozen=True)
 class BlendInputs:
-    """What the choice is made from, whatever the budget."""
+    """What a blend is chosen from; does not depend on the budget."""
 
-    sensitivities: dict[Reduce, tuple[Tensor, ...]]  # F x K a layer; no "mean" where points cannot be told apart, none
-    # at all where a search of its own follows
+    # F x K per layer; without "mean" if patches cannot be assigned to points; empty if the blend only starts a search
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]
     points: Any  # the calibration points that choose it, a Data
-    is_aside: bool  # those were not scored
+    is_aside: bool  # they were held back from scoring
     norm_stats: NormStats
-    lengths: tuple[Tensor, ...] | None = None  # F x K a layer: |w| times the length of its input, where that is finite
-    taken: BlendTrial | None = None  # chosen at another budget: no other is tried
+    lengths: tuple[Tensor, ...] | None = None  # F x K per layer: |w| times the norm of its input; None if not finite
+    taken: BlendTrial | None = None  # chosen at another budget: no other candidate is tried
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Everything pruning knows before it is given a budget: cut it at any number of weights."""
+    """The scores of all prunable weights, and all else that a cut to any budget needs."""
 
     model: nn.Module  # the dense network, untouched
     weights: tuple[Weight, ...]
     ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
-    scores: Scores | None  # None where nothing was scored: then nothing is promised
+    scores: Scores | None  # None if no sensitivities were computed: then nothing is guaranteed
     options: PruneOptions  # method "given": weights that the caller chose
-    unscored: str = ""  # why nothing was scored; empty if it was
-    example: Any = None  # a few of the points, as the model takes them; None where nothing was scored
-    sample: Batch | None = None  # some more, on which the output of a cut is measured; None where nothing was scored
-    is_thinned: bool = False  # a rank of 0 is a weight that an earlier step pruned, and is not taken back
-    floor: float | None = None  # under rows and layers; None: they may die
+    unscored: str = ""  # why there are no sensitivities; empty if there are
+    example: Any = None  # inputs of a few points; None without sensitivities
+    sample: Batch | None = None  # points on which the output of a cut is measured; None without sensitivities
+    is_thinned: bool = False  # a score of 0 marks a weight that was pruned earlier and stays pruned
+    floor: float | None = None  # under rows and layers; None: they may lose all weights
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
-    spared: tuple[Tensor, ...] = ()  # F a weight: rows that stay as they are, beside the budget; (): none do
+    spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
-    noted: frozenset[bytes] = frozenset()  # keys of points that a method read beside those that were scored
+    noted: frozenset[bytes] = frozenset()  # keys of other points that the method read
 
     @property
     def method_name(self) -> str:

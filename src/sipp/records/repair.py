@@ -1,4 +1,4 @@
-"""What a repair did: layer by layer, and to the output of the network. `print` it."""
+"""The record of a repair: its effect on each layer and on the output. `print` it."""
 
 from __future__ import annotations
 
@@ -17,54 +17,56 @@ Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went
 
 @dataclass(frozen=True)
 class LayerRepair:
-    """What became of one weight. Errors are the gap to what the layer aims at (with an error feedback of 1 the dense
-    layer's output), relative to the norm of the dense output, on the points that chose: what they say of the refit is
-    too good, the more so the fewer they are."""
+    """The repair of one weight.
+
+    Errors are distances to the layer's target (the dense layer's output, for an error feedback of 1), relative to the
+    norm of the dense output, on validation points. These chose the fit, so the errors are optimistic.
+    """
 
     name: str
-    error_before: float | None  # of the mask that the fit began with; None where the layer could not be compared
-    error_after: float | None  # the same as before where it was left alone
-    ridge: float | None  # None where it was left alone
+    error_before: float | None  # with the mask that the fit began with; None if the layer could not be compared
+    error_after: float | None  # equal to error_before if it was left alone
+    ridge: float | None  # None if it was left alone
     intercept: Intercept
-    left_alone: str  # why the weights are as they were; empty where they were refitted
-    n_moved: int = 0  # weights that are kept and were not in the mask before
+    left_alone: str  # why the weights are unchanged; empty if they were refitted
+    n_moved: int = 0  # kept weights that were not in the first mask
 
 
 @dataclass(frozen=True)
 class Polish:
-    """What the steps of gradient descent did."""
+    """The outcome of the polish by gradient descent."""
 
     asked: int
-    taken: int  # until it stopped, in both rounds where there was a second one
-    best: int  # the step of its round whose weights were kept; 0: the refit's own
+    taken: int  # steps until it stopped, over both rounds if there was a second
+    best: int  # the step (of its round) whose weights were kept; 0: the weights before the polish
     rate: float  # the largest learning rate of a step of that round
-    mixes: bool = False  # it is the second round, on mixtures of two inputs each
+    mixes: bool = False  # the second round was kept, on mixtures of two inputs each
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair did. The output errors are shares of the output's norm, on points that chose nothing.
+    """The record of a repair. Output errors are relative to the output's norm, on test points that chose nothing.
 
-    With too few points to keep such aside there is no estimate, and they are None.
+    With too few points for a test set they are None.
     """
 
     layers: tuple[LayerRepair, ...]  # in the order of execution
-    n_points: int  # that the weights were fitted on
-    n_aside: int  # that chose the ridges, left layers alone and stopped the polish
-    n_judged: int  # that did nothing but judge; 0: too few points
-    output_before: float | None  # None also where the output holds no real numbers
+    n_points: int  # points that the weights were fitted on
+    n_aside: int  # validation points: they chose ridges, left layers alone and stopped the polish
+    n_judged: int  # test points; 0: too few points
+    output_before: float | None  # None also if the output holds no real numbers
     output_refit: float | None
     output_after: float | None
-    output_chosen: float | None  # at the end, on the points that chose: no estimate for others
+    output_chosen: float | None  # at the end, on validation points: optimistic
     polish: Polish | None
-    undone: str  # why all weights are as they were; empty where they are not
+    undone: str  # why the repair was undone; empty if it was not
     way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
-    error_feedback: float | None = None  # how much of what earlier layers lost each layer makes up for
-    budgets: str = ""  # whose share of weights the layers keep; "given": that of the masks before
-    n_judged_fit: int | None = None  # points fitted by the network that was judged; a last fit may have all
+    error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
+    budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
+    n_judged_fit: int | None = None  # points fitted when it was judged; the final fit may use all
 
     def _table(self) -> Table:
-        """One line a layer."""
+        """One line per layer."""
         columns = ("weight", "error before", "after", "ridge", "moved", "intercept", "left alone")
         table = plain_table(*columns, texts=("intercept", "left alone"), tight=True)
         for layer in self.layers:
@@ -83,7 +85,7 @@ class Repair:
         return view(self.sentence, table_html(self._table(), bars=("error before", "after")))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the error of each layer before and after, on `ax` or on new axes, and gives them."""
+        """Draws the error of each layer before and after, on `ax` or on new axes; returns the axes."""
         known = [layer for layer in self.layers if layer.error_before is not None and layer.error_after is not None]
         errors = {
             "after": [layer.error_after or 0.0 for layer in known],

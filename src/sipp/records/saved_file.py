@@ -1,4 +1,4 @@
-"""What is inside a file of `sipp.save`: bytes by tensor against the dense network and the entropy bound, as a table."""
+"""The record of a file of `sipp.save`: bytes per tensor, against the dense network and the entropy bound."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def _printable(text: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
-Line = Annotated[str, AfterValidator(_printable)]  # what is shown: no line breaks, nothing that steers a terminal
+Line = Annotated[str, AfterValidator(_printable)]  # one printable line: no control characters for a terminal
 
 
 class StrictRecord(BaseModel):
-    """A frozen record without conversions and without unknown keys, of a file that nobody trusts."""
+    """A frozen record without type conversions and unknown keys, for files that are not trusted."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StoredStatements(StrictRecord):
-    """How the network was pruned, and what was said about it then, in words."""
+    """How the network was pruned, and its statements as sentences."""
 
     method: Line
     draws: Line
@@ -69,10 +69,10 @@ class StoredTensor:
     values: str  # "exact", "fp16", "bf16" or "int8"
     has_mask: bool
     n_bytes: int  # in the file
-    value_bytes: int  # of the stored values in their format, before any coding; int8 with its scales
+    value_bytes: int  # of the stored values before compression, with the scales of int8
     dense_bytes: int
-    largest_change: float  # of a weight by rounding, in parts of itself
-    norm_change: float  # of all its weights together
+    largest_change: float  # largest relative change of a weight by rounding
+    norm_change: float  # relative change of the whole tensor
 
     @property
     def bound_bytes(self) -> float:
@@ -82,7 +82,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SavedFile:
-    """What a file holds. `print` it."""
+    """The contents of a saved file. `print` it."""
 
     path: Path
     sha256: str  # of index and data
@@ -105,19 +105,19 @@ class SavedFile:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of all numbers, each tensor in its own dtype."""
+        """Bytes of all tensors, dense, each in its own dtype."""
         return sum(tensor.dense_bytes for tensor in self.tensors)
 
     @property
     def bound_bytes(self) -> float:
-        """Bytes of the stored values and n H(keep) / 8 for their positions, over all tensors that are not whole."""
+        """Bytes of the stored values, and n H(keep) / 8 for the positions in sparse tensors."""
         sparse = [tensor for tensor in self.tensors if tensor.has_mask or tensor.kept < tensor.n_weights]
         n_weights, kept = sum(tensor.n_weights for tensor in sparse), sum(tensor.kept for tensor in sparse)
         return sum(tensor.value_bytes for tensor in self.tensors) + entropy_bytes(n_weights, kept)
 
     @property
     def moved(self) -> str:
-        """How far rounding moved the values, in words; empty where every bit is stored."""
+        """How far rounding changed the values, in words; empty if every bit is stored."""
         rounded = [tensor for tensor in self.tensors if tensor.largest_change]
         if not rounded:
             return ""
@@ -135,7 +135,7 @@ class SavedFile:
         return contents_html(self)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes, and gives them."""
+        """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes; returns the axes."""
         kilobytes = {
             "in the file": [tensor.n_bytes / 1e3 for tensor in self.tensors],
             "dense": [tensor.dense_bytes / 1e3 for tensor in self.tensors],
@@ -144,14 +144,14 @@ class SavedFile:
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
-    """n H(kept / n) / 8: what the positions of independently kept weights cost at least, on average."""
+    """n H(kept / n) / 8: the least that positions of independently kept weights cost on average."""
     shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
 
 
 # --- as a table -----------------------------------------------------------------------------------------------------
 
-COLUMNS = {  # and their words, where they do not speak for themselves
+COLUMNS = {  # each with an explanation, if it needs one
     "weights": "",
     "kept": "",
     "positions": "how the positions of kept values are stored",
@@ -165,7 +165,7 @@ COLUMNS = {  # and their words, where they do not speak for themselves
 
 
 def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
-    """The table of tensors; those that are stored whole and exact share a line."""
+    """The table of tensors; dense and exact ones share a line."""
     table = plain_table("tensor", *(column.replace("bytes ", "bytes\n") for column in columns), tight=True)
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
@@ -199,7 +199,7 @@ def _headline(contents: SavedFile) -> str:
 
 
 def contents_text(contents: SavedFile) -> str:
-    """All of it for a shell: the sizes, the table of tensors, how it was pruned and what was said of it."""
+    """The text for a shell: sizes, the table of tensors, how it was pruned, and the statements."""
     columns = _columns(contents)
     words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
     lines = [
@@ -233,7 +233,7 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
 
 
 def _words(contents: SavedFile) -> list[tuple[str, str]]:
-    """Labels and texts: how it was pruned and what was said of it, marked where the stored values are others."""
+    """Labels and texts: how it was pruned, and its statements, marked if they are about unrounded values."""
     statements = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
     if statements is not None:

@@ -1,7 +1,7 @@
-"""The one schema of all records in files: of networks in runs, of `sipp prune`, `eval` and `bench`, of runs themselves.
+"""Schemas of all records in files: networks in runs, `sipp prune`, `eval` and `bench`, and runs themselves.
 
-`serialising.py` writes them, certificates are in `certificate.py`. Each field has its type and range here and nowhere
-else. Keys that are not listed are kept as they are: a record of a later version is read as far as it is known.
+`serialising.py` writes them; certificates are in `certificate.py`. Unknown keys are kept, so that records of later
+versions can be read.
 
 Needs no torch.
 """
@@ -26,14 +26,14 @@ Size = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Times = Annotated[float, Field(gt=0)]  # as much
 Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list
-# Of what may be infinite or unknown: JSON has no word for the former, and neither is a promise.
+# A number that may be infinite (which JSON cannot express) or unknown: both are read as None.
 MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
 MaybeText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
-OnlyTrue = Annotated[bool, BeforeValidator(lambda value: value is True)]  # where the record says so in so many words
+OnlyTrue = Annotated[bool, BeforeValidator(lambda value: value is True)]  # anything but true is false
 
 
 class Record(BaseModel):
-    """The rules of all records: whole or refused, and not changed once they are made."""
+    """The base of all records: strictly typed and frozen."""
 
     # strict: "1" is text, not a number, and true is not 1
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
@@ -43,7 +43,7 @@ Model = TypeVar("Model", bound=Record)
 
 
 def checked(model: type[Model], values: Any, where: object) -> Model:
-    """The values as a record of this kind; DataError says `where` they stand and which key is wrong."""
+    """The values as a record of this class; a DataError says `where` they come from and which key is wrong."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -51,7 +51,7 @@ def checked(model: type[Model], values: Any, where: object) -> Model:
 
 
 def given_values(record: BaseModel) -> dict[str, Any]:
-    """The values that a record was read from, with their keys and no others."""
+    """The values that a record was read from, without defaults."""
     return record.model_dump(mode="json", exclude_unset=True)
 
 
@@ -84,14 +84,14 @@ class LayerRecord(Record):
 
 
 class BoundRecord(Record):
-    """The theory's statement about the network, before retraining."""
+    """The theoretical bound on the output, before retraining."""
 
     epsilon: MaybeNumber = None
     delta: MaybeNumber = None
     met: OnlyTrue = False
     contradicted: bool = False  # the calibration data refute the assumption; records of older runs do not say
     reason: MaybeText = ""
-    words: MaybeText = ""  # the statement as a sentence, with the share of inputs it speaks of (T18)
+    words: MaybeText = ""  # the bound as a sentence, with the share of inputs it covers (T18)
 
     @property
     def holds(self) -> bool:
@@ -100,7 +100,7 @@ class BoundRecord(Record):
 
 
 class CertificateRecord(Record):
-    """What the holdout says of the network before retraining; its numbers are computed again from its counts."""
+    """A certificate of the network before retraining; its numbers are computed again from its counts."""
 
     verdict: str | None = None  # of T14
     mode: str | None = None  # of T16
@@ -116,33 +116,33 @@ class CertificateRecord(Record):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it only says why there is no certificate, as that of a run which could not certify."""
+        """Whether it only says why there is no certificate."""
         return self.model_fields_set == {"verdict"} and not (self.verdict or "").startswith("certified")
 
     @property
     def limit(self) -> float | None:
-        """The certified epsilon, None where no finite one was proved."""
+        """The certified epsilon; None if no finite one was proved."""
         return None if self.epsilon == "inf" or self.verdict != "certified" else self.epsilon
 
     @property
     def output_limit(self) -> float | None:
-        """The certified epsilon where it is an error of the output, and not one of tokens (T22)."""
+        """The certified epsilon if it limits the error of the output, not of tokens (T22)."""
         return self.limit if self.measure in (None, "output") else None
 
     @property
     def is_useless(self) -> bool:
-        """Whether what it certifies says nothing."""
+        """Whether the certified epsilon is too large to mean anything."""
         certificate = None if self.is_refusal else from_values(given_values(self))
         return isinstance(certificate, Certificate) and certificate.is_useless
 
     @cached_property
     def sentence(self) -> str:
-        """The certificate in words, which are those of its counts, whatever the file says."""
+        """The certificate as a sentence, computed again from its counts."""
         return self.verdict or "" if self.is_refusal else from_values(given_values(self)).sentence
 
 
 class TriedRecord(Record):
-    """One blend that was tried, and how far it moves the output, over its length; None where that is not finite."""
+    """One candidate of a blend, and its relative output error; None if it is not finite."""
 
     name: str
     error: MaybeNumber = None
@@ -150,7 +150,7 @@ class TriedRecord(Record):
 
 
 class ChoiceRecord(Record):
-    """Which blend was taken on how many points, and all that were tried (T20)."""
+    """Which blend was chosen on how many points, and all candidates (T20)."""
 
     words: str
     n_points: Count
@@ -190,31 +190,31 @@ class MeasuredRecord(Record):
 
 
 class ConditionsRecord(Record):
-    """How the conditions of the theory stand; `contradicted`: the calibration data refute the assumption."""
+    """The conditions of the theory; `contradicted`: the calibration data refutes the assumption."""
 
     contradicted: bool = False
 
 
 class MovedRecord(Record):
-    """How far the output moved on a few calibration points, over its length; None where it is not finite."""
+    """The relative change of the output on a few calibration points; None if it is not finite."""
 
     error: MaybeNumber = None
 
 
 class RepairedLayerRecord(Record):
-    """What a repair did to one weight: the error of its layer's output before and after, on points that chose."""
+    """The repair of one weight: the error of its layer before and after, on validation points."""
 
     name: str
     error_before: MaybeNumber = None
     error_after: MaybeNumber = None
-    left_alone: str = ""  # why it was not refitted; empty where it was
+    left_alone: str = ""  # why it was not refitted; empty if it was
     n_moved: Count = 0  # weights that are kept and were not in the mask before
 
 
 class RepairedRecord(Record):
-    """What a repair did; errors are shares of the output's norm.
+    """The record of a repair; errors are relative to the output's norm.
 
-    Those of the output are on points that chose nothing; in records of older versions, without `n_judged`, on others.
+    Output errors are on test points; in records of older versions, which lack `n_judged`, on validation points.
     """
 
     layers: Annotated[tuple[RepairedLayerRecord, ...], Field(strict=False)] = ()
@@ -223,21 +223,21 @@ class RepairedRecord(Record):
     n_judged: Count = 0
     output_before: MaybeNumber = None
     output_after: MaybeNumber = None
-    undone: str = ""  # why all weights are as they were; empty where they are not
+    undone: str = ""  # why the repair was undone; empty if it was not
     way: str = "refit"  # or "joint": mask and weights were found together (T21)
     n_judged_fit: Count | None = None  # points fitted by the network that was judged
     words: str = ""
 
 
 class PrunedRecord(Record):
-    """What `sipp prune` says of the network beside it; everything else in it (versions, seeds) is kept as it is."""
+    """The record that `sipp prune` writes beside a network; other keys (versions, seeds) are kept unread."""
 
     method: str
     keep: float
     kept: Count
     n_weights: Count
     dead_rows: Count
-    dense_hash: str | None = None  # None: what it was pruned from is not known
+    dense_hash: str | None = None  # None: unknown
     pruned_hash: str
     buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
     layers: Annotated[tuple[PrunedLayerRecord, ...], Field(strict=False, min_length=1)]
@@ -260,7 +260,7 @@ class PrunedRecord(Record):
 
 
 class Accuracy(Record):
-    """How a network does on a split: exact counts, and the mean cross-entropy."""
+    """The accuracy of a network on a split: exact counts, and the mean cross-entropy."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
 
@@ -300,7 +300,7 @@ class EpochRow(Record):
 
 
 class ScoreBins(Record):
-    """Where the bins of the scores lie: log10 of the first edge, their width and number."""
+    """The bins of a score histogram: log10 of the first edge, width and number."""
 
     low: float
     width: float
@@ -339,7 +339,7 @@ class NetworkRecord(Record):
 
 
 class OriginRecord(Record):
-    """What, beside the configuration, decides a run's numbers."""
+    """What decides a run's numbers beside its configuration."""
 
     code: str  # version of this package and of torch, and a digest of the package's source
     data: str  # digest of the splits, which includes the content of the data
@@ -347,7 +347,7 @@ class OriginRecord(Record):
 
 
 class Manifest(Record):
-    """What a run's manifest holds, checked as far as it can be without the run's data."""
+    """The manifest of a run."""
 
     config: dict[str, Any]
     # More than one: it was resumed with other data, code or device.
@@ -375,7 +375,7 @@ class _PlanData(Record):
 
 
 class PlanConfig(Record):
-    """Of a run's configuration, what its plan can be made of: what a reader needs who has no recipe."""
+    """The part of a run's configuration that its plan needs, without the recipe."""
 
     name: str
     pipeline: str
@@ -399,7 +399,7 @@ class EvalData(Record):
 
 
 class EvalRecord(Record):
-    """What `sipp eval` measured on points, and of which two networks. None: no classes, no labels, or not finite."""
+    """What `sipp eval` measured of two networks. None: no classes, no labels, or not finite."""
 
     kind: Literal["evaluation"]
     format: Literal[1]
@@ -426,7 +426,7 @@ class EvalRecord(Record):
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
-        """Of the dense and of the pruned network; None where the points have no labels, or the outputs no classes."""
+        """Accuracy of the dense and of the pruned network; None without labels or classes."""
         if self.dense_accuracy is None or self.pruned_accuracy is None:
             return None
         return self.dense_accuracy, self.pruned_accuracy
@@ -439,7 +439,7 @@ BENCH_FORMAT: Literal[2] = 2
 
 
 class BenchBytes(Record):
-    """What the network takes: in its file, dense, by the entropy bound, and in memory while it runs."""
+    """Bytes of the network: in its file, dense, by the entropy bound, and in memory while it runs."""
 
     file: Positive
     dense: Count
@@ -449,7 +449,7 @@ class BenchBytes(Record):
 
 
 class BenchRun(Record):
-    """A call with so many points, dense and sparse: medians of many in turns."""
+    """Timings of dense and sparse calls with `n_points` points: medians over alternating calls."""
 
     n_points: Positive
     dense_ms: Milliseconds
@@ -489,14 +489,14 @@ class BenchStep(Record):
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster; None where torch runs it, or it was not timed."""
+        """How many times faster; None if torch runs it, or if it was not timed."""
         if self.kernel == "torch" or not self.dense_ms or not self.sparse_ms:
             return None
         return self.dense_ms / self.sparse_ms
 
 
 class BenchRecord(Record):
-    """What `sipp bench` says of one network."""
+    """The result of `sipp bench` for one network."""
 
     kind: Literal["file bench"]
     format: Literal[2]
@@ -507,10 +507,10 @@ class BenchRecord(Record):
     pruned_hash: str
     bytes: BenchBytes
     runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
-    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last of the runs,
-    step_points: Positive  # which takes so many points at a time
-    images: str | None = None  # how images became numbers, in words; None where there were none
-    certified: str | None = None  # what is certified of the stored values, in a few words
+    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last run
+    step_points: Positive  # points per call in that run
+    images: str | None = None  # how images were normalised, in words; None without images
+    certified: str | None = None  # what is certified for the stored values, in a few words
     line: str  # smaller, faster, certified
 
     @property
@@ -520,5 +520,5 @@ class BenchRecord(Record):
 
     @property
     def why_larger(self) -> str:
-        """What follows it where the file grew; else nothing."""
+        """The reason why the file grew; empty if it did not."""
         return why_larger(self.bytes.file, self.bytes.dense)

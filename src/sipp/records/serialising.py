@@ -1,4 +1,4 @@
-"""A pruned network and its certificate in JSON's types: what files, runs, --json and the page are made of."""
+"""Serialises a pruned network and its certificate to JSON types, for files, runs, --json and the page."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ GUARANTEE_KEYS = (
 
 
 def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> Values:
-    """The whole record of a pruned network, and of a certificate that is about it.
+    """The complete record of a pruned network, with its certificate if there is one.
 
-    It describes the network as it is now; only a certificate knows what it was pruned from.
+    It describes the network as it is now. The hash of the dense network is known only from a certificate.
     """
     if not isinstance(pruned, Pruned):
         raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
@@ -60,12 +60,12 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "certificate": certificate_values(certificate),
         **pruning_values(now),
         "seen": seen_text(pruned.seen),
-        "seen_all": pruned.seen_all and bool(now.described_hash),  # who chose changed weights is not known
+        "seen_all": pruned.seen_all and bool(now.described_hash),  # the points of later changes are unknown
     }
 
 
 def pruning_values(pruned: Pruned) -> Values:
-    """How a network was pruned and what was said of it then, whatever became of its weights."""
+    """How a network was pruned, and its statements at that time, even if its weights changed since."""
     guarantee, measured, repair = pruned.guarantee, pruned.measured, pruned.repair
     values = {
         "method": pruned.method,
@@ -97,7 +97,7 @@ def pruning_values(pruned: Pruned) -> Values:
 
 
 def _choice_values(choice: BlendChoice) -> Values:
-    """Which blend was taken, and how far each that was tried moves the output (T20)."""
+    """Which blend was chosen, and how far each candidate moves the output (T20)."""
     tried = [{**asdict(trial), "name": trial.name, "is_taken": trial == choice.taken} for trial in choice.tried]
     return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
 
@@ -108,7 +108,7 @@ def _bound_values(bound: NetworkBound) -> Values:
         "mode": bound.mode,
         "epsilon": bound.epsilon,
         "delta": bound.delta,
-        "met": bound.met and is_finite,  # an infinite epsilon reads null: it must not look like a promise kept
+        "met": bound.met and is_finite,  # an infinite epsilon is written as null, and must not look like a bound
         "reason": bound.reason or ("" if is_finite else "epsilon is infinite"),
         "words": str(bound),
         "coverage": bound.coverage and asdict(bound.coverage),

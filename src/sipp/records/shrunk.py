@@ -1,4 +1,4 @@
-"""What `shrink` gives back: a smaller network that computes the same, and what it is smaller by."""
+"""The result of `shrink`: a smaller network with the same output, and what it saves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShrunkLayer:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A network without the channels that had died, and what that saves. `print` it.
+    """A network without its dead channels, and what that saves. `print` it.
 
     Example:
         >>> import sipp, torch
@@ -46,24 +46,24 @@ class Shrunk:
     layers: tuple[ShrunkLayer, ...]  # every weight of a linear layer or a convolution, by one of its names
     n_parameters_before: int
     n_parameters: int
-    multiply_adds_before: int  # of one call with the example, all products counted, attention and recurrent layers too
+    multiply_adds_before: int  # of one call with the example, including attention and recurrent layers
     multiply_adds: int
-    example: str  # what multiply-adds were counted for, and outputs compared on
-    off_by: float  # the largest difference of an output on the example, relative to the largest number of that output
+    example: str  # the input for which multiply-adds were counted and outputs compared, in words
+    off_by: float  # the largest difference of an output on the example, relative to its largest value
     left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
-    hash_before: str  # of the network before, as certificates name it
-    described_hash: str  # the hash of `model` as it was made: of other weights nothing here is said
-    certificate: AnyCertificate | None = None  # about the network before, which computes the same
-    seen: frozenset[bytes] = frozenset()  # keys of points that chose the masks, as far as known: `certify` refuses them
-    seen_all: bool = False  # whether these are all that chose the weights of `described_hash`
+    hash_before: str  # of the network before shrinking
+    described_hash: str  # of `model` as it was made; this record does not describe other weights
+    certificate: AnyCertificate | None = None  # about the network before shrinking, which computes the same
+    seen: frozenset[bytes] = frozenset()  # keys of known points that chose the masks: `certify` refuses them
+    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     @property
     def is_as_made(self) -> bool:
-        """Whether the network still has the weights that it was given: it computes what the one before did."""
+        """Whether the weights are unchanged since `shrink`."""
         return tensors_hash(self.model) == self.described_hash
 
     def _table(self) -> Table:
-        """One line a weight."""
+        """One line per weight."""
         table = plain_table("weight", "before", "after", "multiply-adds before", "multiply-adds after")
         names = short_names([layer.name for layer in self.layers])
         for name, layer in zip(names, self.layers):
@@ -72,7 +72,7 @@ class Shrunk:
         return table
 
     def _words(self) -> list[tuple[str, str]]:
-        """What it saves and what holds, as labels and texts."""
+        """What it saves, and what is certified, as labels and texts."""
         lines = [
             ("parameters", _fewer(self.n_parameters_before, self.n_parameters)),
             ("multiply-adds", f"{_fewer(self.multiply_adds_before, self.multiply_adds)}, for {self.example}"),
@@ -93,7 +93,7 @@ class Shrunk:
         return view(f"{type(self.model).__name__} without its dead channels", table, labels_html(self._words()))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the multiply-adds of each layer before and after, on `ax` or on new axes, and gives them."""
+        """Draws the multiply-adds of each layer before and after, on `ax` or on new axes; returns the axes."""
         millions = {
             "after": [layer.multiply_adds / 1e6 for layer in self.layers],
             "before": [layer.multiply_adds_before / 1e6 for layer in self.layers],

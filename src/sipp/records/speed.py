@@ -1,4 +1,4 @@
-"""Times of calls in turns -> how many times faster one way is than the other, with its spread, and words for it."""
+"""Compares the times of alternating calls: how many times faster one is, with its spread, in words."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TAIL = 0.1  # of the pairs, left out on either side of the spread
-LEAST_GAIN = 1.05  # times faster: less is called equal
+TAIL = 0.1  # share of pairs left out on either side of the spread
+LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
 TICK = 1e-9  # seconds: no call takes less
-STEADY = 1.2  # ends of a spread this close to one another are one speed
+STEADY = 1.2  # a spread with a smaller ratio of its ends counts as one speed
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How many times faster: the median over pairs of calls, and where the middle 80 % of them lie."""
+    """How many times faster: the median over pairs of calls, and the range of the middle 80 %."""
 
     ratio: float
     low: float
@@ -22,14 +22,14 @@ class Speed:
 
 
 def speed_of(sparse: Sequence[float], dense: Sequence[float]) -> Speed:
-    """The speed-up in calls that took turns: each pair met the same moment of the machine."""
-    ratios = sorted(one / max(other, TICK) for one, other in zip(dense, sparse, strict=True))
+    """The speed-up over pairs of alternating calls, which ran under the same load."""
+    ratios = sorted(dense_time / max(sparse_time, TICK) for dense_time, sparse_time in zip(dense, sparse, strict=True))
     left_out = int(TAIL * len(ratios))
     return Speed(statistics.median(ratios), ratios[left_out], ratios[-1 - left_out])
 
 
 def speed_headline(speed: Speed, *, runs_dense: bool) -> str:
-    """The speed in three words; no number where the pairs of calls do not agree on which way is faster."""
+    """The speed in three words; without a number if the pairs of calls disagree on which is faster."""
     if runs_dense:
         return "run by torch"
     if speed.low > 1 and speed.ratio >= LEAST_GAIN:

@@ -1,4 +1,4 @@
-"""What a text says of a language model, and of a pruned one beside it."""
+"""The result of `perplexity`: scores of a language model on a text, and its distance from the dense one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from html import escape
 
 @dataclass(frozen=True)
 class TextScores:
-    """Perplexity on a text, and how near a pruned network stays to the dense one on it. `print` it.
+    """Perplexity on a text, and the distance of a pruned network from the dense one. `print` it.
 
-    Measured on this text: no claim about others, which `certify` makes.
+    Measured on this text; for a claim about other texts, use `certify`.
     """
 
     n_windows: int
@@ -47,5 +47,5 @@ class TextScores:
 
 
 def _exp(loss: float) -> float:
-    """Its exponential; infinite where that is too large, or the loss is not finite."""
+    """exp(loss), or infinity if that overflows or the loss is not finite."""
     return math.exp(loss) if loss < math.log(2.0) * 1023 else math.inf

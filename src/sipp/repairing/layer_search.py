@@ -9,7 +9,7 @@ rho grows as the choice settles. The values are left to the exact least squares 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +31,9 @@ FEWEST_SAMPLED = 1 << 16
 SAMPLED_OF = 31  # odd: rows are often a power of two long
 SAMPLE_NOISE = 4.0  # roots of its size: how far off a sample's rank may be
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
-
-
-Solver = Callable[[Tensor, Tensor], Tensor]  # of right sides and what is added to the solution, G x R x K
+# On a GPU a Cholesky factor is many small kernels. Up to this width the inverse at a larger rho is found from the one
+# before by Newton's iteration, a few products, to this error.
+NEWTON_WIDTH, NEWTON_ERROR = 2048, 1e-5
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,15 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
             growth = next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
             rho, before_FK = rho * growth, mask_FK
             left_FK.div_(growth)
-            solvers.clear()  # before others are made
-            solvers += [system.solver(rho) for system in systems]
+            starts = [solver.inverse_GKK if system.takes_newton else None for system, solver in zip(systems, solvers)]
+            solvers.clear()  # before others are made: those of wide layers are large
+            solvers += [system.solver(rho, growth, start) for system, start in zip(systems, starts)]
         mirror_FK = kept_FK.sub_(left_FK)
     return mask_FK, n_rounds
 
 
 def _wish(
-    systems: Sequence[_System], solvers: Sequence[Solver], mirror_FK: Tensor, left_FK: Tensor, rho: float
+    systems: Sequence[_System], solvers: Sequence[_Solver], mirror_FK: Tensor, left_FK: Tensor, rho: float
 ) -> Tensor:
     """v + left with the v of  (A + rho) v = r + rho mirror, rows below each other."""
     sizes = [system.wanted_GRK.shape[:2].numel() for system in systems]
@@ -154,9 +155,24 @@ def _wish(
     for system, solver, n_rows in zip(systems, solvers, sizes):
         rows, shape = slice(start, start + n_rows), system.wanted_GRK.shape
         right_GRK = torch.add(system.wanted_GRK, mirror_FK[rows].view(shape), alpha=rho)
-        found.append(solver(right_GRK, left_FK[rows].view(shape)).view(n_rows, -1))
+        found.append(solver.solved(right_GRK, left_FK[rows].view(shape)).view(n_rows, -1))
         start += n_rows
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """Solves the system of one rho: by its inverse, or by its Cholesky factor where rows are few."""
+
+    inverse_GKK: Tensor | None
+    factor_GKK: Tensor | None
+
+    def solved(self, right_GRK: Tensor, added_GRK: Tensor) -> Tensor:
+        """The solution for these right sides, with another tensor added."""
+        if self.inverse_GKK is not None:
+            return torch.baddbmm(added_GRK, right_GRK, self.inverse_GKK)
+        assert self.factor_GKK is not None
+        return added_GRK + torch.cholesky_solve(right_GRK.mT, self.factor_GKK).mT
 
 
 @dataclass(frozen=True)
@@ -166,19 +182,38 @@ class _System:
     unit_GKK: Tensor
     wanted_GRK: Tensor
 
-    def solver(self, rho: float) -> Solver:
-        """A function that solves and adds, until rho grows. rho is never small, so the system has a factor.
+    @property
+    def takes_newton(self) -> bool:
+        """Whether the inverse at the next rho comes from the one before."""
+        return self.unit_GKK.is_cuda and self.unit_GKK.shape[-1] <= NEWTON_WIDTH
 
-        Its inverse makes a round one product, which pays where rows are many. A GPU takes it in any case: it solves
-        with a factor column after column.
+    def solver(self, rho: float, growth: float = 1.0, start_GKK: Tensor | None = None) -> _Solver:
+        """The solver at this rho, which is never small: the system has a factor.
+
+        An inverse makes a round one product, which pays where rows are many. A GPU takes it in any case: it solves
+        with a factor column after column. `start_GKK` is the inverse at rho / growth.
         """
         self.unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + rho)  # in place: a wide copy is large
+        if start_GKK is not None:
+            return _Solver(_newton_inverse(self.unit_GKK, start_GKK, growth), None)
         factor_GKK = cholesky_or_nan(self.unit_GKK)
         n_rows, fan_in = self.wanted_GRK.shape[1:]
         if fan_in >= ROUNDS_A_LOOK * n_rows and not factor_GKK.is_cuda:
-            return lambda right_GRK, left_GRK: left_GRK + torch.cholesky_solve(right_GRK.mT, factor_GKK).mT
-        inverse_GKK = torch.cholesky_inverse(factor_GKK)
-        return lambda right_GRK, left_GRK: torch.baddbmm(left_GRK, right_GRK, inverse_GKK)
+            return _Solver(None, factor_GKK)
+        return _Solver(torch.cholesky_inverse(factor_GKK), None)
+
+
+def _newton_inverse(system_GKK: Tensor, start_GKK: Tensor, growth: float) -> Tensor:
+    """The inverse of a system, from that of the same system with less added to its diagonal: rho / growth, not rho.
+
+    Their product has eigenvalues from 1 to the growth. Divided by the middle of these, the start is off by a known
+    share at most, which every step X <- X (2 - A X) squares.
+    """
+    inverse_GKK, error = start_GKK * (2 / (1 + growth)), (growth - 1) / (growth + 1)
+    while error > NEWTON_ERROR:
+        inverse_GKK = torch.baddbmm(inverse_GKK, inverse_GKK, system_GKK @ inverse_GKK, beta=2, alpha=-1)
+        error *= error
+    return inverse_GKK
 
 
 def _scaled(block: LeastSquares) -> tuple[Tensor, _System]:

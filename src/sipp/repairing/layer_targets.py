@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
+from sipp.errors import DataError, OptionError
+from sipp.inputs.batches import points_at
+from sipp.inputs.capture import few_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
 from sipp.repairing.data_split import DenseOutputs
@@ -42,17 +45,34 @@ def find_residual_layers(
 
     With `follows` what is run follows earlier pruned layers: its inputs are off already.
     """
-    order = [name for group in gatherer.usage.order for name in group]
-    found = {}
+    found = dict[str, ResidualLayer]()
     if residuals is None or residuals:
-        dense = gatherer.dense
-        streams = find_residual_connections(dense.run, dense.layers, order, dense.batches[0], follows=follows)
-        wanted = [name for name in streams if residuals is None or name in residuals]
-        layers = residual_layers(gatherer, wanted)
-        found = {name: layer for name, layer in layers.items() if _is_aligned(gatherer, layer, streams[name])}
+        with suppress(DataError):  # a few points may not pass by themselves, or lie along another axis
+            found = _found_in(_of_few_points(gatherer), residuals, follows=follows)
+        found = found or _found_in(gatherer, residuals, follows=follows)
     for name in set(residuals or ()) - found.keys():
         refuse_residual(name)
     return found
+
+
+def _of_few_points(gatherer: Gatherer) -> Gatherer:
+    """The same networks with two points of the first batch; with all of it where points are padded, each in its way."""
+    if gatherer.usage.orders[0] is not None:
+        return gatherer
+    dense, pruned = (
+        replace(side, batches=[points_at(side.batches[0], few_of(side.batches[0].n_points))])
+        for side in (gatherer.dense, gatherer.pruned)
+    )
+    return replace(gatherer, dense=dense, pruned=pruned)
+
+
+def _found_in(gatherer: Gatherer, residuals: Collection[str] | None, *, follows: bool) -> dict[str, ResidualLayer]:
+    """The weights that correct a residual connection, as the first batch of the dense network shows them."""
+    order = [name for group in gatherer.usage.order for name in group]
+    dense = gatherer.dense
+    outputs = find_residual_connections(dense.run, dense.layers, order, dense.batches[0], follows=follows)
+    layers = residual_layers(gatherer, [name for name in outputs if residuals is None or name in residuals])
+    return {name: layer for name, layer in layers.items() if _is_aligned(gatherer, layer, outputs[name])}
 
 
 def residual_layers(gatherer: Gatherer, names: Collection[str]) -> dict[str, ResidualLayer]:

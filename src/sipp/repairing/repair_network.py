@@ -209,7 +209,7 @@ def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
 def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
     """The pruned network where it is another one than the dense under these masks: sampled, fitted or trained."""
     theirs = tensors_of(pruned)
-    is_dense = pruned is dense or all(
+    is_dense = all(
         torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)
         for name, value in tensors_of(dense).items()
     )

@@ -1,4 +1,4 @@
-"""Run folders and pruned models in, one self-contained page and figures for print out."""
+"""Reports on runs and pruned networks: one self-contained HTML page, and figures for print."""
 
 from sipp.report.figures import figure_names, write_figures
 from sipp.report.rendering import render

@@ -1,4 +1,4 @@
-"""Several pruned networks in, one article out: their curves over keep, and a table of all of them."""
+"""The article that compares several pruned networks: curves over keep, and a table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Value = Callable[[PrunedModel], float | None]
 
 
 def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
-    """The networks in groups that were pruned from one dense network: only those can be compared point by point.
+    """Groups the networks by the dense network they were pruned from: only those can be compared point by point.
 
-    Of a program that says nothing of its dense network, those of the same layers, which were given together.
+    If that is not recorded, networks with the same layers are grouped.
     """
     groups: dict[str, list[PrunedModel]] = {}
     for model in models:
@@ -39,42 +39,45 @@ def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
     return list(groups.values())
 
 
-# --- what is known of each ------------------------------------------------------------------------------------------
+# --- values to compare ---------------------------------------------------------------------------------------------
 
 
 def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
-    """An evaluation on the points that most of these networks share: accuracies on other points do not compare."""
-    known = [one for model in models for one in model.evaluations.values() if one.accuracies is not None]
-    counts = Counter(one.data.hash for one in known)
-    return max(known, key=lambda one: (counts[one.data.hash], one.n_points), default=None)
+    """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
+    evaluations = [
+        evaluation for model in models for evaluation in model.evaluations.values() if evaluation.accuracies is not None
+    ]
+    counts = Counter(evaluation.data.hash for evaluation in evaluations)
+    return max(evaluations, key=lambda evaluation: (counts[evaluation.data.hash], evaluation.n_points), default=None)
 
 
 def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
-    """The accuracy of the dense and of the pruned network on these points, None if it was not measured there."""
+    """The accuracies of the dense and the pruned network on these points; None if not measured."""
     evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
-    return next((one.accuracies for one in evaluations if one.accuracies is not None), None)
+    return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
 
 
 def certified(model: PrunedModel) -> float | None:
-    """The certified error of the output; of several certificates the largest: the best of several is no claim."""
-    known = [one.output_limit for one in model.all_certificates]
-    return max((limit for limit in known if limit is not None), default=None)
+    """The certified output error; the largest of several certificates, since the best of several is not a claim."""
+    limits = [certificate.output_limit for certificate in model.all_certificates]
+    return max((limit for limit in limits if limit is not None), default=None)
 
 
 def certified_drop(model: PrunedModel) -> float | None:
-    """The certified drop of accuracy; of several the largest."""
-    return max((one.drop_upper for one in model.all_certificates if one.drop_upper is not None), default=None)
+    """The certified drop in accuracy; the largest of several."""
+    drops = [certificate.drop_upper for certificate in model.all_certificates]
+    return max((drop for drop in drops if drop is not None), default=None)
 
 
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
-    """The value against keep, one curve for each method, repaired or not; networks of one method and keep are one."""
+    """The value against keep, one curve per method (repaired or not); averages networks of equal method and keep."""
     arms: dict[str, dict[float, list[float]]] = {}
-    for model in sorted(models, key=lambda one: -one.record.keep):
+    for model in sorted(models, key=lambda network: -network.record.keep):
         known = value(model)
         if known is None:
             continue
         points = arms.setdefault(model.arm, {})
-        keep = next((one for one in points if abs(one - model.record.keep) <= SAME_KEEP * one), model.record.keep)
+        keep = next((k for k in points if abs(k - model.record.keep) <= SAME_KEEP * k), model.record.keep)
         points.setdefault(keep, []).append(known)
     return tuple(
         Curve(arm, tuple(Point(k, fsum(v) / len(v), min(v), max(v), len(v)) for k, v in points.items()))
@@ -84,7 +87,7 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
 
 @dataclass(frozen=True)
 class ComparedNetworks:
-    """What networks of one parent are compared by: curves over keep, and the view that is drawn of them."""
+    """One comparison of networks: its curves over keep, and the view that draws them."""
 
     key: str
     title: str
@@ -93,27 +96,31 @@ class ComparedNetworks:
 
 
 def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
-    """What is known of these networks: measured accuracy, how far the output moved, what is certified."""
+    """The comparisons these networks have values for: accuracy, output change, certified error."""
     points = common_points(group)
     measured = {id(model): accuracies_on(model, points) for model in group}
-    dense = next((one[0] for one in measured.values() if one is not None), None)
+    dense = next((accuracies[0] for accuracies in measured.values() if accuracies is not None), None)
     accuracy = network_curves(group, lambda model: (measured[id(model)] or (None, None))[1])
     errors = {
-        "moved": ("Output moved", "output moved on calibration inputs", network_curves(group, lambda one: one.moved)),
+        "moved": (
+            "Output moved",
+            "output moved on calibration inputs",
+            network_curves(group, lambda model: model.moved),
+        ),
         "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
     }
     view = curve_view(accuracy, "accuracy, measured", "share", dense=dense)
-    found = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
+    comparisons = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
     for key, (title, label, curves) in errors.items():
-        found.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
-    return [one for one in found if one.curves]
+        comparisons.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
+    return [comparison for comparison in comparisons if comparison.curves]
 
 
 # --- the article ----------------------------------------------------------------------------------------------------
 
 
 def networks_article(models: Sequence[PrunedModel]) -> Article:
-    """The networks side by side."""
+    """The article that shows the networks side by side."""
     parents = by_parent(models)
     groups = [group for group in parents if len(group) > 1]
     rows = []
@@ -121,8 +128,8 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
         rows.append(
             [
-                lines(f"networks{index}-{one.key}", f"{one.title}{of}", one.view, of="network")
-                for one in comparisons_of(group)
+                lines(f"networks{index}-{comparison.key}", f"{comparison.title}{of}", comparison.view, of="network")
+                for comparison in comparisons_of(group)
             ]
         )
     has_accuracy = common_points(models) is not None
@@ -138,22 +145,22 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
 
 
 def _dense_name(model: PrunedModel) -> str:
-    """The network that was pruned, as the command line was told of it."""
+    """The name of the dense network, as given on the command line."""
     known = model.record.dense_hash
     return str((model.record.model_extra or {}).get("model") or ("a network" if known is None else known[:8]))
 
 
 def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
-    """Which method is best at the least keep that several methods reached: by accuracy, or by how the output moved."""
+    """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
     words = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
         "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
     }
-    known = [one for group in groups for one in comparisons_of(group) if one.key in words]
-    for one in known:
-        if (near := _nearest(one.curves)) is not None:
+    comparisons = [comparison for group in groups for comparison in comparisons_of(group) if comparison.key in words]
+    for comparison in comparisons:
+        if (near := _nearest(comparison.curves)) is not None:
             keep, values = near
-            find_best, find_worst, does, sentence = words[one.key]
+            find_best, find_worst, does, sentence = words[comparison.key]
             best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
             shown = (number(values[best], "share"), worst, number(values[worst], "share"))
             return Finding(f"At keep {number(keep, 'share')}, {best} {does}", sentence.format(*shown))
@@ -161,7 +168,7 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
 
 
 def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
-    """The least keep that several methods reached, and what each of them has there; None: there is none."""
+    """The smallest keep that several methods reached, with the value of each; None if there is none."""
     points = [(curve.method, point) for curve in curves for point in curve.points]
     for keep in sorted({point.keep for _, point in points}):
         near = {method: point.mean for method, point in points if abs(point.keep - keep) <= 2 * SAME_KEEP * keep}
@@ -174,11 +181,11 @@ def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
 
 
 def networks_table(models: Sequence[PrunedModel]) -> Table:
-    """Pruned networks side by side: what each keeps, and what is known of its cost."""
+    """A table of the networks: what each keeps, and what that costs."""
     points = common_points(models)
     has_drops = any(certified_drop(model) is not None for model in models)
     rows = []
-    for model in sorted(models, key=lambda one: -one.record.keep):
+    for model in sorted(models, key=lambda network: -network.record.keep):
         cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.record.keep, "share"))}
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
@@ -197,24 +204,25 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(found: tuple[float, float] | None) -> dict[str, TableCell]:
-    if found is None:
+def _accuracy_cells(accuracies: tuple[float, float] | None) -> dict[str, TableCell]:
+    if accuracies is None:
         return {
             "accuracy": TableCell("not measured", "", "on these inputs"),
             "accuracy, dense": TableCell("not measured"),
         }
-    dense, pruned = found
+    dense, pruned = accuracies
     title = f"{number(pruned - dense, 'points')} against the dense network"
     cell = TableCell(number(pruned, "share"), tone_of(pruned - dense), title)
     return {"accuracy": cell, "accuracy, dense": TableCell(number(dense, "share"))}
 
 
 def certified_cell(model: PrunedModel) -> TableCell:
-    """The certified error of the output, marked where it says nothing; without one, what is certified of tokens."""
+    """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     limit = certified(model)
     if limit is None:
-        others = [one for one in model.all_certificates if one.limit is not None]
-        return TableCell(", ".join(certified_limit(one.limit or 0.0, one.measure) for one in others) or "none")
+        others = [certificate for certificate in model.all_certificates if certificate.limit is not None]
+        limits = [certified_limit(certificate.limit or 0.0, certificate.measure) for certificate in others]
+        return TableCell(", ".join(limits) or "none")
     if is_useless(limit):
         return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return TableCell(percent_up(limit))

@@ -1,4 +1,4 @@
-"""Several runs in, one article out: a panel for each network; runs that differ only in seeds and methods share one."""
+"""The article that compares several runs; runs that differ only in seeds or methods share a panel."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sipp.experiments.runs.store import without_clock
+from sipp.experiments.runs.reading import Run
+from sipp.experiments.runs.store import TAKEN_FROM, without_times
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flat
+from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flatten
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
-from sipp.report.results import Run
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 
-# Differences that a title does not name: of the schedule's details, or of how networks are trained and not to what.
+# Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained.
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
-LISTS = ("seed", "repetitions")  # of a configuration: which networks there are, not what they are
-N_OPEN = 2  # panels that are open: with the main comparison, about three screens
-TAKEN = "taken_from"  # of a record; where a network was trained changes nothing of it
+LISTS = ("seed", "repetitions")  # keys that say which networks there are, not what they are
+N_OPEN = 2  # panels open at first: about three screens with the main comparison
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One network, data set and pipeline: its title, and its runs as one."""
+    """One network, data set and pipeline, with its runs merged into one."""
 
     title: str
     run: Run
@@ -32,7 +31,7 @@ class Panel:
 
 
 def runs_article(runs: Sequence[Run], about: About | None) -> Article:
-    """All runs together, a panel for each network with its table and its curves."""
+    """The article on all runs: a panel for each network with a table and curves."""
     panels = panels_of(runs)
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     for index, panel in enumerate(panels):
@@ -56,7 +55,7 @@ def runs_article(runs: Sequence[Run], about: About | None) -> Article:
 
 
 def _main_comparison(panels: Sequence[Panel]) -> Section:
-    """One line for each network: how good it was, and how far which method prunes it at next to no loss."""
+    """One line per network: its dense accuracy, and how far the best method prunes it with almost no loss."""
     rows = []
     for panel in panels:
         dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
@@ -75,7 +74,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         rows.append((panel.title, cells))
     near = f"within {100 * TOLERANCE:g} points of dense"
     head = ("network", "dense", f"smallest keep {near}", "best, sparsest level", "worst there")
-    n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # one method each: none is worst
+    n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # with one method each there is no worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
         f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
@@ -95,52 +94,56 @@ def _change_cell(keep: float | None, change: float | None, method: str) -> Table
 
 
 def panels_of(runs: Sequence[Run]) -> list[Panel]:
-    """The panels of these runs, in the order of the first run of each."""
+    """Groups the runs into panels, in the order of their first runs."""
     groups: list[list[Run]] = []
     for run in runs:
-        fitting = (one for one in groups if _same(one[0], run) and all(_fits(other, run) for other in one))
-        if (group := next(fitting, None)) is not None:
-            group.append(run)
+        for group in groups:
+            if _same_setting(group[0], run) and all(_agree(other, run) for other in group):
+                group.append(run)
+                break
         else:
             groups.append([run])
-    joined = [_joined(group) for group in groups]
+    joined = [_merge(group) for group in groups]
     titles = _titles(joined)
     return [Panel(title, run, tuple(o.name for o in group)) for title, run, group in zip(titles, joined, groups)]
 
 
-def _bare(run: Run) -> dict[str, Any]:
-    """The configuration without its lists of seeds and methods."""
+def _comparable_config(run: Run) -> dict[str, Any]:
+    """The configuration without seeds and methods."""
     config = {key: value for key, value in run.config.items() if key not in LISTS}
-    if config.get("code"):  # which scores of the user's own there are, is a list of methods too
+    if config.get("code"):  # the user's own scores are methods too
         config["code"] = {key: value for key, value in config["code"].items() if key != "methods"}
     return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
 
 
-def _same(one: Run, other: Run) -> bool:
-    return _bare(one) == _bare(other) and {o.data for o in one.origins} == {o.data for o in other.origins}
+def _same_setting(run: Run, other: Run) -> bool:
+    same_data = {origin.data for origin in run.origins} == {origin.data for origin in other.origins}
+    return same_data and _comparable_config(run) == _comparable_config(other)
 
 
-def _fits(one: Run, other: Run) -> bool:
-    """Whether networks of the same seed and method are the same in both: otherwise changes have two references."""
-    known = {key: _content(record) for key, record in _by_place(one).items()}
-    return all(known.get(key, _content(record)) == _content(record) for key, record in _by_place(other).items())
+def _agree(run: Run, other: Run) -> bool:
+    """Whether the networks that both runs contain are identical; otherwise they cannot share a panel."""
+    first, second = _records_by_key(run), _records_by_key(other)
+    return all(
+        _comparable_record(first[key]) == _comparable_record(second[key]) for key in first.keys() & second.keys()
+    )
 
 
-def _by_place(run: Run) -> dict[tuple[int, str | None, int], Any]:
+def _records_by_key(run: Run) -> dict[tuple[int, str | None, int], Any]:
     return {(record.seed, record.method, record.level): record for record in run.records}
 
 
-def _content(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_clock(given_values(record)).items() if key != TAKEN}
+def _comparable_record(record: Any) -> dict[str, Any]:
+    return {key: value for key, value in without_times(given_values(record)).items() if key != TAKEN_FROM}
 
 
-def _joined(group: Sequence[Run]) -> Run:
+def _merge(group: Sequence[Run]) -> Run:
     if len(group) == 1:
         return group[0]
     records: dict[Any, Any] = {}
     methods: dict[str, None] = {}
     for run in group:
-        records = {**_by_place(run), **records}
+        records = {**_records_by_key(run), **records}
         methods |= dict.fromkeys(run.config["prune"]["methods"])
     config = {**group[0].config, "prune": {**group[0].config["prune"], "methods": list(methods)}}
     n_stages = len(records) + sum(run.n_stages - len(run.records) for run in group)
@@ -148,17 +151,24 @@ def _joined(group: Sequence[Run]) -> Run:
 
 
 def _titles(runs: Sequence[Run]) -> list[str]:
-    """Network, data and pipeline of each; where two would be the same, what tells their configurations apart."""
+    """The titles: network, data and pipeline, plus the settings that differ if that is ambiguous."""
     short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
     titles = []
     for index, run in enumerate(runs):
-        twins = [dict(flat(_bare(other))) for other, title in zip(runs, short) if title == short[index]]
-        differ = {key for one in twins for key in one if any(one.get(key) != other.get(key) for other in twins)}
-        own = dict(flat(_bare(run)))
+        namesakes = [
+            dict(flatten(_comparable_config(other))) for other, title in zip(runs, short) if title == short[index]
+        ]
+        differ = {
+            key
+            for config in namesakes
+            for key in config
+            if any(config.get(key) != other.get(key) for other in namesakes)
+        }
+        own = dict(flatten(_comparable_config(run)))
         shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
         ends = [key.rpartition(".")[2] for key in shown]
         names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs
         words = [f"{name} {own[key]}" for name, key in zip(names, shown)]
         titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
-    ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # of its name, which tells it from all others
+    ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # the hash in its name
     return [title if titles.count(title) == 1 else f"{title}, {end}" for title, end in zip(titles, ends)]

@@ -1,4 +1,4 @@
-"""Numbers with units as a person reads them, and the error from which a bound is useless."""
+"""Formats numbers with units for people."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sipp.records.display import percent_up
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
-TOLERANCE = 0.005  # of a share: the loss of accuracy that the paper calls commensurate
+TOLERANCE = 0.005  # loss of accuracy that the paper calls commensurate
 MINUTE, HOUR = 60.0, 3600.0
 
 
 def is_useless(limit: float) -> bool:
-    """Whether a certified error is as large as the output itself, and so says nothing."""
+    """Whether a certified error is as large as the output, and so says nothing."""
     return limit >= USELESS
 
 
 def certified_limit(epsilon: float, measure: str | None) -> str:
-    """The epsilon of a certificate in the unit of what it measures, rounded up."""
+    """The epsilon of a certificate in the unit of its measure, rounded up."""
     if measure == "kl":
         return f"{rounded_up(epsilon)} nats"
     return f"{percent_up(epsilon)}{' of positions' if measure == 'next-token' else ''}"
 
 
 def number(value: float | None, unit: Unit = "number") -> str:
-    """The value with its unit, as a person reads it."""
+    """The value with its unit, for people."""
     if value is None or not math.isfinite(value):
         return "none"
     if unit == "share":
@@ -43,13 +43,13 @@ def number(value: float | None, unit: Unit = "number") -> str:
 
 
 def rounded_up(value: float) -> str:
-    """A proved limit in four digits, rounded up; in three where `number` writes an exponent."""
+    """A proved limit rounded up to four digits, or three if `number` writes an exponent."""
     digits = 4 if 1e-3 <= abs(value) < 1e6 else 3
     return number(float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))))
 
 
 def seconds(value: float) -> str:
-    """A time in the unit that fits it."""
+    """A time in a suitable unit."""
     if value < MINUTE:
         return f"{value:.3g} s"
     if value < HOUR:
@@ -63,14 +63,14 @@ def counted(n: int, what: str) -> str:
 
 
 def _percent(value: float) -> str:
-    """No decimal from 100 on, else one, or two digits below one: 191, 6.4, 0.25; the page's script does the same."""
+    """191, 6.4, 0.25: no decimals from 100, else one, or two digits below one; as in the page's script."""
     if value == 0 or abs(value) >= 1:
         return f"{value:,.{0 if abs(value) >= 100 else 1}f}".removesuffix(".0")
     return _without_exponent(value, digits=2)
 
 
 def _without_exponent(value: float, *, digits: int = 4) -> str:
-    """So many digits, and no exponent where a person would not write one."""
+    """The number with this many digits, and an exponent only if very large or small."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
     return f"{value:.2e}"

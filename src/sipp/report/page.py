@@ -1,4 +1,4 @@
-"""The page of networks that were pruned in a program: records in, the same page out that `sipp report` writes."""
+"""`page(pruned, certificate)`: writes the page of `sipp report` for networks pruned from Python."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sipp.report.rendering import render
 from sipp.report.results import PrunedModel
 from sipp.storage.outputs import PAGE, check_file, write_file
 
-One = Pruned | PrunedTo
-Networks = One | Sequence[One] | Mapping[str, One]
+PruneResult = Pruned | PrunedTo
+Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
 
 
 def page(
@@ -44,10 +44,10 @@ def page(
     """
     target = check_path("path", path, "page.html")
     check_file(target, PAGE, force=True)
-    networks = _named(pruned)
-    held = (certificate_of(one, None) for one in networks.values())
-    claims = list(dict.fromkeys((*_claims(certificate), *(one for one in held if one is not None))))
-    results = [_shown(name, record_of(one), claims) for name, one in networks.items()]
+    networks = _by_name(pruned)
+    held = (certificate_of(network, None) for network in networks.values())
+    claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
+    results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
@@ -55,38 +55,38 @@ def page(
     return target
 
 
-def _named(pruned: Networks) -> dict[str, One]:
-    """The networks by their names: given, or of the class, numbered where there are several."""
+def _by_name(pruned: Networks) -> dict[str, PruneResult]:
+    """The networks by name: as given, or the class name, numbered if there are several."""
     if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
         raise OptionError(
-            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give what sipp.prune gave"
+            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give a result of sipp.prune"
         )
-    found = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
-    for name, one in found.items():
-        if not isinstance(one, Pruned | PrunedTo):
-            raise OptionError(f"{name!r:.40} is a {type(one).__name__}", fix="give what sipp.prune gave")
+    by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
+    for name, network in by_name.items():
+        if not isinstance(network, Pruned | PrunedTo):
+            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix="give a result of sipp.prune")
     if isinstance(pruned, Mapping):
-        return {str(name): one for name, one in pruned.items()}
-    return {f"{type(one.model).__name__} {number}": one for number, one in found.items()}
+        return {str(name): network for name, network in pruned.items()}
+    return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}
 
 
-def _claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
+def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
     claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
     for claim in claims:
         check_certificate(claim)
     return list(claims)
 
 
-def _shown(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
-    """A network as the page knows it: the first certificate about it in its record, the others beside it."""
+def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
+    """A network as a report result: its first certificate in the record, the others beside it."""
     record = checked(PrunedRecord, pruned_values(pruned), name)
     ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
     if ours:
         record = checked(PrunedRecord, pruned_values(pruned, ours[0]), name)
     others = {
-        f"certificate {number}": checked(CertificateRecord, certificate_values(one), name)
-        for number, one in enumerate(ours[1:], start=2)
+        f"certificate {number}": checked(CertificateRecord, certificate_values(claim), name)
+        for number, claim in enumerate(ours[1:], start=2)
     }
     return PrunedModel(name, record, (), None, others)

@@ -1,7 +1,7 @@
 """The colour, marker and dash of each method, on the page and in figures.
 
-The colours can be told apart with protanopia, deuteranopia and tritanopia, and stand out from their background;
-`tests/report/test_palette.py` measures both. The marker and the dash say the same without colour.
+The colours remain distinct with protanopia, deuteranopia and tritanopia, and contrast with the background;
+`tests/report/test_palette.py` measures both. Markers and dashes distinguish methods without colour.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from sipp.experiments.arms import BETWEEN
+from sipp.experiments.arms import SEPARATOR
 
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 
 
 @dataclass(frozen=True)
 class Style:
-    """The look of one method on the page and in figures."""
+    """The style of one method on the page and in figures."""
 
     light: str  # colour on a light background, and in print
     dark: str
     marker: Marker
-    dash: tuple[int, ...] = ()  # lengths of line and gap; empty: a solid line
-    hollow: bool = False  # markers are outlines, and bars have a tint: a repaired network
+    dash: tuple[int, ...] = ()  # lengths of line and gap; empty: solid
+    hollow: bool = False  # outlined markers and hatched bars: a repaired network
 
 
 STYLES: dict[str, Style] = {
@@ -43,8 +43,8 @@ STYLES: dict[str, Style] = {
     "obs": Style("#471647", "#bdfc04", "plus", (3, 2)),
 }
 
-# For methods without a row above, each as far as possible from the colours of all before it. A ninth such method of one
-# page has the colours of the first again; its marker and dash are still its own.
+# For methods without a row above: each as far as possible from all previous colours. The ninth such method on a page
+# reuses the colours of the first, with another marker and dash.
 FREE_COLOURS = (
     ("#9b914b", "#cc9900"),
     ("#19342d", "#99ffd9"),
@@ -56,15 +56,15 @@ FREE_COLOURS = (
     ("#42783a", "#b2bcff"),
 )
 FREE_MARKERS: tuple[Marker, ...] = ("up", "diamond", "square", "down", "circle", "cross", "plus")
-FREE_DASHES = tuple((line, gap) for gap in (4, 5, 6, 7) for line in (10, 7, 4, 2))  # no row above has such a gap
+FREE_DASHES = tuple((line, gap) for gap in (4, 5, 6, 7) for line in (10, 7, 4, 2))  # gaps that no row above has
 FREE_STYLES = tuple(
     Style(*FREE_COLOURS[i % len(FREE_COLOURS)], marker, dash)
     for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
 )
 
-# Parts of a stack (time), from quiet to loud.
+# Colours for parts of a stacked bar (time), and for single series.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
-THIS = "this network"  # the one series of a page about one network
+THIS = "this network"  # the only series on a page about one network
 PARTS: dict[str, tuple[str, str]] = {
     THIS: LOUD,
     "just pruned": QUIET,
@@ -77,35 +77,39 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print
-ARM_DASH = (2, 2)  # of an arm that names its reduction; () where its method has a dash of its own
-REPAIRED = "repaired"  # of an arm, and of a part: drawn hollow
+ARM_DASH = (2, 2)  # for an arm that names its reduction; solid if its method is dashed
+REPAIRED = "repaired"  # suffix of an arm; drawn hollow
 
 
 def style_of(method: str, methods: tuple[str, ...]) -> Style:
-    """The look of a method; one without a row gets a free look, by its place among such methods of `methods`.
+    """The style of a method; methods without a row in `STYLES` get free styles in the order of `methods`.
 
-    An arm that names a reduction ("sipp-det mean") looks like its method, and has another dash beside the other form.
-    A repaired one ("sipp-det repaired") has its method's colour and marker, hollow, and a dot in each gap of its line.
+    An arm with a reduction ("sipp-det mean") looks like its method, with another dash if both appear. A repaired one
+    ("sipp-det repaired") has its method's colour and marker, hollow, and dots in the gaps of its line.
     """
     if method in STYLES:
         return STYLES[method]
-    if method.endswith(BETWEEN + REPAIRED):
-        style = style_of(method.removesuffix(BETWEEN + REPAIRED), methods)
-        # A solid line becomes long strokes with a dot between them
+    if method.endswith(SEPARATOR + REPAIRED):
+        style = style_of(method.removesuffix(SEPARATOR + REPAIRED), methods)
+        # a solid line becomes long dashes with dots between them
         dash = (*style.dash, 1, style.dash[-1]) if style.dash else (12, 3, 1, 3)
         return replace(style, dash=dash, hollow=True)
-    name = method.partition(BETWEEN)[0]
+    name = method.partition(SEPARATOR)[0]
     if not _is_free(method):
-        beside = [one for one in methods if one.partition(BETWEEN)[0] == name and one.partition(BETWEEN)[2] != REPAIRED]
+        beside = [
+            other
+            for other in methods
+            if other.partition(SEPARATOR)[0] == name and other.partition(SEPARATOR)[2] != REPAIRED
+        ]
         style = STYLES[name]
         is_first = name not in beside and beside[:1] == [method]
         return style if is_first or len(beside) < 2 else replace(style, dash=() if style.dash else ARM_DASH)
-    bare = (one.removesuffix(BETWEEN + REPAIRED) for one in methods)
-    others = [one for one in dict.fromkeys((*bare, method)) if _is_free(one)]
+    bare = (other.removesuffix(SEPARATOR + REPAIRED) for other in methods)
+    others = [other for other in dict.fromkeys((*bare, method)) if _is_free(other)]
     return FREE_STYLES[others.index(method) % len(FREE_STYLES)]
 
 
 def _is_free(method: str) -> bool:
-    """Whether it is neither a method with a row above nor an arm of one that names a reduction."""
-    name, _, reduce = method.partition(BETWEEN)
+    """Whether it has no row in `STYLES`, neither itself nor its method."""
+    name, _, reduce = method.partition(SEPARATOR)
     return method not in STYLES and not (name in STYLES and reduce)

@@ -1,7 +1,7 @@
-"""A run in, its plots out as plain values: what the page's script draws, tabulates and saves.
+"""Builds the plots of a run as plain values for the page's script.
 
-A plot has `choices` (what a reader may pick) and `views` nested in that order; a view holds the series to draw. All
-numbers are full values: shares in [0, 1], seconds, counts; the script adds units.
+A plot has `choices` (menus for the reader) and `views` nested in that order; a view holds the series to draw. Numbers
+are raw: shares in [0, 1], seconds, counts; the script adds units.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sipp.experiments.runs.reading import Run
 from sipp.records.certificate import USELESS
 from sipp.records.display import points_up
 from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, certified_limit, number, rounded_up
-from sipp.report.results import Run
 from sipp.report.series import METRICS, Curve
 
-DIGITS = 10  # significant, of a number in the page: more than any of them was measured with
+DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5
 
-CERTIFICATE_ROWS = {  # {key of its record: what it is called}
+CERTIFICATE_ROWS = {  # {key of the record: label}
     "verdict": "verdict",
     "epsilon": "epsilon",
     "delta": "delta",
@@ -31,7 +31,7 @@ CERTIFICATE_ROWS = {  # {key of its record: what it is called}
     "k_allowed": "allowed",
     "drop_upper": "largest drop",
 }
-LAYER_VALUES: dict[str, tuple[str, Unit]] = {  # of `series.LayerRow`
+LAYER_VALUES: dict[str, tuple[str, Unit]] = {  # {field of `series.LayerRow`: label and unit}
     "keep": ("kept share of the layer", "share"),
     "eps": ("epsilon of the layer", "number"),
     "dead_rows": ("dead rows", "count"),
@@ -43,13 +43,13 @@ LAYER_VALUES: dict[str, tuple[str, Unit]] = {  # of `series.LayerRow`
 
 
 def lines(ident: str, title: str, views: Any, *, of: str = "seed", choices: Sequence[Any] = ()) -> Plot:
-    """Curves over keep; every point is of so many seeds, or of what else `of` says."""
+    """A plot of curves over keep; each point summarises several seeds (or whatever `of` says)."""
     x = {"label": "keep (share of prunable weights)", "unit": "share"}
     return {"id": ident, "kind": "lines", "title": title, "x": x, "of": of, "choices": list(choices), "views": views}
 
 
 def bars(ident: str, title: str, label: str, names: Sequence[str], views: Any, *, choices: Sequence[Any] = ()) -> Plot:
-    """A bar for each name, which is that of a layer, or of what else `label` says."""
+    """A bar chart with one bar per name (of a layer, or whatever `label` says)."""
     return {
         "id": ident, "kind": "bars", "title": title, "label": label, "names": list(names), "choices": list(choices),
         "views": views,
@@ -57,16 +57,16 @@ def bars(ident: str, title: str, label: str, names: Sequence[str], views: Any, *
 
 
 def facts(ident: str, title: str, cards: Any, *, choices: Sequence[Any] = ()) -> Plot:
-    """Cards: each has a title, a sentence, and rows of name and value."""
+    """Cards with a title, a sentence, and rows of name and value."""
     return {"id": ident, "kind": "facts", "title": title, "choices": list(choices), "views": cards}
 
 
 def curve_view(
     curves: Sequence[Curve], label: str, unit: Unit, *, are_errors: bool = False, dense: float | None = None
 ) -> dict[str, Any]:
-    """Curves to draw, each point as [keep, mean, least, largest, how many]; errors near the output's norm are marked.
+    """A view of curves with points [keep, mean, smallest, largest, count]; errors near the output's norm are marked.
 
-    `dense` is drawn as a line beside them.
+    `dense` is drawn as a reference line.
     """
     shown = [
         {"name": curve.method, "points": [[*map(_rounded, (p.keep, p.mean, p.low, p.high)), p.n] for p in curve.points]}
@@ -83,7 +83,7 @@ def curve_view(
 def bar_view(
     label: str, unit: Unit, columns: Mapping[str, Sequence[float | None]], *, log: bool = False
 ) -> dict[str, Any]:
-    """Bars to draw: {name of a column: its values}."""
+    """A view of bars: {name of a column: its values}."""
     shown = [{"name": name, "values": list(values)} for name, values in columns.items()]
     return {"y": {"label": label, "unit": unit, "log": log}, "series": shown}
 
@@ -96,10 +96,10 @@ def _rounded(value: float | None, digits: int = DIGITS) -> float | None:
 
 
 def run_plots(run: Run, ident: str) -> dict[str, Plot]:
-    """Every plot that this run has numbers for, by section."""
+    """All plots that this run has data for, by section."""
     if not series.methods_of(run):
         return {}
-    found = {
+    plots = {
         **_side_by_side(run, ident),
         "accuracy": accuracy_plot(run, f"{ident}-accuracy"),
         **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
@@ -107,7 +107,7 @@ def run_plots(run: Run, ident: str) -> dict[str, Plot]:
         "layers": _layers_plot(run, f"{ident}-layers"),
         "times": _times_plot(run, f"{ident}-times"),
     }
-    return {key: plot for key, plot in found.items() if plot}
+    return {key: plot for key, plot in plots.items() if plot}
 
 
 def metric_view(run: Run, key: str) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def metric_view(run: Run, key: str) -> dict[str, Any]:
 
 
 def metric_views(run: Run) -> dict[str, dict[str, Any]]:
-    """Every metric of the run that there are curves of, by its key."""
+    """The views of all metrics that the run has curves for, by key."""
     views = {key: metric_view(run, key) for key in series.metrics_of(run)}
     return {key: view for key, view in views.items() if view["series"]}
 
 
 def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
-    """The epsilons of the holdout and of the theory against keep, where there are some."""
+    """The certified and theoretical epsilons against keep, if there are any."""
     certified, theory = series.certified_curves(run), series.theory_curves(run)
     views = {
         "certified": curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
@@ -133,7 +133,7 @@ def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") -> Plot:
-    """Every metric of the run, the change of accuracy shown first; empty where no pruned network is finished."""
+    """A plot of all metrics, starting with the change in accuracy; empty if no pruned network is finished."""
     views = metric_views(run)
     if not views:
         return {}
@@ -143,14 +143,14 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
 
 
 def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
-    """Plain accuracy just pruned and retrained, on one scale; what the run does not know is left out."""
+    """Accuracy just after pruning and after retraining, on the same scale."""
     known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
-    found = {
+    panels = {
         name: (title, curves) for name, (title, key) in known.items() if (curves := series.metric_curves(run, key))
     }
-    points = [point for _, curves in found.values() for curve in curves for point in curve.points]
+    points = [point for _, curves in panels.values() for curve in curves for point in curve.points]
     plots = {}
-    for name, (title, curves) in found.items():
+    for name, (title, curves) in panels.items():
         view = curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
         view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
         plots[name] = lines(f"{ident}-{name}", title, view)
@@ -167,14 +167,14 @@ def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
 
 
 def _statements_plot(run: Run, ident: str) -> Plot:
-    """Bound and certificate of every network, in words and numbers."""
+    """The bound and the certificate of every network, in words and numbers."""
     seeds = series.seeds_of(run)
     views = []
     for method in series.methods_of(run):
         by_level = []
         for level in series.levels_of(run):
-            found = {record.seed: record for record in series.records_at(run, method, level)}
-            by_level.append([_network_cards(found[seed]) if seed in found else None for seed in seeds])
+            by_seed = {record.seed: record for record in series.records_at(run, method, level)}
+            by_level.append([_network_cards(by_seed[seed]) if seed in by_seed else None for seed in seeds])
         views.append(by_level)
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
     choices = [_method_choice(run), _level_choice(run), seed_choice]
@@ -197,7 +197,7 @@ def statement_cards(
     contradicted: bool,
     measured: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The certificate and, beside it, the theory: a sentence each, and rows of name and value."""
+    """Cards for the certificate and the theoretical bound: a sentence each, and rows of values."""
     cards: list[dict[str, Any]] = []
     if certificate is None:
         cards.append({"title": "Certificate (holdout)", "text": "None: there was no holdout.", "rows": []})
@@ -222,7 +222,7 @@ def statement_cards(
 
 
 def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
-    """A certificate in its own words and numbers, marked where it says nothing."""
+    """A card for a certificate, marked if it is useless."""
     values = given_values(certificate)
     rows = []
     for key, name in CERTIFICATE_ROWS.items():
@@ -238,8 +238,8 @@ def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, A
 
 
 def layer_view(field: str, rows: Mapping[str, Sequence[series.LayerRow]]) -> dict[str, Any]:
-    """One value of every layer, of the methods that know it."""
-    values = {name: [_rounded(getattr(row, field), LAYER_DIGITS) for row in found] for name, found in rows.items()}
+    """A view of one value of every layer, for the methods that have it."""
+    values = {name: [_rounded(getattr(row, field), LAYER_DIGITS) for row in layers] for name, layers in rows.items()}
     known = {name: column for name, column in values.items() if any(value is not None for value in column)}
     return bar_view(*LAYER_VALUES[field], known, log=field == "eps")
 
@@ -263,16 +263,16 @@ def _layers_plot(run: Run, ident: str) -> Plot:
 
 
 def _times_plot(run: Run, ident: str) -> Plot:
-    found = series.times(run)
-    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in found.values())]
+    by_method = series.times(run)
+    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in by_method.values())]
     if not used:
         return {}
-    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in found.values()]} for part in used]
+    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in by_method.values()]} for part in used]
     return {
         "id": ident,
         "kind": "stack",
         "title": "Time by part",
-        "names": list(found),
+        "names": list(by_method),
         "unit": "seconds",
         "choices": [],
         "views": {"series": stacks},

@@ -1,4 +1,4 @@
-"""A pruned network in, its article out: promises, accuracy, layers, method, repair, size and speed."""
+"""The article on one pruned network: accuracy, outputs, layers, size and speed, repair, method, guarantees."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sipp.report.summary import (
     tiles_of,
 )
 
-# Of its record, elsewhere on the page
+# Fields of the record that are shown elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
-    """What the page says of one pruned network."""
+    """The article on one pruned network."""
     record, measured = pruned.record, best_evaluation(pruned)
     sections = [
         None if measured is None else _accuracy_section(pruned, measured, ident),
@@ -64,14 +64,14 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
 
 
 def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
-    """Each number that says how far outputs move, in words."""
+    """All numbers on how far outputs move, explained."""
     rows = outputs_rows(pruned)
     if not rows:
         return None
     text = "Distance from the dense network's output, divided by its norm."
     card = {"title": "How far outputs move", "text": text, "rows": rows}
-    found = shown_output_change(pruned)
-    heading = "How far outputs move" if found is None else f"Outputs move by {number(found[0], 'share')}, {found[1]}"
+    change = shown_output_change(pruned)
+    heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
     finding = Finding(heading, "The other numbers on this page answer different questions:")
     return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
 
@@ -92,7 +92,7 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
 
 
-# --- promises -------------------------------------------------------------------------------------------------------
+# --- guarantees -----------------------------------------------------------------------------------------------------
 
 
 def _statements_section(pruned: PrunedModel, ident: str) -> Section:
@@ -104,7 +104,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
         contradicted=record.conditions is not None and record.conditions.contradicted,
         measured=None if record.measured is None else record.measured.words,
     )
-    cards[1:1] = [certificate_card(one, name) for name, one in pruned.certificates.items()]
+    cards[1:1] = [certificate_card(certificate, name) for name, certificate in pruned.certificates.items()]
     if record.certificate is None and pruned.certificates:
         cards = cards[1:]
     finding = Finding(
@@ -114,11 +114,11 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
     return Section("Statements", finding, [[facts(f"{ident}-statements", "What is guaranteed", cards)]])
 
 
-# --- accuracy: what `sipp eval --out` left beside it ----------------------------------------------------------------
+# --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
 
 
 def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
-    """Accuracy and output error beside the dense network; a card for each set of points."""
+    """Accuracy and output error compared with the dense network, one card per evaluation."""
     heading = f"The output moved by {number(first.error_mean, 'share')} of its norm on average"
     if first.error_mean is None:
         heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
@@ -129,33 +129,37 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    cards = [_evaluation_card(name, one) for name, one in ordered]
+    cards = [_evaluation_card(name, evaluation) for name, evaluation in ordered]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
 
 
-def _evaluation_card(name: str, one: EvalRecord) -> dict[str, Any]:
-    """One evaluation in numbers; what is not known has no row."""
+def _evaluation_card(name: str, evaluation: EvalRecord) -> dict[str, Any]:
+    """A card for one evaluation; unknown values have no row."""
     rows = []
-    if one.accuracies is not None:
-        dense, pruned = one.accuracies
+    if evaluation.accuracies is not None:
+        dense, pruned = evaluation.accuracies
         rows.append(["accuracy", f"{number(pruned, 'share')} pruned, {number(dense, 'share')} dense"])
-    if one.dense_loss is not None and one.pruned_loss is not None:
-        rows.append(["loss", f"{number(one.pruned_loss)} pruned, {number(one.dense_loss)} dense (cross-entropy)"])
-    if one.same_class is not None:
-        rows.append(["same class", f"{number(one.same_class, 'share')} of inputs"])
-    if one.error_mean is None:
-        rows.append(["output", f"not finite on {counted(one.n_not_finite, 'input')}"])
+    if evaluation.dense_loss is not None and evaluation.pruned_loss is not None:
+        rows.append(
+            ["loss", f"{number(evaluation.pruned_loss)} pruned, {number(evaluation.dense_loss)} dense (cross-entropy)"]
+        )
+    if evaluation.same_class is not None:
+        rows.append(["same class", f"{number(evaluation.same_class, 'share')} of inputs"])
+    if evaluation.error_mean is None:
+        rows.append(["output", f"not finite on {counted(evaluation.n_not_finite, 'input')}"])
     else:
-        mean, median, largest = (number(x, "share") for x in (one.error_mean, one.error_median, one.error_max))
+        mean, median, largest = (
+            number(x, "share") for x in (evaluation.error_mean, evaluation.error_median, evaluation.error_max)
+        )
         rows.append(["output moves by", f"{mean} mean, {median} median, {largest} largest"])
-    return {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": rows}
+    return {"title": f"Measured ({name})", "text": f"On {evaluation.data.what}.", "rows": rows}
 
 
-# --- method: which blend of sensitivity and magnitude was taken -----------------------------------------------------
+# --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
 
 
 def _method_section(choice: ChoiceRecord, ident: str) -> Section:
-    """Which score was chosen, how far it moves the output, and how it was found; no plot if only one was tried."""
+    """Which score was chosen and how; with a plot if several were tried."""
     taken, n_tried = choice.taken, len(choice.tried)
     error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
     where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
@@ -163,19 +167,19 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
     rows = []
     if n_tried > 1:
         others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
-        names = [f"{one.name} (chosen)" if one.is_taken else one.name for one in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: [one.error for one in choice.tried]})
+        names = [f"{blend.name} (chosen)" if blend.is_taken else blend.name for blend in choice.tried]
+        view = bar_view("error of the output", "share", {THIS: [blend.error for blend in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
     detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
     return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
 
 
-# --- repair: what `sipp prune --repair` did -------------------------------------------------------------------------
+# --- repair, from `sipp prune --repair` -----------------------------------------------------------------------------
 
 
 def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
-    """The error of the output before and after the repair, also layer by layer."""
+    """The output error before and after repair, also layer by layer."""
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
         heading = "The repair was undone: the kept weights are as pruning left them"
@@ -188,7 +192,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     if repaired.n_judged:
         judged = f"Errors are shares of the output's norm, on {repaired.n_judged:,} unused inputs"
         n_fitted = repaired.n_judged_fit
-        is_other = n_fitted is not None and n_fitted < repaired.n_points  # in the end these points were fitted too
+        is_other = n_fitted is not None and n_fitted < repaired.n_points  # finally, these points were fitted too
         judged += f", after the same search on {n_fitted:,} others." if is_other else "."
     detail = (
         f"{judged} {repaired.n_points:,} inputs were used for the fit, without labels; {repaired.n_aside:,} were used "
@@ -209,9 +213,9 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     return Section("Repair", Finding(heading, detail), rows, note=note)
 
 
-# --- size and speed: what `sipp bench` left beside it ---------------------------------------------------------------
+# --- size and speed, from `sipp bench` ------------------------------------------------------------------------------
 
-# What a step is shown by: its label, its unit, and the value of a step
+# Values of a step: label, unit, and how to get it
 STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
     ("times faster", "number", lambda step: step.ratio),
     ("milliseconds in torch", "number", lambda step: step.dense_ms),
@@ -222,7 +226,7 @@ STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] =
 
 
 def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str) -> Section:
-    """How much smaller and faster, how that was measured, and every step with weights."""
+    """How much smaller and faster it is, how that was measured, and all steps with weights."""
     best = bench.runs[-1]
     finding = Finding(
         f"{bench.size_headline} as a small file (sipp export --to small){bench.why_larger}; {best.words}",
@@ -242,13 +246,13 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
 
 
 def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
-    found = bench.bytes
+    sizes = bench.bytes
     stored = [
-        ["stored", f"{found.file:,} bytes"],
-        ["values and entropy", f"{found.bound:,.0f} bytes"],
-        ["before pruning", f"{found.dense:,} bytes"],
-        ["weights in memory", f"{found.memory:,} bytes"],
-        ["before pruning, in memory", f"{found.memory_dense:,} bytes"],
+        ["stored", f"{sizes.file:,} bytes"],
+        ["values and entropy", f"{sizes.bound:,.0f} bytes"],
+        ["before pruning", f"{sizes.dense:,} bytes"],
+        ["weights in memory", f"{sizes.memory:,} bytes"],
+        ["before pruning, in memory", f"{sizes.memory_dense:,} bytes"],
     ]
     entropy = "Values and entropy: the kept values and the fewest bytes that their positions need."
     cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]

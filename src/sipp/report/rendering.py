@@ -1,4 +1,4 @@
-"""Runs and pruned models in, one HTML file out that needs nothing else: styles, script and numbers are all inside."""
+"""Renders results as one self-contained HTML file, with styles, script and data inside."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from sipp.experiments.runs.reading import Run, UnreadableFolder
 from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.compare_networks import networks_article
 from sipp.report.compare_runs import runs_article
 from sipp.report.contents import About, Article
+from sipp.report.glossary import OF_RUNS, WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
-from sipp.report.results import Broken, PrunedModel, Result, Run
+from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.report.words import OF_RUNS, WORDS, about_method
 from sipp.storage.outputs import PAGE_MARK
 
 TEMPLATE = "template.html.j2"
@@ -30,14 +31,14 @@ def render(
     results: Sequence[Result],
     *,
     version: str,
-    broken: Sequence[Broken] = (),
+    broken: Sequence[UnreadableFolder] = (),
     about: About | None = None,
     title: str = "",
 ) -> str:
-    """The page of these results in their order, and of which others could not be read.
+    """Renders these results in order, and lists those that could not be read.
 
-    Where there are several runs, or the page is `about` something, it begins with a panel for each network, and each
-    result by itself is opened below. `title` is that of a page of several results.
+    With several runs, or for a study (`about`), the page starts with a panel for each network; the single results are
+    collapsed below. `title` is used for a page with several results.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
@@ -57,19 +58,19 @@ def render(
         for i, (name, style) in enumerate(methods.items())
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
-    css = _file("page.css") + _colours(methods)
-    script = _file("draw.js") + _file("names.js") + _file("page.js")
+    css = _asset("page.css") + _colours(methods)
+    script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_file(TEMPLATE)).render(
+    return environment.from_string(_asset(TEMPLATE)).render(
         heading=_heading(articles, results, about, title),
-        explained=_explained(results, methods),
+        explained=_glossary(results, methods),
         lede=LEDE,
         articles=articles,
-        broken=[f"Not shown: {one.folder.name} is broken. {one.reason}" for one in broken],
+        broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
         version=version,
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),
-        # What the package itself wrote goes in as it is; everything that came from files is escaped.
+        # Only text from this package is inserted unescaped; everything from files is escaped.
         css=Markup(css),
         script=Markup(script),
         data=Markup(embedded({"plots": plots, "styles": styles, "parts": classes})),
@@ -77,7 +78,7 @@ def render(
 
 
 def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
-    """The articles of the page in their order, what speaks of several results first."""
+    """The articles of the page: comparisons first, then single results."""
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
     articles = [runs_article(runs, about)] if len(runs) > 1 or about is not None else []
@@ -95,17 +96,17 @@ def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
 
 
 def embedded(values: Any) -> str:
-    """JSON that can stand inside a script element: no character of it can end the element or start a comment."""
+    """JSON that is safe inside a script element: it cannot end the element or start a comment."""
     text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _file(name: str) -> str:
+def _asset(name: str) -> str:
     return resources.files("sipp.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _policy(css: str, script: str) -> str:
-    """A content security policy: this style and this script and nothing else, from nowhere else."""
+    """A content security policy that allows only this style and this script."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -117,7 +118,7 @@ def _policy(css: str, script: str) -> str:
 
 
 def _methods(results: Sequence[Result]) -> dict[str, Style]:
-    """The look of every method on the page."""
+    """The style of every method on the page."""
     names: dict[str, None] = {}
     for result in results:
         names |= dict.fromkeys(series.methods_of(result) if isinstance(result, Run) else (result.arm,))
@@ -125,11 +126,11 @@ def _methods(results: Sequence[Result]) -> dict[str, Style]:
 
 
 def _colours(methods: dict[str, Style]) -> str:
-    """CSS classes of methods and parts, on light and on dark."""
+    """CSS colour classes of methods and parts, for light and dark mode."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}
-    light = "".join(f".{name}{{color:{one[0]}}}" for name, one in pairs.items())
-    dark = "".join(f".{name}{{color:{one[1]}}}" for name, one in pairs.items())
+    light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
+    dark = "".join(f".{name}{{color:{pair[1]}}}" for name, pair in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
@@ -139,8 +140,8 @@ def _heading(articles: Sequence[Article], results: Sequence[Result], about: Abou
     return articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
 
 
-def _explained(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
-    """What words of the page mean: shown when they are pointed at, and in a list at its end."""
-    found = {name: about_method(name) for name in methods}
+def _glossary(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
+    """The glossary of the page: shown as tooltips, and as a list at the end."""
+    explained = {name: about_method(name) for name in methods}
     only_runs = all(isinstance(result, Run) for result in results)
-    return {**found, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}
+    return {**explained, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}

@@ -1,8 +1,7 @@
-"""Folders in, frozen records out: runs of `sipp run`, and pruned models of `sipp prune`.
+"""Reads results from folders: runs of `sipp run`, and pruned networks of `sipp prune`.
 
-Files are read by `sipp.experiments.runs.reading`, which refuses what `sipp run` refuses, and by
-`sipp.storage.pruned_folder`; what may stand in them says `sipp.storage`. What is wrong with a file is said with its
-path and line, and nothing is guessed in its place.
+`sipp.experiments.runs.reading` reads runs, `sipp.storage.pruned_folder` pruned networks. Errors name the file and
+line; missing values are never guessed.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sipp.errors import DataError
-from sipp.experiments.arms import BETWEEN
-from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
-from sipp.experiments.runs import reading
+from sipp.experiments.arms import SEPARATOR
+from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
     BENCH_FORMAT,
@@ -24,8 +21,6 @@ from sipp.records.schemas import (
     BenchRecord,
     CertificateRecord,
     EvalRecord,
-    NetworkRecord,
-    OriginRecord,
     PrunedRecord,
     checked,
 )
@@ -34,30 +29,8 @@ from sipp.storage.files import read_file, read_sealed
 from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
 
 MOST_CERTIFICATE = 1 << 20  # bytes
-DEPTH = 2  # of folders of results: results/STUDY/RUN
-Beside = CertificateRecord | EvalRecord  # what may lie beside a network and speak of it
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder, finished or not."""
-
-    name: str
-    config: Mapping[str, Any]
-    origins: tuple[OriginRecord, ...]
-    records: tuple[NetworkRecord, ...]
-    n_stages: int
-    marks: tuple[str, ...]  # what could not be checked, or is not as `sipp run` left it
-
-    @property
-    def finished(self) -> bool:
-        return len(self.records) >= self.n_stages
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The pipeline that made it, None where this version knows none of that name."""
-        name = str(self.config["pipeline"])
-        return pipeline_of(name) if name in pipeline_names() else None
+DEPTH = 2  # of nested folders: results/STUDY/RUN
+Beside = CertificateRecord | EvalRecord  # files about a network in its folder
 
 
 @dataclass(frozen=True)
@@ -66,50 +39,43 @@ class PrunedModel:
 
     name: str
     record: PrunedRecord
-    marks: tuple[str, ...]  # what could not be checked
-    bench: BenchRecord | None = None  # size and speed, where `sipp bench` left a record of them
-    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # of `sipp certify --out`, by file
-    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # of `sipp eval --out`, by file
+    marks: tuple[str, ...]  # warnings: what could not be checked
+    bench: BenchRecord | None = None  # size and speed, from `sipp bench`
+    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # from `sipp certify --out`
+    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # from `sipp eval --out`
 
     @property
     def arm(self) -> str:
-        """Its method, and whether it was repaired: its label beside others."""
-        return f"{self.record.method}{BETWEEN}repaired" if self.record.repair else self.record.method
+        """Its label in comparisons: the method, and whether it was repaired."""
+        return f"{self.record.method}{SEPARATOR}repaired" if self.record.repair else self.record.method
 
     @property
     def moved(self) -> float | None:
-        """How far the output moved on a few calibration points, None where that is not known."""
+        """How far the output moved on a few calibration points; None if unknown."""
         return None if self.record.moved is None else self.record.moved.error
 
     @property
     def all_certificates(self) -> list[CertificateRecord]:
-        """The certificate of `sipp prune`, then those of `sipp certify`."""
-        return [one for one in (self.record.certificate, *self.certificates.values()) if one is not None]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A folder among others that cannot be read, and why."""
-
-    folder: Path
-    reason: str
+        """The certificate from `sipp prune`, then those from `sipp certify`."""
+        first = [] if self.record.certificate is None else [self.record.certificate]
+        return [*first, *self.certificates.values()]
 
 
 Result = Run | PrunedModel
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Reads these folders: runs, pruned models, or folders of them. Raises an error if one is broken."""
-    found, broken = read_whole_results(paths)
+    """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
+    results, broken = read_whole_results(paths)
     if broken:
-        raise DataError(broken[0].reason)
-    return found
+        raise DataError(broken[0].what)
+    return results
 
 
-def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
-    """Reads these folders, and lists the broken ones among them; a folder that was itself named must be intact."""
-    found: dict[Path, Result] = {}
-    broken: dict[Path, Broken] = {}
+def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[UnreadableFolder]]:
+    """Reads these folders and also returns the broken ones inside them; a folder in `paths` itself must be intact."""
+    results: dict[Path, Result] = {}
+    broken: dict[Path, UnreadableFolder] = {}
     for path in paths:
         folders = _result_folders(path)
         if not folders:
@@ -120,19 +86,19 @@ def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken
             )
         for folder in folders:
             resolved = folder.resolve()
-            if resolved in found:
+            if resolved in results:
                 continue
             try:
-                found[resolved] = (read_run_result if (folder / MANIFEST).exists() else read_pruned_result)(folder)
+                results[resolved] = (read_run if (folder / MANIFEST).exists() else read_pruned_result)(folder)
             except (DataError, OSError) as error:
-                if folder == path:  # it was itself named
+                if folder == path:  # named by the caller
                     raise
-                broken[resolved] = Broken(folder, str(error))
-    return list(found.values()), list(broken.values())
+                broken[resolved] = UnreadableFolder(folder, str(error))
+    return list(results.values()), list(broken.values())
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether a result lies here, intact or not; a folder that cannot be read counts, and fails when it is read."""
+    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
     try:
         return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
     except OSError:
@@ -140,7 +106,7 @@ def _is_result(folder: Path) -> bool:
 
 
 def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
-    """The folder itself where it is a result, else the results in it, or in the folders in it."""
+    """The folder itself if it is a result, else the results in it or in its subfolders."""
     if _is_result(path):
         return [path]
     try:
@@ -148,7 +114,7 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
         direct = [inner for inner in folders if _is_result(inner)]
         if direct or depth == 0:
             return direct
-        return [found for inner in folders for found in _result_folders(inner, depth - 1)]
+        return [folder for inner in folders for folder in _result_folders(inner, depth - 1)]
     except FileNotFoundError as error:
         raise DataError(
             "there is no such folder", where=path, fix="check the name, and the folder you are in"
@@ -157,15 +123,8 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
         raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
 
 
-def read_run_result(folder: Path) -> Run:
-    """The run in this folder, with the records of the networks that are done."""
-    found = reading.read_run_files(folder)
-    records = tuple(record for _, record in found.records)
-    return Run(folder.resolve().name, found.config, found.origins, records, found.n_stages, found.marks)
-
-
 def read_pruned_result(folder: Path) -> PrunedModel:
-    """The pruned model in this folder, as its report describes it."""
+    """Reads the pruned network in a folder of `sipp prune`."""
     record, marks = pruned_folder.read_pruned(folder)
     path = folder / BENCH_NAME
     values = read_sealed(path) if path.exists() else None
@@ -176,15 +135,15 @@ def read_pruned_result(folder: Path) -> PrunedModel:
     if bench is not None and bench.pruned_hash != record.pruned_hash:
         bench = None
         marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)
-    beside, more = _beside(folder, record)
-    certificates = {name: one for name, one in beside.items() if isinstance(one, CertificateRecord)}
-    evaluations = {name: one for name, one in beside.items() if isinstance(one, EvalRecord)}
+    beside, more = _read_companions(folder, record)
+    certificates = {name: entry for name, entry in beside.items() if isinstance(entry, CertificateRecord)}
+    evaluations = {name: entry for name, entry in beside.items() if isinstance(entry, EvalRecord)}
     return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
 
 
-def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
-    """The certificates and evaluations in a folder, and marks for those that are not about its network, or broken."""
-    found: dict[str, Beside] = {}
+def _read_companions(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
+    """The certificates and evaluations in a folder, and warnings about those for other networks or broken."""
+    records: dict[str, Beside] = {}
     marks = []
     for path in sorted(folder.glob("*.json")):
         if path.name in (RECORD_NAME, BENCH_NAME):
@@ -193,21 +152,21 @@ def _beside(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tupl
         try:
             values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
             if not isinstance(values, dict) or "pruned_hash" not in values:
-                continue  # another file of the user's
+                continue  # some other file
             if values.get("kind") == EVAL_KIND:
                 what = "evaluation"
-                found[path.name] = checked(EvalRecord, read_sealed(path), path)
+                records[path.name] = checked(EvalRecord, read_sealed(path), path)
             else:
-                found[path.name] = checked(CertificateRecord, values, path)
+                records[path.name] = checked(CertificateRecord, values, path)
         except (OSError, ValueError, RecursionError, DataError):
             marks.append(f"{path.name} cannot be read as {'a' if what == 'certificate' else 'an'} {what}.")
             continue
         is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
         if values["pruned_hash"] != record.pruned_hash or is_other_dense:
-            del found[path.name]
+            del records[path.name]
             marks.append(
                 f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} for other networks and is not shown."
             )
         elif what == "certificate":
             marks.append(f"{path.name} is shown unchecked; sipp certify --verify checks it.")
-    return found, tuple(marks)
+    return records, tuple(marks)

@@ -1,27 +1,27 @@
-"""A run in, its article out: which method to use, what is promised, where rows died, where the time went."""
+"""The article on one run: which method to use, guarantees, dead rows, and where the time went."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from sipp.experiments.runs.reading import Run
 from sipp.records.display import percent_up
 from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
 from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
 from sipp.report.plots import run_plots
-from sipp.report.results import Run
 from sipp.report.series import Curve
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
-# Percentage points lost against the dense network, as shares: up to each, a tone from best to worst
+# Loss of accuracy against the dense network (as a share), up to which a cell has this CSS class
 TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
 WORST = "t4"
 
 
 def run_article(run: Run, ident: str, title: str) -> Article:
-    """What the page says of one run."""
+    """The article on one run."""
     n_done = len(run.records)
     caveats = []
     if not run.finished:
@@ -47,17 +47,17 @@ def run_article(run: Run, ident: str, title: str) -> Article:
 
 
 def run_titles(runs: Sequence[Run]) -> list[str]:
-    """The title of each run; runs of one recipe are told apart by their seeds, or else by their folders."""
+    """The title of each run; runs of one recipe are distinguished by seeds, or else by folder."""
     short = [f"{run.config['name']}: {network_and_data(run)}" for run in runs]
-    with_seeds = [f"{title}, {_seeds(series.seeds_of(run))}" for title, run in zip(short, runs)]
+    with_seeds = [f"{title}, {_seed_text(series.seeds_of(run))}" for title, run in zip(short, runs)]
     with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
     return [
-        next((one[i] for one in (short, with_seeds) if one.count(one[i]) == 1), with_folders[i])
+        next((titles[i] for titles in (short, with_seeds) if titles.count(titles[i]) == 1), with_folders[i])
         for i in range(len(runs))
     ]
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def _seed_text(seeds: Sequence[int]) -> str:
     """'seed 3', 'seeds 0 to 11', 'seeds 0, 2, 5'."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
@@ -65,7 +65,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def network_and_data(run: Run) -> str:
-    """Which network on which data; those of the user's own by the names of their code."""
+    """Which network on which data, with the names of the user's own code if used."""
     code = run.config.get("code") or {}
     return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 
@@ -86,10 +86,10 @@ def _tiles(run: Run) -> list[SummaryTile]:
 
 
 def _sections(run: Run, ident: str) -> list[Section]:
-    """The sections that there are plots for, in their order; which method to use is always said."""
+    """The sections that have plots, in order; the first, which method to use, is always there."""
     plots = run_plots(run, ident)
     is_met = any(record.bound is not None and record.bound.holds for record in run.records)
-    # A new section is a row here, with its plots in `run_plots`
+    # To add a section, add a row here and its plots in `run_plots`
     wanted = [
         (
             "Guarantees",
@@ -100,18 +100,18 @@ def _sections(run: Run, ident: str) -> list[Section]:
         ("Time", time_finding(run), [["times"]]),
     ]
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
-    first = _known(plots, [["pruned", "retrained"], ["accuracy"]])
+    first = _existing(plots, [["pruned", "retrained"], ["accuracy"]])
     sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
     for kicker, finding, keys in wanted:
-        if rows := _known(plots, keys):
+        if rows := _existing(plots, keys):
             is_folded = kicker == "Guarantees" and "theory" in plots and not is_met
             folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
             sections.append(Section(kicker, finding, rows, folded=folded))
     return sections
 
 
-def _known(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
-    """The plots of these rows that there are."""
+def _existing(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
+    """The rows of plots, without plots that do not exist."""
     known = [[plots[key] for key in row if key in plots] for row in rows]
     return [row for row in known if row]
 
@@ -121,8 +121,8 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
         rows += [(prefix + key, value) for key, value in key_value_rows(given_values(origin))]
-    certified = [one.certificate for one in run.records if one.certificate is not None]
-    hashes = [str(given_values(one)["data_hash"]) for one in certified if not one.is_refusal]
+    certificates = [record.certificate for record in run.records if record.certificate is not None]
+    hashes = [str(given_values(made)["data_hash"]) for made in certificates if not made.is_refusal]
     return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
 
 
@@ -130,12 +130,12 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def tone_of(change: float) -> str:
-    """The class of the colour of a change of accuracy."""
+    """The CSS class for a change in accuracy."""
     return next((tone for limit, tone in TONES if change >= -limit), WORST)
 
 
 def sparsest_within_tolerance(curve: Curve) -> float | None:
-    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy; None: there is none."""
+    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy, or None."""
     kept = None
     for point in curve.points:
         if point.mean < -TOLERANCE:
@@ -145,14 +145,14 @@ def sparsest_within_tolerance(curve: Curve) -> float | None:
 
 
 def best_choice(run: Run) -> Finding | None:
-    """Which method to use at which keep: the smallest within the tolerance, then the most accurate."""
-    found = series.metric_curves(run, "delta_top1")
-    reached = {curve.method: kept for curve in found if (kept := sparsest_within_tolerance(curve)) is not None}
+    """Which method to use at which keep: the smallest keep within the tolerance, then the highest accuracy."""
+    curves = series.metric_curves(run, "delta_top1")
+    reached = {curve.method: kept for curve in curves if (kept := sparsest_within_tolerance(curve)) is not None}
     limit = f"{100 * TOLERANCE:g} percentage points"
-    if not found:
+    if not curves:
         return None
     if not reached:
-        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in found for p in curve.points)
+        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in curves for p in curve.points)
         return Finding(
             f"No method stays within {limit} of the dense network",
             f"The closest is {method} at keep {number(-keep, 'share')}: {number(change, 'points')} top-1.",
@@ -161,7 +161,7 @@ def best_choice(run: Run) -> Finding | None:
     near = [method for method, kept in reached.items() if kept <= least * (1 + 1e-3)]
     means = {
         curve.method: next(p.mean for p in curve.points if p.keep == reached[curve.method])
-        for curve in found
+        for curve in curves
         if curve.method in near
     }
     best = max(means, key=lambda method: means[method])
@@ -175,7 +175,7 @@ def best_choice(run: Run) -> Finding | None:
 
 
 def method_table(run: Run) -> Table | None:
-    """Top-1 accuracy of every method at every keep, retrained and just pruned, coloured by what was lost."""
+    """Top-1 accuracy of every method at every keep, coloured by the loss."""
     levels, methods = series.levels_of(run), series.methods_of(run)
     if not levels or not methods:
         return None
@@ -204,15 +204,15 @@ def method_table(run: Run) -> Table | None:
 
 
 def spread_words(run: Run) -> str:
-    """How far the methods are apart at the sparsest level that all of them reached, and what lines and bands are.
+    """How much the methods differ at the sparsest level that all reached, and what lines and bands mean.
 
-    Empty where nothing is pruned yet.
+    Empty if nothing is pruned yet.
     """
-    found = series.metric_curves(run, "delta_top1")
-    if not found:
+    curves = series.metric_curves(run, "delta_top1")
+    if not curves:
         return ""
-    n_common = min(len(curve.points) for curve in found)
-    last = {curve.method: curve.points[n_common - 1] for curve in found}
+    n_common = min(len(curve.points) for curve in curves)
+    last = {curve.method: curve.points[n_common - 1] for curve in curves}
     best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
     text = f"At keep {number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
     text += number(last[best].mean, "points")
@@ -226,22 +226,22 @@ def spread_words(run: Run) -> str:
     return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the smallest to the largest value."
 
 
-# --- what was found -------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------------------
 
 
 def certificate_finding(run: Run) -> Finding:
-    """What the holdout certifies at the least and at the most pruning."""
-    found = series.certified_curves(run)
+    """What the holdout certifies at the first level, from the best to the worst method."""
+    curves = series.certified_curves(run)
     n_tried = sum(record.certificate is not None for record in run.records)
-    if not found:
+    if not curves:
         if n_tried:
             return Finding("No network got a certificate", "The reason for each refusal is given below.")
         return Finding(
             "No certificate: the run has no holdout",
             "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
         )
-    # All methods, not the best of them: the confidence of a certificate does not hold for the best of several.
-    first = {curve.method: curve.points[0] for curve in found}
+    # All methods: the confidence of a certificate does not hold for the best of several.
+    first = {curve.method: curve.points[0] for curve in curves}
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
     heading = (
         f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"
@@ -263,7 +263,7 @@ def certificate_finding(run: Run) -> Finding:
 
 
 def layers_finding(run: Run) -> Finding:
-    """Where rows died, if any did."""
+    """How many rows lost all their weights."""
     n_layers = len(series.layers_of(run))
     dead = {curve.method: curve.points[-1] for curve in series.metric_curves(run, "dead_rows")}
     with_dead = {method: point for method, point in dead.items() if point.mean > 0}
@@ -285,7 +285,7 @@ def layers_finding(run: Run) -> Finding:
 
 
 def time_finding(run: Run) -> Finding:
-    """How much of the time went into pruning rather than training."""
+    """How much of the time was spent on pruning rather than training."""
     sums = series.times(run)
     whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
     if not whole or not training:

@@ -1,4 +1,4 @@
-"""A pruned network in; the first card of its page out: accuracy, size, speed, guarantee, and what to do next."""
+"""The first card of a pruned network's page: accuracy, size, speed, guarantee, and next steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
 
 UNKNOWN = "not measured"
-MUCH_LOST = 0.01  # of the accuracy, or
-MUCH_MOVED = 0.1  # of the output's norm: more is worth a repair, or more weights
+MUCH_LOST = 0.01  # of the accuracy
+MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more weights
 ARROW = " \N{RIGHTWARDS ARROW} "
 
 
 def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """The evaluation on the most points, preferring those with an accuracy."""
-    known = list(model.evaluations.values())
-    return max(known, key=lambda one: (one.accuracies is not None, one.n_points), default=None)
+    """The evaluation with an accuracy (if any) on the most points."""
+    evaluations = list(model.evaluations.values())
+    return max(
+        evaluations, key=lambda evaluation: (evaluation.accuracies is not None, evaluation.n_points), default=None
+    )
 
 
 def lead(pruned: PrunedModel) -> Finding:
-    """What is left and what it costs, in one sentence; then what was done."""
+    """What is left and what it cost, in one sentence; then what was done."""
     record, measured = pruned.record, best_evaluation(pruned)
     heading = f"{number(record.keep, 'share')} of the weights are left"
     if measured is not None and measured.accuracies is not None:
@@ -44,7 +46,7 @@ def lead(pruned: PrunedModel) -> Finding:
 
 
 def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
-    """The one number for how far outputs move, and on which points: on new points where they were measured."""
+    """How far outputs move, and on which points; on new points if that was measured."""
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
@@ -52,11 +54,11 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
-    """Accuracy, size, speed, guarantee, and how far outputs move; for unknown values, how to measure them."""
+    """Tiles for accuracy, size, speed, guarantee and output change; unknown values say how to measure them."""
     record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
-        before, after = (number(one, "share") for one in measured.accuracies)
+        before, after = (number(share, "share") for share in measured.accuracies)
         accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
     size = SummaryTile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
     speed = SummaryTile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
@@ -71,41 +73,46 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
-    found = shown_output_change(pruned)
+    change = shown_output_change(pruned)
     moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
-    if found is not None:
-        words = f"of its norm, {found[1]}; this was measured, the guarantee is a limit for new inputs"
-        moved = SummaryTile("output moves by", number(found[0], "share"), words)
+    if change is not None:
+        words = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
+        moved = SummaryTile("output moves by", number(change[0], "share"), words)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
 
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
-    """The first certificate that promises something, one about the accuracy before those about outputs."""
+    """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = accuracy_promise(pruned)
-    about_outputs = [one for one in pruned.all_certificates if one.drop_upper is None and promise(one)]
+    about_outputs = [certificate for certificate in _promising(pruned) if certificate.drop_upper is None]
     words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
     if about_accuracy[0] is not None:
-        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # which the words below say
+        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # the words below say "percentage"
         return SummaryTile("guarantee", f"drop at most {drop}", words)
     if about_outputs:
         first = about_outputs[0]
         within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
         return SummaryTile("guarantee", "useless" if first.is_useless else within, words)
     if pruned.record.certificate is not None:
-        said = pruned.record.certificate.verdict or pruned.record.certificate.mode
-        return SummaryTile("guarantee", "none", f"Certificate: {said}")
+        verdict = pruned.record.certificate.verdict or pruned.record.certificate.mode
+        return SummaryTile("guarantee", "none", f"Certificate: {verdict}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return SummaryTile("guarantee", "in theory", "The theory's bound holds, for the share of inputs given below")
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
 def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
-    """The drop of accuracy that is certified, of several the largest, and its sentence; None where none is."""
-    known = [one for one in pruned.all_certificates if one.drop_upper is not None and promise(one)]
+    """The certified drop in accuracy (the largest of several) and its sentence; (None, "") without one."""
+    known = [certificate for certificate in _promising(pruned) if certificate.drop_upper is not None]
     if not known:
         return None, ""
-    widest = max(known, key=lambda one: one.drop_upper or 0.0)  # the best of several looks has less confidence
+    widest = max(known, key=lambda certificate: certificate.drop_upper or 0.0)  # the best of several is no claim
     return widest.drop_upper, promise(widest)
+
+
+def _promising(pruned: PrunedModel) -> list[CertificateRecord]:
+    """The certificates that promise something."""
+    return [certificate for certificate in pruned.all_certificates if promise(certificate)]
 
 
 def promise(certificate: CertificateRecord) -> str:
@@ -131,7 +138,7 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
-    """What to do next, the most useful first: measure what is unknown, repair what is bad, use it."""
+    """Next steps, most useful first: measure what is unknown, repair what is bad, use the network."""
     record, measured = pruned.record, best_evaluation(pruned)
     known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
     of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
@@ -141,7 +148,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
         command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
         command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
         steps.append(NextStep("Measure its accuracy on new data with labels:", command))
-    if not any(promise(one) for one in pruned.all_certificates):
+    if not _promising(pruned):
         command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
         steps.append(NextStep("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
@@ -158,13 +165,13 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
             NextStep("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json")
         )
     if len(steps) < 2:
-        is_of_prune = "weights" in (record.model_extra or {})  # a program's record names a class, not how to build it
+        is_of_prune = "weights" in (record.model_extra or {})  # records from Python name a class, not how to build it
         steps += _ways_to_use(pruned.name, known[0] if is_of_prune else None)
     return steps[:3]
 
 
 def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
-    """How to store the network small and run it fast, in Python or from the shell."""
+    """How to store the network in a small file and run it fast, in Python or from the shell."""
     store, run = "Store it in a small file:", "Run it faster on a CPU"
     if model is None:
         fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")
@@ -182,12 +189,12 @@ def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
 
 
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
-    """Every number on this page that says how far outputs move, and what each of them means."""
+    """All numbers on how far outputs move, with their meaning."""
     rows = []
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         mean, median, largest = (
-            number(one, "share") for one in (measured.error_mean, measured.error_median, measured.error_max)
+            number(error, "share") for error in (measured.error_mean, measured.error_median, measured.error_max)
         )
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
         rows.append(["half of the inputs", f"at most {median}"])
@@ -200,5 +207,5 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
                 f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
             ]
         )
-    rows += [["guaranteed", words] for one in pruned.all_certificates if (words := promise(one))]
+    rows += [["guaranteed", promise(certificate)] for certificate in _promising(pruned)]
     return rows

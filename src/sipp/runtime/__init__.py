@@ -1,1 +1,1 @@
-"""A pruned network as a callable that skips its zeros, and export for other programs."""
+"""Runs a pruned network without its zeros, removes dead channels, and exports networks for other programs."""

@@ -1,7 +1,7 @@
-"""The activations that can follow a product before its result is written, in LLVM instructions and by torch.
+"""Activations that can be fused into a product, as LLVM instructions and as torch functions.
 
-exp, sigmoid and tanh of vectors are exact to a few 1e-7 of themselves; NaN stays NaN. exp is infinite where float32
-ends, and 0 below LOWEST: sigmoid then reaches 0 where torch's does.
+The vector versions of exp, sigmoid and tanh have a relative error of a few 1e-7; NaN stays NaN. exp overflows to
+infinity like float32, and is 0 below LOWEST, so sigmoid reaches 0 where torch's does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BY_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _PLAIN = {getattr(ATEN, name).default: name for name in ("relu", "sigmoid", "tanh", "silu")}
 
-HIGHEST, LOWEST = 89.0, -86.0  # exp of more is infinite (float32); of less it is taken as 0
-SATURATED = 40.0  # exp of it plus 2 is itself
-SHIFTER = 1.5 * 2**23  # added to a float32 it leaves the nearest whole number in the last bits
+HIGHEST, LOWEST = 89.0, -86.0  # exp is infinite above (float32), and taken as 0 below
+SATURATED = 40.0  # exp(40) + 2 == exp(40) in float32
+SHIFTER = 1.5 * 2**23  # adding it rounds a float32 to an integer, in the last bits
 BIAS, MANTISSA = 127, 23  # of float32
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; small multiples of the first are exact
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # sum to ln 2; small multiples of the first are exact
 TERMS = [1 / math.factorial(k) for k in range(7, -1, -1)]
 
 # erf(z) = 1 - polynomial(1 / (1 + ERF_P z)) exp(-z^2) for z >= 0, to 1.5e-7 (Abramowitz and Stegun 7.1.26)
@@ -44,7 +44,7 @@ ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The name of an activation that a product can take over, or None."""
+    """The name of an activation that can be fused into a product, or None."""
     if target is ATEN.gelu.default:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(kwargs.get("approximate", "none"))
     if target is ATEN.hardtanh.default:
@@ -53,7 +53,7 @@ def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def activate(b: Any, act: str, value: Any, lanes: int) -> Any:
-    """The activation of a vector; NaN stays NaN."""
+    """Applies an activation to a vector; NaN stays NaN."""
     zero = constant(0.0, lanes)
     if act in ("relu", "relu6"):
         value = b.select(b.fcmp_ordered("<", value, zero), zero, value)
@@ -90,9 +90,9 @@ def _gelu(b: Any, x: Any, lanes: int) -> Any:
 
 
 def exp(b: Any, x: Any, lanes: int) -> Any:
-    """e ** x. The power of two is halved, and the result doubled: the largest results need 2 ** 128."""
+    """e ** x. Uses half the power of two and doubles the result, because the largest results need 2 ** 128."""
     is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
-    rest, shifted = _reduced(b, _clamped(b, x, LOWEST, HIGHEST, lanes), lanes)
+    rest, shifted = _reduce_range(b, _clamp(b, x, LOWEST, HIGHEST, lanes), lanes)
     half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
     return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
 
@@ -103,23 +103,23 @@ def sigmoid(b: Any, x: Any, lanes: int) -> Any:
 
 
 def tanh(b: Any, x: Any, lanes: int) -> Any:
-    """m / (m + 2) of m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, and nothing cancels."""
-    rest, shifted = _reduced(b, _clamped(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
+    """m / (m + 2) with m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, so nothing cancels."""
+    rest, shifted = _reduce_range(b, _clamp(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
     power = _power_of_two(b, shifted, BIAS, lanes)
     part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
     m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
     return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
 
 
-def _clamped(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
-    """x within low .. high; NaN stays."""
+def _clamp(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+    """x clamped to low .. high; NaN stays NaN."""
     for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
         x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
     return x
 
 
-def _reduced(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
-    """x = n ln 2 + r: r, and n in the last bits of a shifted number."""
+def _reduce_range(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
+    """Splits x = n ln 2 + r; returns r, and n in the last bits of a shifted number."""
     shifter = constant(SHIFTER, lanes)
     shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)
     whole = b.fsub(shifted, shifter)
@@ -135,7 +135,7 @@ def _polynomial(b: Any, x: Any, terms: list[float], lanes: int) -> Any:
 
 
 def _power_of_two(b: Any, shifted: Any, bias: int, lanes: int) -> Any:
-    """2 ** (n + bias - BIAS) of the whole number n in the last bits."""
+    """2 ** (n + bias - BIAS) for the integer n in the last bits."""
     kind = vector(lanes, I32)
     exponent = b.shl(b.add(b.bitcast(shifted, kind), constant(bias, lanes, I32)), constant(MANTISSA, lanes, I32))
     return b.bitcast(exponent, vector(lanes))

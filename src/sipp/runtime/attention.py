@@ -1,9 +1,9 @@
-"""Attention on tokens that lie side by side: scores, softmax and weighted values of a strip of queries.
+"""Attention for tokens stored side by side: scores, softmax and weighted values for a strip of queries.
 
     S[j, i] = scale * sum over d of k[d, j] q[d, i]      P = exp(S - max over j)      out[d, i] = sum over j of v[d, j] P[j, i] / sum P
 
-A vector is a few queries i; j and d go by as single numbers, so heads are never turned around. The scores of a strip
-stay in the first caches.
+A vector holds several queries i; j and d are scalars, so heads are never transposed. The scores of a strip stay in
+the first-level caches.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op
+from sipp.runtime.operands import filled_run
 from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
-AT_ONCE = 4  # keys, or features of values, whose sums stay in registers
-MOST_SCORES = 2**16  # floats of one strip
+AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
+MOST_SCORES = 2**16  # floats per strip
 
 
-def _placed(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
-    """Where a tensor lies, and the bytes to its next point, head and feature (of a mask: key), along these dimensions.
+def _strided_arguments(name: str, x: Tensor | None, dims: tuple[int, int, int]) -> dict[str, int]:
+    """The address of a tensor, and the strides in bytes of point, head and feature (key for a mask).
 
-    0 where there is none, or a dimension has one element.
+    0 if there is no tensor, or for a dimension of size 1.
     """
     names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
     if x is None:
@@ -65,12 +66,12 @@ class QueryTile:
 
 
 def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> Step | None:
-    """The step of an attention whose heads lie in buffers; None where it is left to torch."""
+    """The step for attention whose heads are in buffers; None to leave it to torch."""
     scale = op.kwargs.get("scale")
     if set(op.kwargs) - {"scale"} or any(op.args[4:]):
         return None
     q, k, v = (values[ref.value] for ref in op.args[:3])
-    if not all(_is_ready(x, arena) for x in (q, k, v)) or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
+    if not all(_has_token_layout(x, arena) for x in (q, k, v)) or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         return None
     n_points, n_heads, n_queries, size = q.shape
     n_keys = k.shape[2]
@@ -86,11 +87,11 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
     numbers = {
-        **_placed("q", q, (0, 1, 3)),
-        **_placed("k", k, (0, 1, 3)),
-        **_placed("v", v, (0, 1, 3)),
-        **_placed("out", result, (0, 1, 3)),
-        **_placed("mask", mask.data, (0, 1, 2)),
+        **_strided_arguments("q", q, (0, 1, 3)),
+        **_strided_arguments("k", k, (0, 1, 3)),
+        **_strided_arguments("v", v, (0, 1, 3)),
+        **_strided_arguments("out", result, (0, 1, 3)),
+        **_strided_arguments("mask", mask.data, (0, 1, 2)),
         "n_points": n_points,
         "n_heads": n_heads,
         "n_strips": n_strips,
@@ -102,17 +103,13 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     code = generate(("attention", tile), numbers, lambda b, args: _emit(b, args, tile))
     kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
 
-    def run_step(current: Values) -> None:
-        mask.fill(current)
-        kernel()
-        current[op.out] = result
-
+    run_step = filled_run([mask.fill], kernel, op.out, result)
     run_step(values)
     return Step(op.name, "attention of tokens", run_step, op.out)
 
 
 class _Mask:
-    """What is added to scores, keys x queries: copied in each call; nothing where all may be seen at any time."""
+    """The additive mask, keys x queries, copied in each call; none if a constant mask allows everything."""
 
     def __init__(self, op: Op, values: Values, constants: Values, q: Tensor, n_keys: int) -> None:
         ref = op.args[3] if len(op.args) > 3 else None
@@ -135,10 +132,10 @@ class _Mask:
             self.data.copy_(mask.expand(self._shape).transpose(2, 3))
 
 
-def _is_ready(x: Any, arena: Arena) -> bool:
-    """Whether queries (keys, values) N x H x T x D lie in a buffer, tokens side by side."""
+def _has_token_layout(x: Any, arena: Arena) -> bool:
+    """Whether queries (keys, values) N x H x T x D are in a buffer with tokens side by side."""
     is_heads = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32
-    return is_heads and arena.of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
+    return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
 def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
@@ -149,7 +146,7 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
     with floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
         has_room = b.icmp_unsigned("!=", scores, I64(0))
-        with b.if_then(b.not_(has_room)):  # torch runs what raises the flag
+        with b.if_then(b.not_(has_room)):  # the flag makes torch run the network
             b.store(constant(float("nan"), lanes), bad)
         first, last = args.share(n_tasks)
         with each(b, first, b.select(has_room, last, first)) as task:
@@ -170,7 +167,7 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
 
 
 def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
-    """Writes the scores; gives the largest for each query."""
+    """Emits the scores; returns the largest one for each query."""
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     zero = constant(0.0, lanes)
     scale = splat(b, args.real("scale"), lanes)
@@ -181,9 +178,9 @@ def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask:
             q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
             queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
             for j, line in enumerate(sums):
-                one = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
+                key_splat = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
                 for cell, query in zip(line, queries):
-                    b.store(fused(b, one, query, b.load(cell)), cell)
+                    b.store(fused(b, key_splat, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
             to = address_of(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
             mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number("mask_pitch")))
@@ -197,7 +194,7 @@ def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask:
 
 
 def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
-    """Turns scores into exp(score - largest); gives their sums."""
+    """Replaces scores by exp(score - largest); returns their sums."""
     totals = variables(b, [constant(0.0, lanes)] * n_vectors)
     with each(b, 0, I64(n_keys)) as key:
         line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
@@ -212,7 +209,7 @@ def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[
 def _emit_means(
     b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, bad: Any
 ) -> None:
-    """Writes the means of the values, a few features at a time."""
+    """Emits the weighted means of the values, a few features at a time."""
     zero, n_vectors = constant(0.0, lanes), len(inverse)
     with each(b, 0, args.number("size"), AT_ONCE) as d:
         rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
@@ -221,9 +218,9 @@ def _emit_means(
             line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
             powers = [load(b, line, vector(lanes), i * lanes * FLOAT_BYTES) for i in range(n_vectors)]
             for row, cells in zip(rows, sums):
-                one = splat(b, load(b, address_of(b, row, key)), lanes)
+                value_splat = splat(b, load(b, address_of(b, row, key)), lanes)
                 for cell, power in zip(cells, powers):
-                    b.store(fused(b, one, power, b.load(cell)), cell)
+                    b.store(fused(b, value_splat, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
             to = b.add(out, b.mul(b.add(d, I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(line):

@@ -1,8 +1,8 @@
-"""Where activations live: channels, height, width, points, in this order, so that points (or tokens) lie side by side.
+"""Buffers for activations, stored as channels x height x width x points, so points (or tokens) are adjacent.
 
-A buffer belongs to a plan and is written anew by every call. Around each image there is a border of zeros, as wide as
-the padding of the convolutions that read it, so no loop asks where an image ends. The number of points is rounded up
-to whole vectors. To torch a buffer is an ordinary tensor N x C x H x W (or tokens x features) with unusual strides.
+A buffer belongs to a plan and is overwritten by every call. Each image has a border of zeros as wide as the padding of
+the convolutions that read it, so no loop needs bounds checks. The number of points is rounded up to whole vectors. To
+torch, a buffer is an ordinary tensor N x C x H x W (or tokens x features) with unusual strides.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from sipp.native import memory
 
-VECTOR = 8  # points are rounded up to this many
-SLACK = 16  # floats of the widest vector
-FEWEST = 6  # fewer points than this are not worth rounding up; rows of pixels are read as vectors instead
+VECTOR = 8  # the number of points is rounded up to a multiple of this
+SLACK = 16  # floats in the widest vector
+FEWEST_POINTS = 6  # with fewer points, vectors run along rows of pixels instead
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Zeros at first: data_CHWN with a border."""
+    """An activation tensor data_CHWN with a border of zeros; initially all zero."""
 
     data_CHWN: Tensor
     border: tuple[int, int]
@@ -31,29 +31,29 @@ class Buffer:
 
     @property
     def inner(self) -> Tensor:
-        """N x C x H x W without border and rounding."""
+        """The values as N x C x H x W, without the border and the extra points."""
         rows, columns = self.border
         n_rows, n_columns = self.data_CHWN.shape[1:3]
         inside = self.data_CHWN[:, rows : n_rows - rows, columns : n_columns - columns, : self.n]
         return inside.permute(3, 0, 1, 2)
 
     def tokens(self, lead: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        """The same memory as (*lead, features): `strides` are those of the tokens."""
+        """The same memory as a tensor (*lead, features); `strides` are the strides of `lead`."""
         n_features, _, _, n = self.data_CHWN.shape
         return self.data_CHWN.as_strided((*lead, n_features), (*strides, n))
 
 
-def rounded(n: int, fewest: int = FEWEST) -> int:
+def rounded_up(n: int, fewest: int = FEWEST_POINTS) -> int:
     return n if n < fewest else -(-n // VECTOR) * VECTOR
 
 
 def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[int, int] = (0, 0)) -> Buffer:
-    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded(n)), border, n)
+    return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded_up(n)), border, n)
 
 
 def token_columns(n: int) -> int:
-    """How many tokens lie side by side for n of them: one alone, or whole vectors."""
-    return 1 if n == 1 else rounded(n, 2)
+    """How many columns n tokens need: 1 for a single token, otherwise whole vectors."""
+    return 1 if n == 1 else rounded_up(n, 2)
 
 
 def token_buffer(n: int, features: int) -> Buffer:
@@ -61,13 +61,13 @@ def token_buffer(n: int, features: int) -> Buffer:
 
 
 def _zeros(*shape: int) -> Tensor:
-    """Zeros with some room behind them, as the last vector may be written whole."""
+    """Zeros with slack at the end, because the last vector is written as a whole."""
     room = memory.zeros(prod(shape) + SLACK)
     return room[: prod(shape)].view(shape)
 
 
 def token_strides(x: Tensor) -> tuple[int, ...] | None:
-    """The strides of the tokens of x (*lead, features) where these fill a line without gaps, else None."""
+    """The strides of the leading dimensions of x (*lead, features) if its tokens are contiguous, else None."""
     dims = sorted((d for d in range(x.ndim - 1) if x.shape[d] > 1), key=lambda d: x.stride(d))
     expected = 1
     for d in dims:
@@ -78,12 +78,12 @@ def token_strides(x: Tensor) -> tuple[int, ...] | None:
 
 
 def plain_strides(lead: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of tokens one after the other."""
+    """The strides of tokens in row-major order."""
     return tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))
 
 
 class Flag:
-    """Whether some value was not finite; generated code raises it by its address."""
+    """Set if some value was not finite; generated code sets it through its address."""
 
     def __init__(self) -> None:
         self._cell = np.zeros(1, np.float32)
@@ -97,8 +97,8 @@ class Flag:
         self._cell[0] = 0.0
 
     def check(self, value: Tensor, limit: float = 1.0) -> None:
-        """Raises the flag where a value is not finite (or too large: the sum of all is not, or `limit` times one)."""
-        is_half = value.dtype is torch.float16  # which ends at 65504
+        """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
+        is_half = value.dtype is torch.float16  # sums overflow beyond 65504
         total = float(value.sum(dtype=torch.float32) if is_half else value.sum())
         if limit > 1 and value.numel():
             low, high = value.aminmax()
@@ -108,13 +108,13 @@ class Flag:
 
 
 class Arena:
-    """The buffers of a plan: which tensor is which buffer, and which can be written again."""
+    """The buffers of a plan: finds the buffer of a tensor, and reuses buffers that are no longer read."""
 
     def __init__(self) -> None:
         self.flag = Flag()
         self._by_address: dict[int, Buffer] = {}
         self._free: dict[tuple[object, ...], list[Buffer]] = {}
-        self._shared: set[int] = set()  # addresses of buffers that may be written again
+        self._shared: set[int] = set()  # addresses of buffers that may be reused
 
     def image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
         key = (n, channels, height, width, border)
@@ -133,25 +133,25 @@ class Arena:
         return buffer
 
     def release(self, tensor: Tensor) -> None:
-        """Lets a later result of the same shape take this buffer; only its kept border is relied upon."""
-        buffer = self.of(tensor)
+        """Allows a later result of the same shape to reuse this buffer (its border is still zero)."""
+        buffer = self.buffer_of(tensor)
         if buffer is not None and buffer.data_CHWN.data_ptr() in self._shared:
             n, *shape = buffer.inner.shape
             self._free.setdefault((n, *shape, buffer.border), []).append(buffer)
 
     def pin(self, tensor: Tensor) -> None:
-        """Keeps the buffer of this tensor from being written by others: torch may hold views of it."""
-        buffer = self.of(tensor)
+        """Excludes the buffer of this tensor from reuse: torch may hold views of it."""
+        buffer = self.buffer_of(tensor)
         if buffer is not None:
             self._shared.discard(buffer.data_CHWN.data_ptr())
 
-    def of(self, tensor: Tensor) -> Buffer | None:
-        """The buffer that this tensor is a view of, from its first element on."""
+    def buffer_of(self, tensor: Tensor) -> Buffer | None:
+        """The buffer that this tensor is a view of, or None."""
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
     def image_of(self, tensor: Tensor) -> Buffer | None:
-        """The buffer whose images this tensor shows, all of them and as they are."""
-        buffer = self.of(tensor)
+        """The buffer whose complete images this tensor is a view of, or None."""
+        buffer = self.buffer_of(tensor)
         if buffer is None or tensor.ndim != 4:
             return None
         inner = buffer.inner

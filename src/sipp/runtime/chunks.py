@@ -1,7 +1,7 @@
-"""Whether points can run a few at a time, so that each step finds its input in the cache.
+"""Decides whether a batch can run in chunks, so that each step finds its input in the cache.
 
-They can where every operation treats each point, the first dimension of every value, on its own. What is not known to
-do so is taken as not.
+It can if every operation treats each point (the first dimension of every value) separately. Operations not known to do
+so count as mixing points.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.pools import POOLS
 
-SMALLEST = 16  # points: whole vectors
-NEAR_CACHE = 1_300_000  # bytes of the largest value, for each thread
+SMALLEST = 16  # points in a chunk: whole vectors
+NEAR_CACHE = 1_300_000  # bytes of the largest value, per thread
 
-_EACH = {
+_ELEMENTWISE = {
     ATEN.relu.default, ATEN.gelu.default, ATEN.silu.default, ATEN.sigmoid.default, ATEN.tanh.default,
     ATEN.hardtanh.default, ATEN.hardswish.default, ATEN.leaky_relu.default, ATEN.elu.default, ATEN.dropout.default,
 }  # fmt: skip
-_PAIRS = {ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor}
+_BINARY = {ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor}
 
 
 def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
-    """How many points to run at a time; None where all at once: few points, small values, or points that mix."""
+    """How many points to run at a time; None: all at once, for few points, small values or operations that mix them."""
     if not inputs or not all(isinstance(x, Tensor) and x.ndim and len(x) == len(inputs[0]) for x in inputs):
         return None
     n = len(inputs[0])
@@ -37,12 +37,12 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
     return max(sizes, default=SMALLEST)
 
 
-def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
-    """Whether the graph for fewer points is the same but for their number, which stands first in every shape.
+def same_but_for_batch_size(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
+    """Whether the graphs for n and n_part points differ only in that number, the first size of every shape.
 
-    Every number that an operation is given is compared, and every constant: a forward pass may compute them from n.
+    Compares all arguments and constants too, because a forward pass may compute them from n.
     """
-    if [_written(op, n) for op in graph.ops] != [_written(op, n_part) for op in part.ops]:
+    if [_signature(op, n) for op in graph.ops] != [_signature(op, n_part) for op in part.ops]:
         return False
     if graph.inputs != part.inputs or graph.outputs != part.outputs or graph.constants.keys() != part.constants.keys():
         return False
@@ -51,8 +51,8 @@ def is_same_for_fewer(graph: Graph, part: Graph, n: int, n_part: int) -> bool:
     return has_points and all(_is_same(value, part.constants[number]) for number, value in graph.constants.items())
 
 
-def _written(op: Op, n: int) -> str:
-    """An operation with all it is given, in words; the number of points in the shape of a view is left out."""
+def _signature(op: Op, n: int) -> str:
+    """An operation with all its arguments as text, without the number of points in the shape of a view."""
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
         args = (args[0], ["points", *args[1][1:]])
@@ -65,26 +65,26 @@ def _is_same(value: Tensor, other: Tensor) -> bool:
 
 
 def _is_pointwise(graph: Graph, n: int) -> bool:
-    points = set(graph.inputs)  # values whose first dimension is that of the points
+    points = set(graph.inputs)  # values whose first dimension is the batch
     for op in graph.ops:
-        if not _keeps_points(op, points, graph.constants, n):
+        if not _is_per_point(op, points, graph.constants, n):
             return False
         points.add(op.out)
     return all(isinstance(ref, Ref) and ref.value in points for ref in graph.outputs)
 
 
-def _keeps_points(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
+def _is_per_point(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
     args, target = op.args, op.target
     values = [number for number in op.reads() if number not in constants]
     if not values or not all(number in points for number in values) or op.n_dims < 2:
         return False
     if target in (CONV, LINEAR) and len(values) != 1 + (op.addend is not None):
-        return False  # its weight is made of points
+        return False  # its weight depends on the input
     if target is CONV and op.n_dims != 4:
-        return False  # one image alone
-    if target in (CONV, LINEAR) or target in POOLS or target in _EACH:
+        return False  # a single image without a batch dimension
+    if target in (CONV, LINEAR) or target in POOLS or target in _ELEMENTWISE:
         return isinstance(args[0], Ref)
-    if target in _PAIRS:
+    if target in _BINARY:
         fixed = [constants[a.value] for a in args if isinstance(a, Ref) and a.value in constants]
         return all(t.ndim < op.n_dims for t in fixed)
     if target is ATEN.cat.default:

@@ -1,4 +1,4 @@
-"""The call that an example input stands for, and the distance of two outputs."""
+"""Calls a model with an example input, and compares two outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.native import pytree
 from sipp.records.batches import Batch
 
-SIDES = (32, 28, 8, 64, 224)  # of images, and of signals in one and three dimensions, that are tried
+SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
 LENGTH = 4  # of sequences
-ROUNDED = 1e-3  # of the largest output, in float32 or wider: so far may two ways to compute it lie apart
-UNITS = 64  # in other precisions: so many of theirs
+ROUNDED = 1e-3  # relative difference that rounding may cause in float32 or wider
+UNITS = 64  # in narrower dtypes: this many times their epsilon
 
 
 def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and named arguments of a call with this example."""
+    """The positional and keyword arguments of a call with this example."""
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
@@ -38,10 +38,10 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, ready to be traced: a tensor that occurs twice is cloned, and so is one from inference mode.
+def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, ready to be traced: repeated tensors and tensors from inference mode are cloned.
 
-    torch.export would take one tensor in two places for one input, and the graph would read it in both.
+    torch.export would treat one tensor in two places as a single input.
     """
     met: set[int] = set()
 
@@ -54,13 +54,18 @@ def own_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     return pytree.tree_map(own, (args, kwargs))
 
 
-def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with tensors of their own, for a network that writes to its input."""
+def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the arguments, for a network that writes to its input."""
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
 
-def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The named arguments in the order of the forward pass's signature: a call may give them in any order."""
+def cloned_results(results: Any) -> Any:
+    """Copies of the results, with the same strides."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
+
+
+def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments in the order of the forward signature; a call may give them in any order."""
     if len(kwargs) < 2:
         return kwargs
     listed = list(inspect.signature(model.forward).parameters)
@@ -68,43 +73,43 @@ def in_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     return known | {name: kwargs[name] for name in sorted(kwargs.keys() - known.keys())}
 
 
-def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
-    """What a plan is made for: which arguments there are, what tensors are like, the values of the rest; autocast."""
+def input_signature(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Hashable:
+    """What a plan is compiled for: shape and dtype of tensors, values of other arguments, and autocast."""
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return cast, _kind_of_leaf(args[0])
+        return cast, _leaf_signature(args[0])
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    return cast, repr(spec), *(_kind_of_leaf(leaf) for leaf in leaves)
+    return cast, repr(spec), *(_leaf_signature(leaf) for leaf in leaves)
 
 
-def _kind_of_leaf(leaf: Any) -> Hashable:
+def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.layout, leaf.device
     if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # NaN is itself, and -0.0 is not 0.0
+        return type(leaf), repr(leaf)  # so that NaN equals itself, and -0.0 differs from 0.0
     if not isinstance(leaf, Hashable):
-        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and words")
+        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and strings")
     return type(leaf), leaf
 
 
 def try_example(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example", device: str = "cpu"
 ) -> None:
-    """Raises a DataError where the model does not run on the example; what this pass changes is put back."""
+    """Raises DataError if the model does not run on the example; restores what this pass changes."""
     for value in pytree.tree_leaves((args, kwargs)):
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
             raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
-    args, kwargs = copies(args, kwargs)
+    args, kwargs = cloned(args, kwargs)
     batch = Batch(index=0, where=where, args=args, kwargs=kwargs, labels=None, n_points=1)
     with scoring_mode(model, "running"):
         run_batch(model, batch)
 
 
-def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with noise in the shape that the model's first layer takes, of the first size that the model runs on."""
+def guess_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with noise in a shape that fits the model's first layer, with the first size that the model accepts."""
     for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
         if isinstance(first, nn.Linear):
             shapes = [(first.in_features,), (LENGTH, first.in_features)]
@@ -120,34 +125,34 @@ def guessed_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")
 
 
-def off_by(found: list[Any], expected: list[Any]) -> float:
-    """The largest difference of an output, by its largest number; infinite where shapes or plain numbers differ.
+def output_difference(outputs: list[Any], expected: list[Any]) -> float:
+    """The largest difference relative to the largest value of an output; infinite if shapes or plain numbers differ.
 
-    What is not finite has to be the same: no difference is computed of it.
+    Values that are not finite must be identical.
     """
-    if [_kind(output) for output in found] != [_kind(output) for output in expected]:
+    if [_exact_part(output) for output in outputs] != [_exact_part(output) for output in expected]:
         return torch.inf
     worst = 0.0
-    for one, other in zip(found, expected):
-        if isinstance(other, Tensor) and not torch.equal(one, other):
-            one, other = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (one, other))
+    for output, other in zip(outputs, expected):
+        if isinstance(other, Tensor) and not torch.equal(output, other):
+            output, other = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (output, other))
             known = other.isfinite()
-            if not torch.allclose(one[~known], other[~known], rtol=0, atol=0, equal_nan=True):
+            if not torch.allclose(output[~known], other[~known], rtol=0, atol=0, equal_nan=True):
                 return torch.inf
             if bool(known.any()):
-                gap = (one - other)[known].abs().max() / other[known].abs().max()
+                gap = (output - other)[known].abs().max() / other[known].abs().max()
                 worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
     return worst
 
 
-def allowed(expected: list[Any]) -> float:
-    """How far outputs may lie apart by rounding."""
+def rounding_tolerance(expected: list[Any]) -> float:
+    """How far outputs may differ because of rounding."""
     kinds = [output.dtype for output in expected if isinstance(output, Tensor) and output.is_floating_point()]
     return max([ROUNDED, *(UNITS * torch.finfo(kind).eps for kind in kinds if torch.finfo(kind).bits < 32)])
 
 
-def _kind(value: Any) -> Any:
-    """What must be equal of an output: a tensor's shape, a number or a text itself, the type of anything else."""
+def _exact_part(value: Any) -> Any:
+    """What must match exactly: a tensor's shape, a number or text itself, the type of anything else."""
     if isinstance(value, Tensor):
         return value.shape
     return value if isinstance(value, int | float | str) else type(value)

@@ -1,11 +1,11 @@
-"""`export(model, path, to=...)`: a network as a file that other programs read, zeros and all.
+"""`export(model, path, to=...)`: writes a network, zeros included, as a file that other programs read.
 
     safetensors, pt   every tensor of the state_dict, dense
     pt2, onnx         the network itself, traced on an example (programs.py)
     hf                a folder that `from_pretrained` of the model's class loads
-    reader            a program of Python and NumPy alone that reads a file of `save` (`export_reader`)
+    reader            a script that reads a file from `save` with Python and NumPy alone (`export_reader`)
 
-What is written was read back first, and compared: numbers bit by bit, programs by running them on the example.
+Everything is read back and compared before it is written: weights bit by bit, programs by running the example.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
 from sipp.records.pruned_to import NetworkLike, network_of
-from sipp.runtime.examples import call_of, own_tensors, try_example
+from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
 from sipp.storage import standalone_reader
@@ -36,24 +36,24 @@ from sipp.storage.sharded_weights import companion_files
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
-TRACED: tuple[Target, ...] = ("pt2", "onnx")  # these need an example
+TRACED: tuple[Target, ...] = ("pt2", "onnx")  # need an example
 Values = Literal["same", "bf16", "fp16"]
-SHARD = "50GB"  # the largest file of weights, unless told otherwise: that of transformers
-MARK = {"format": "pt"}  # by which readers of safetensors know whose tensors these are
+SHARD = "50GB"  # default size of the largest file of weights, as in transformers
+MARK = {"format": "pt"}  # metadata that tells readers of safetensors that these are torch tensors
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far what was read back is from the network. `print` it."""
+    """What was written, and how much it differs from the network when read back. `print` it."""
 
     path: Path
     to: Target | Literal["reader"]
     n_bytes: int
-    off_by: float  # of outputs on the example, relative to the largest; 0 for weights: they are compared bit by bit
-    n_points: int | None  # the only number of points that a traced network takes; None: any
-    n_tokens: int | None = None  # the only length of its sequences; None: any, or it takes none
-    has_tokens: bool = False  # it takes sequences of whole numbers
-    beside: tuple[str, ...] = ()  # files of a Hugging Face folder that belong to the model: its tokenizer and others
+    off_by: float  # largest relative difference of outputs on the example; 0 for weights, which are equal bit by bit
+    n_points: int | None  # the only batch size that a traced network takes; None: any
+    n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
+    has_tokens: bool = False  # it takes sequences of token ids
+    beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
 
     def __str__(self) -> str:
         if self.to == "reader":
@@ -86,14 +86,15 @@ def export(
     shard: str | int = SHARD,
     tokenizer: Any = None,
 ) -> Exported:
-    """Writes the network to a file (with "hf", a new folder), and gives what was written. The model is left as it was.
+    """Writes the network to a file (with "hf", to a new folder), and returns what was written.
 
-    `example` is an input as `sipp.sparse` takes it; "pt2" and "onnx" need one, with two points or more if the file is
-    to take any number of them. A file that is there is replaced in one step, a folder with content is not.
+    `example` is an input as for `sipp.sparse`; "pt2" and "onnx" need one, with a batch of two or more if the file is
+    to take any batch size. An existing file is replaced atomically; a folder with content is refused. The model is not
+    changed.
 
-    For "hf" alone: `values` rounds the weights to "bf16" or "fp16", `shard` is the size of the largest file of weights
-    ("5GB", or bytes), and `tokenizer` is saved with it. Without one, the tokenizer and what else belongs to the model
-    (chat template, preprocessor, licence) is copied from the folder that it was loaded from, where that is known.
+    For "hf" only: `values` rounds the weights to "bf16" or "fp16", `shard` is the size of the largest file of weights
+    ("5GB", or bytes), and `tokenizer` is saved with the model. Without one, the tokenizer and other files (chat
+    template, preprocessor, licence) are copied from the folder that the model was loaded from, if that is known.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -117,24 +118,24 @@ def export(
     if to == "hf":
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = _pretrained(own, target, shard, tokenizer)
+        n_bytes, beside = _save_pretrained(own, target, shard, tokenizer)
         return Exported(target, to, n_bytes, 0.0, None, beside=beside)
     if to in TRACED:
         turn_off_caches(own.modules())
-        call = own_tensors(*call_of(example))
+        call = without_aliases(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
             traced = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
         write_atomic(target, traced.content)
         sizes = traced.n_points, traced.n_tokens, traced.has_tokens
         return Exported(target, to, len(traced.content), traced.off_by, *sizes)
-    content = _weights(own, to)
+    content = _weight_bytes(own, to)
     write_atomic(target, content)
     return Exported(target, to, len(content), 0.0, None)
 
 
 def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Exported:
-    """Writes a program that reads a file of `save` without sipp or torch, after it has read this one the same.
+    """Writes a script that reads files from `save` without sipp or torch, after checking that it reads this one.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -149,7 +150,7 @@ def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Expor
     arrays = standalone_reader.read(str(source))
     for name, tensor in state.items():
         if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-            state[name] = tensor.view(torch.uint8)  # as the program gives them
+            state[name] = tensor.view(torch.uint8)  # as the script returns them
         elif tensor.dtype == torch.bfloat16:
             state[name] = tensor.float()
     _check_same(state, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
@@ -158,8 +159,8 @@ def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Expor
     return Exported(target, "reader", len(content), 0.0, None)
 
 
-def _weights(model: nn.Module, to: Target) -> bytes:
-    """The state_dict as safetensors, or as torch.save writes it: nothing but tensors is in it."""
+def _weight_bytes(model: nn.Module, to: Target) -> bytes:
+    """The state_dict as safetensors or as torch.save writes it; it holds nothing but tensors."""
     state = in_own_memory(model.state_dict())
     if to == "pt":
         file = io.BytesIO()
@@ -172,10 +173,10 @@ def _weights(model: nn.Module, to: Target) -> bytes:
     return content
 
 
-def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
-    """The folder that the model's own save_pretrained makes: its bytes, and the files that belong to the model.
+def _save_pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
+    """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
 
-    It appears in one step, read back before.
+    The folder is read back first, and appears atomically.
     """
     save: Any = getattr(model, "save_pretrained", None)
     load: Any = getattr(type(model), "from_pretrained", None)
@@ -192,7 +193,7 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
             save(unfinished, max_shard_size=check_size("shard", shard))
             back = load(unfinished, local_files_only=True)
             _check_same(dict(model.state_dict()), dict(back.state_dict()))
-            beside = _belonging(model, unfinished, tokenizer)
+            beside = _add_companions(model, unfinished, tokenizer)
             n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
             publish(unfinished, folder)
         finally:
@@ -204,24 +205,24 @@ def _pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any
     return n_bytes, beside
 
 
-def _belonging(model: nn.Module, made: Path, tokenizer: Any) -> tuple[str, ...]:
-    """Puts what belongs to the model beside it, and gives the names of these files."""
-    before = {path.name for path in made.iterdir()}
+def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str, ...]:
+    """Adds the tokenizer and other companion files, and returns their names."""
+    before = {path.name for path in target.iterdir()}
     if tokenizer is not None:
         if not callable(getattr(tokenizer, "save_pretrained", None)):
-            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give one of transformers")
-        tokenizer.save_pretrained(made)
+            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give a tokenizer of transformers")
+        tokenizer.save_pretrained(target)
     origin = getattr(getattr(model, "config", None), "_name_or_path", "")
     folder = Path(origin) if isinstance(origin, str) and origin else None
     if tokenizer is None and folder is not None and folder.is_dir():
         for path in companion_files(folder):
             if path.name not in before:
-                shutil.copyfile(path, made / path.name)
-    return tuple(sorted(path.name for path in made.iterdir() if path.name not in before))
+                shutil.copyfile(path, target / path.name)
+    return tuple(sorted(path.name for path in target.iterdir() if path.name not in before))
 
 
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
-    """Raises where what was read back is not what was to be written."""
+    """Raises ModelError if the tensors read back differ from those written."""
     if set(state) != set(back):
         raise ModelError(
             f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix="report this network"

@@ -1,7 +1,7 @@
-"""A model and an example -> the operations of its forward pass, in order, with norms folded and activations fused.
+"""Traces a model on an example: the operations of its forward pass, with batch norms folded and activations fused.
 
-torch.export records the operations; then, where a result has no other reader:
-    convolution -> batch norm             the norm goes into the weights
+torch.export records the operations. Then, if no other operation reads the result in between:
+    convolution -> batch norm             the norm is folded into the weights
     convolution, linear -> add -> relu    the sum and the activation become part of the product
 """
 
@@ -23,96 +23,96 @@ from sipp.runtime.activations import NONE, activation_of
 ATEN = torch.ops.aten
 CONV, LINEAR, BATCH_NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
 ADD = ATEN.add.Tensor
-_BY_MEMORY = (
+_LAYOUT_OPS = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value in the arguments of an operation: its number."""
+    """A placeholder in the arguments of an operation: the number of the value to insert."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: `target(*args)` on values and numbers. A product may end with + addend, then `act`."""
+    """One operation, `target(*args)`. A product may add `addend` and apply the activation `act` at the end."""
 
     name: str
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: int
-    n_dims: int = 0  # of its result, or of the first one
+    n_dims: int = 0  # of its first result
     n_floats: int = 0
     dtype: torch.dtype | None = None
     addend: int | None = None
     act: str = NONE
-    overflow_factor: int | None = None  # constant: how many times larger each row was before a norm went into it
+    overflow_factor: int | None = None  # a constant: how much larger each row was before a norm was folded in
 
     def reads(self) -> list[int]:
-        """The values it reads."""
+        """The numbers of the values it reads."""
         numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
         return [*numbers, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The operations, the values that stand before the first one, and which values go in and out."""
+    """The operations of a network, its constants, and the numbers of its inputs and outputs."""
 
     ops: list[Op]
     constants: dict[int, Tensor]
     inputs: list[int]
-    outputs: list[Any]  # Ref, or a plain constant
+    outputs: list[Any]  # Ref, or a Python constant
     out_spec: Any
-    shapes: dict[int, tuple[int, ...]]  # of every value; of the first one where an operation gives several
+    shapes: dict[int, tuple[int, ...]]  # of every value (the first, if an operation returns several)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The operations of the model, which is in eval mode, for inputs of the shapes of this example; fused."""
-    return _fused(trace_plain(model, args, kwargs))
+    """The graph of a model in eval mode for inputs shaped like this example, with operations fused."""
+    return _fuse(trace_unfused(model, args, kwargs))
 
 
-def trace_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The same operations as torch.export lists them, none of them fused."""
-    return _read(program_of(model, args, kwargs))
+def trace_unfused(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+    """The same graph as torch.export records it, without fusing."""
+    return _graph_of(program_of(model, args, kwargs))
 
 
 def program_of(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_plain: bool = True
 ) -> torch.export.ExportedProgram:
-    """What torch.export records of the model, which is in eval mode; no operation of it writes to a value.
+    """Exports a model in eval mode; no operation of the program mutates a value.
 
-    With `is_plain` operations made of others are taken apart, too, which takes two thirds of the time.
+    With `is_plain`, composite operations are decomposed too, which takes two thirds of the time.
     """
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
-            is_done = not is_plain and not any(_writes(node.target) for node in exported.graph.nodes)
+            is_done = not is_plain and not any(_is_mutating(node.target) for node in exported.graph.nodes)
             return exported if is_done else exported.run_decompositions({})
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace it ({type(error).__name__}: {error})",
             where=type(model).__name__,
-            fix="let its forward pass depend on no values of its inputs, and give tensors, lists, tuples or dicts",
+            fix="its forward pass must not depend on values of its inputs; give tensors, lists, tuples or dicts",
         ) from error
 
 
-def _writes(target: Any) -> bool:
+def _is_mutating(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def reads_memory(graph: Graph) -> bool:
-    """Whether an operation takes memory as it lies: places that torch's layout decides, or bits that rounding does."""
-    return any(op.target in _BY_MEMORY for op in graph.ops)
+def depends_on_layout(graph: Graph) -> bool:
+    """Whether an operation depends on the memory layout (as_strided) or on the exact bits (view as another dtype)."""
+    return any(op.target in _LAYOUT_OPS for op in graph.ops)
 
 
-def _read(exported: Any) -> Graph:
+def _graph_of(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input", fix="let it compute new tensors instead")
+        raise ModelError("the forward pass changes a buffer or an input", fix="compute new tensors instead")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -128,21 +128,23 @@ def _read(exported: Any) -> Graph:
         number = numbers.setdefault(node, len(numbers))
         shapes[number] = shape_of(node)
 
-        def known(given: Any) -> Any:
-            return torch.fx.node.map_arg(given, to_ref)
+        def with_refs(arguments: Any) -> Any:
+            return torch.fx.node.map_arg(arguments, to_ref)
 
         if node.op == "placeholder" and sources[node.name].kind.name == "USER_INPUT":
             inputs.append(number)
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            args, shape = tuple(known(node.args)), shapes[number]
+            args, shape = tuple(with_refs(node.args)), shapes[number]
             is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
-            dtype = getattr(_first(node.meta.get("val")), "dtype", None)
-            ops.append(Op(name, node.target, args, dict(known(node.kwargs)), number, len(shape), prod(shape), dtype))
+            dtype = getattr(_first_result(node.meta.get("val")), "dtype", None)
+            ops.append(
+                Op(name, node.target, args, dict(with_refs(node.kwargs)), number, len(shape), prod(shape), dtype)
+            )
         elif node.op == "output":
-            outputs = [known(arg) for arg in node.args[0]]
+            outputs = [with_refs(arg) for arg in node.args[0]]
         else:
             raise ModelError(
                 f"the traced graph has a node of kind {node.op!r}",
@@ -152,31 +154,31 @@ def _read(exported: Any) -> Graph:
     return Graph(ops, constants, inputs, outputs, exported.call_spec.out_spec, shapes)
 
 
-def _first(value: Any) -> Any:
-    """A result, or the first one of several."""
+def _first_result(value: Any) -> Any:
+    """The result of an operation, or the first of several."""
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """The shape of a node's result, or of the first one; a number has none."""
-    return tuple(getattr(_first(node.meta.get("val")), "shape", ()))
+    """The shape of a node's (first) result; () for a number."""
+    return tuple(getattr(_first_result(node.meta.get("val")), "shape", ()))
 
 
-def _fused(graph: Graph) -> Graph:
-    """The graph with copies dropped, batch norms folded, sums and activations moved into the products before them."""
+def _fuse(graph: Graph) -> Graph:
+    """Drops copies, folds batch norms, and moves sums and activations into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
     constants = dict(graph.constants)
     for op in graph.ops:
         if op.target is BATCH_NORM:
-            _norm_to_product(op, ops, constants, _readers(graph, ops))
+            _fold_batch_norm(op, ops, constants, _readers(graph, ops))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
         act = activation_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
-            if source is not None and _is_open(source, _readers(graph, ops)):
+            if source is not None and _can_fuse(source, _readers(graph, ops)):
                 del ops[source.out]
                 ops[op.out] = replace(source, out=op.out, act=act)
     ordered = sorted(ops.values(), key=lambda op: op.out)
@@ -185,21 +187,21 @@ def _fused(graph: Graph) -> Graph:
 
 
 def _without_copies(graph: Graph) -> Graph:
-    """Without clones, which a pass that changes nothing does not need: their readers read what was cloned."""
+    """Removes clones, which are not needed since nothing is mutated: their readers read the original."""
     same: dict[int, int] = {}
     ops = []
 
-    def known(given: Any) -> Any:
+    def with_refs(arguments: Any) -> Any:
         return pytree.tree_map(
-            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, given
+            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, arguments
         )
 
     for op in graph.ops:
         if op.target is ATEN.clone.default:
-            same[op.out] = known(op.args[0]).value
+            same[op.out] = with_refs(op.args[0]).value
         else:
-            ops.append(replace(op, args=known(op.args), kwargs=known(op.kwargs)))
-    return replace(graph, ops=ops, outputs=known(graph.outputs))
+            ops.append(replace(op, args=with_refs(op.args), kwargs=with_refs(op.kwargs)))
+    return replace(graph, ops=ops, outputs=with_refs(graph.outputs))
 
 
 def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
@@ -210,15 +212,15 @@ def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
     return count
 
 
-def _is_open(op: Op, readers: dict[int, int]) -> bool:
-    """Whether an operation can take a sum or an activation: a product without activation, read once."""
+def _can_fuse(op: Op, readers: dict[int, int]) -> bool:
+    """Whether a sum or activation can be fused into this operation: a product without activation, read once."""
     return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 
-def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
-    """Takes a batch norm (and its `getitem`) into the convolution before it, or makes it a product of its own.
+def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
+    """Folds a batch norm (and its `getitem`) into the layer before it, or turns it into a depthwise convolution.
 
-    In float32 or wider: torch computes norms of half precision in float32, and their parameters may be float32.
+    Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
     """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
     if len(taken) != 1 or taken[0].args[1] != 0 or readers[norm.out] != 1:
@@ -233,7 +235,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # numbers of their own
+    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # unused numbers
     can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
     if not can_fold and norm.n_dims != 4:
         return
@@ -255,7 +257,7 @@ def _norm_to_product(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
-    """The weight with its rows times the scale, in its own dtype."""
+    """The weight with each row scaled, in its own dtype."""
     return (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
 
 
@@ -263,7 +265,7 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
     is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
-    if not (is_product and is_constant and _is_open(source, readers) and source.addend is None):
+    if not (is_product and is_constant and _can_fuse(source, readers) and source.addend is None):
         return False
     old = constants[source.args[1].value]
     scaled, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
@@ -272,9 +274,9 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
-    """Takes a sum of two values into one of them (rather the later), where that is a product nobody else reads.
+    """Fuses a sum into one of its terms (preferably the later), if that is a product nothing else reads.
 
-    Both have the shape of the sum: kernels do not broadcast.
+    Both terms must have the shape of the sum: kernels do not broadcast.
     """
     if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Ref) for arg in total.args):
         return
@@ -283,8 +285,8 @@ def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: di
         return
     for at, addend in (terms, terms[::-1]) if terms[0] > terms[1] else (terms[::-1], terms):
         source = ops.get(at)
-        if source is not None and _is_open(source, readers) and source.addend is None:
-            # runs where the sum stood: both terms are there, and nobody has asked for the product before
+        if source is not None and _can_fuse(source, readers) and source.addend is None:
+            # runs at the place of the sum, where both terms exist; nothing reads the product before
             del ops[at]
             ops[total.out] = replace(source, out=total.out, addend=addend)
             return

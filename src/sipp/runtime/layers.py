@@ -1,4 +1,4 @@
-"""A layer with weights of its own, as an operation describes it, and torch's dense way to run it."""
+"""Convolution and linear layers of a traced graph, and their dense implementation by torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, finished
+from sipp.runtime.steps import Step, Values, apply_epilogue, kept_share
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What the operation of a convolution or linear layer says, defaults filled in; its weight stands elsewhere."""
+    """A convolution or linear layer with defaults filled in, without its weight."""
 
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
@@ -29,7 +29,7 @@ class Layer:
 
 
 def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
-    """The layer that an operation with constant weights describes, and its weight."""
+    """The layer of an operation with constant weights, and its weight."""
     weight = constants[op.args[1].value].contiguous()
     bias_ref = op.args[2] if len(op.args) > 2 else None
     bias = None if bias_ref is None else constants[bias_ref.value].contiguous()
@@ -41,18 +41,18 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
-    """The layer with what follows it, by torch."""
+    """Runs the layer and its epilogue (sum, activation) with torch."""
     x = values[layer.op.args[0].value]
     if len(layer.shape) == 4:
         x = x.contiguous(memory_format=_format_of(weight))
         result = F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     else:
         result = F.linear(x.contiguous(), weight, layer.bias)
-    return finished(values, layer.op, result)
+    return apply_epilogue(values, layer.op, result)
 
 
 def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
-    """The dense layer, in the memory format that is faster here, timed on inputs that are already in this format."""
+    """The dense layer in the faster memory format, timed on inputs that already have this format."""
     choices = [weight]
     if len(layer.shape) == 4 and layer.groups == 1:
         choices.append(weight.contiguous(memory_format=torch.channels_last))
@@ -62,10 +62,9 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
     def run_step(current: Values) -> None:
         current[layer.op.out] = run_dense(layer, best, current)
 
-    keep = float((weight != 0).sum()) / max(1, weight.numel())
     return Step(
-        layer.op.name, "dense", run_step, layer.op.out, keep, weight.nbytes, weight.nbytes, None, min(times),
-        held=(best,),
+        layer.op.name, "dense", run_step, layer.op.out, kept_share(weight), weight.nbytes, weight.nbytes, None,
+        min(times), held=(best,),
     )  # fmt: skip
 
 
@@ -85,6 +84,6 @@ def _format_of(weight: Tensor) -> Any:
 
 
 def pair(option: Any) -> tuple[int, int]:
-    """One number for rows and one for columns, of what may be one for both."""
+    """(rows, columns) from one number for both or a pair."""
     numbers = list(option) if isinstance(option, (list, tuple)) else [option]
     return (numbers * 2)[0], (numbers * 2)[1]

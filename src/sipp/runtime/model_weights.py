@@ -1,7 +1,6 @@
-"""The model's own weights while a plan runs: packed, or in the memory format that is fastest for torch.
+"""Stores the model's own weights while a plan runs: packed, or in the memory format that is fastest for torch.
 
-Packed they wait as values and one bit for each weight. Those of convolutions can lie in another memory format than
-they were given in.
+Packed weights are stored as nonzero values and one bit per weight.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from sipp.native import memory
 
 Strides = dict[str, tuple[int, ...]]  # of parameters, by name
-MOST_KEPT = 0.9  # of a parameter: with more, it stays as it is
+MOST_KEPT = 0.9  # parameters with more nonzeros are not packed
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class PackedParameter:
 
 
 def pack_parameters(model: nn.Module, held: set[int]) -> dict[str, PackedParameter]:
-    """Empties the parameters that have zeros to leave out (-0.0 too), and gives what they were, by name.
+    """Frees the parameters that are worth packing, and returns their packed values by name (-0.0 counts as zero).
 
-    But not those whose memory is `held` by others (addresses): it would not get less.
+    Skips parameters whose memory (`held`, addresses) is used elsewhere: packing those would save nothing.
     """
     packed = {}
     for name, parameter in model.named_parameters():
@@ -52,7 +51,7 @@ def pack_parameters(model: nn.Module, held: set[int]) -> dict[str, PackedParamet
 
 
 def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> None:
-    """Puts the parameters back as they were, and forgets what they were."""
+    """Restores the parameters, and removes them from `packed`."""
     for name, parameter in model.named_parameters():
         if name in packed:
             kept = packed[name]
@@ -60,11 +59,11 @@ def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> N
             weight = memory.zeros(*kept.shape, dtype=kept.values.dtype)
             weight.view(-1)[is_kept] = kept.values
             parameter.data = weight
-            del packed[name]  # not before: memory may end
+            del packed[name]  # not earlier: the allocation above may fail
 
 
-def strides_of(model: nn.Module) -> Strides:
-    """Those of the weights of convolutions that lie in one of torch's two formats."""
+def conv_strides(model: nn.Module) -> Strides:
+    """The strides of convolution weights that are contiguous or channels-last."""
     formats = (torch.contiguous_format, torch.channels_last)
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 4}
     return {
@@ -74,18 +73,18 @@ def strides_of(model: nn.Module) -> Strides:
     }
 
 
-def other_strides(model: nn.Module, given: Strides) -> list[Strides]:
-    """The same weights, all of them in one of torch's two formats, where they are not so already."""
+def other_formats(model: nn.Module, current: Strides) -> list[Strides]:
+    """The strides of the same weights, all contiguous or all channels-last, where that differs from now."""
     weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
     choices = [
-        {name: weights[name].contiguous(memory_format=form).stride() for name in given}
+        {name: weights[name].contiguous(memory_format=form).stride() for name in current}
         for form in (torch.contiguous_format, torch.channels_last)
     ]
-    return [strides for strides in choices if strides != given]
+    return [strides for strides in choices if strides != current]
 
 
-def lay_out(model: nn.Module, strides: Strides) -> None:
-    """Lays out these parameters with these strides, where they are not so already."""
+def set_strides(model: nn.Module, strides: Strides) -> None:
+    """Copies these parameters into memory with these strides, if they have others."""
     for name, parameter in model.named_parameters():
         if name in strides and parameter.stride() != strides[name]:
             moved = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")

@@ -1,7 +1,7 @@
 """Counts the multiply-adds of each layer in a traced forward pass.
 
-Counted are products: linear layers, convolutions, recurrent layers, products of matrices, attention. What is done to
-each value alone (norms, activations, sums, pooling) is not, as in other counts of this kind.
+Linear, convolutional and recurrent layers, matrix products and attention count. Elementwise work (norms, activations,
+sums, pooling) does not, as usual.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sipp.runtime.graph import shape_of
 Shape = tuple[int, ...]
 
 _PRODUCTS = {"linear", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
-_MATRICES = {"mm": 0, "bmm": 0, "matmul": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}  # where the first stands
+_MATRICES = {"mm": 0, "bmm": 0, "matmul": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}  # index of the first matrix
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The multiply-adds of a call with the example, by the name of the weight, or of the operation that has none.
+    """The multiply-adds of one call with the example, by name of the weight (or of the operation, if it has none).
 
-    `shapes` are those of the weights; where a network was made smaller, its own: positions are as they were.
+    `shapes` are the shapes of the weights, which may be smaller than when the program was traced.
     """
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
     counts: dict[str, int] = {}
@@ -51,7 +51,7 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
 
 
 def _positions(node: Node, kind: str) -> int:
-    """How often a call uses each weight."""
+    """How many times a call uses each weight."""
     weight, x = node.args[1], node.args[0]
     if "transpose" in kind:
         return prod(shape_of(x)) // shape_of(weight)[0]

@@ -1,4 +1,4 @@
-"""Layer norm over the features of tokens that lie side by side: three passes over a strip that stays in the cache."""
+"""Layer norm for tokens stored side by side: three passes over a strip that stays in the cache."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
 LAYER_NORM = ATEN.layer_norm.default
-MARGIN = 2.0**8  # squares so near to overflow are left to torch, which sums them in another order
+MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
 
 
 def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
-    """The step of a layer norm over the last dimension; None where it is left to torch."""
+    """The step for a layer norm over the last dimension; None to leave it to torch."""
     x = values[op.args[0].value]
     refs = [*op.args[2:4], None, None][:2]
     if not all(ref is None or (isinstance(ref, Ref) and ref.value in constants) for ref in refs):
@@ -87,7 +87,7 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
         mean = [b.fmul(total, share) for total in _over(b, args, lanes, x, zeros, lambda v, value: value)]
         squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
         for total, middle in zip(squares, mean):
-            for square in (total, _square(b, middle)):  # torch squares means too, of parts
+            for square in (total, _square(b, middle)):  # torch squares partial means too
                 near = b.fmul(square, constant(MARGIN, lanes))
                 b.store(fused(b, near, constant(0.0, lanes), b.load(bad)), bad)
         variances = [fused(b, total, share, epsilon) for total in squares]
@@ -104,7 +104,7 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
 
 
 def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
-    """Sums over the features, for each vector of a strip."""
+    """Emits sums over the features, one for each vector of a strip."""
     cells = variables(b, start)
     with each(b, 0, args.number("n_features")) as feature:
         line = b.add(x, b.mul(feature, args.number("pitch")))

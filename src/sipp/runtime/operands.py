@@ -1,4 +1,4 @@
-"""Where a product finds what it reads: in a buffer as it lies, or copied into one of its own in each call."""
+"""Inputs of a product: read directly from a buffer, or copied into one in each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sipp.runtime.buffers import (
     Buffer,
     image_buffer,
     plain_strides,
-    rounded,
+    rounded_up,
     token_buffer,
     token_columns,
     token_strides,
@@ -28,24 +28,24 @@ Fill = Callable[[Values], None]
 
 @dataclass(frozen=True)
 class Operand:
-    """Memory of a product: the first address, how positions lie, and what brings the values there in each call."""
+    """Memory that a product reads or writes: its layout, and the function that fills it in each call, if any."""
 
     data: Tensor
     plane: Plane
     channel: int  # floats from one channel to the next
-    row: int  # of taps
-    phase: int
-    n: int  # points side by side
+    row: int  # floats from one row of the kernel window to the next
+    phase: int  # floats from one phase of a strided input to the next; 0 if columns are in order
+    n: int  # adjacent points
     fill: Fill | None
 
 
 def fills_of(*operands: Operand | None) -> list[Fill]:
-    """What has to be copied before a product can run."""
+    """The copies to make before a product can run."""
     return [operand.fill for operand in operands if operand is not None and operand.fill is not None]
 
 
 def filled_run(fills: list[Fill], kernel: Callable[[], None], out: int, result: Tensor) -> Fill:
-    """How a step runs: its operands are copied to where the kernel reads them, then the kernel writes its result."""
+    """A step that fills its operands, runs the kernel, and stores the result as value `out`."""
 
     def run_step(current: Values) -> None:
         for fill in fills:
@@ -57,12 +57,12 @@ def filled_run(fills: list[Fill], kernel: Callable[[], None], out: int, result: 
 
 
 def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
-    """The input of a convolution, with at least the border that its padding needs."""
+    """The input of a convolution, with a border at least as wide as its padding."""
     number, padding = layer.op.args[0].value, layer.padding
     buffer = arena.image_of(x)
     n, channels, height, width = x.shape
     is_ready = buffer is not None and all(have >= need for have, need in zip(buffer.border, padding))
-    if rounded(n) % 8 and layer.stride[1] > 1:
+    if rounded_up(n) % 8 and layer.stride[1] > 1:
         return _phases(number, x, layer)
     if buffer is None or not is_ready:
         buffer = image_buffer(n, channels, height, width, padding)
@@ -71,7 +71,7 @@ def image_input(layer: Layer, x: Tensor, arena: Arena) -> Operand:
 
 
 def image_addend(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
-    """What is added to images N x C x H x W."""
+    """A tensor that is added to images N x C x H x W."""
     buffer = arena.image_of(x)
     if buffer is not None and x.shape == like.inner.shape:
         return _image_operand(buffer, (1, 1), (0, 0), None)
@@ -84,12 +84,12 @@ def image_output(buffer: Buffer) -> Operand:
 
 
 def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[int, ...]]:
-    """The input of a linear layer, and the strides of its tokens."""
+    """The input of a linear layer, and the strides of its leading dimensions."""
     lead, n = tuple(x.shape[:-1]), prod(x.shape[:-1])
-    strides, buffer = token_strides(x), arena.of(x)
+    strides, buffer = token_strides(x), arena.buffer_of(x)
     is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
     if is_ready and buffer is not None and strides is not None:
-        n_columns = buffer.data_CHWN.shape[3]  # of images these may be no whole vectors
+        n_columns = buffer.data_CHWN.shape[3]  # for images this may not be a whole number of vectors
         has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
         if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
             return token_operand(buffer, None), strides
@@ -99,7 +99,7 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
 
 
 def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
-    """What is added to a linear layer's output whose tokens have these strides."""
+    """A tensor that is added to the output of a linear layer whose tokens have these strides."""
     operand, have = token_input(number, x, arena)
     if operand.fill is None and have == strides and x.shape[-1] == features:
         return operand
@@ -122,7 +122,7 @@ def _image_operand(
 
 
 def _phases(number: int, x: Tensor, layer: Layer) -> Operand:
-    """Few points and a stride: columns 0, s, 2s .. first, then 1, s + 1 .., so that vectors of pixels can be read."""
+    """For few points and a stride s: stores columns 0, s, 2s .. first, then 1, s + 1 .., so pixels form vectors."""
     n, channels, height, width = x.shape
     (pad_rows, pad_columns), step = layer.padding, layer.stride[1]
     n_columns = -(-(width + 2 * pad_columns) // step)

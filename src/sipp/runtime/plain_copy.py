@@ -1,4 +1,4 @@
-"""A model in, a copy with plain weights out: masks that are held, or of torch.nn.utils.prune, become zeros in them."""
+"""Copies a model with plain weights: masks from `hold` or torch.nn.utils.prune become zeros in the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sipp.pruning.masking import release
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model in eval mode, without hooks that write its weights before each call; it gives the same."""
+    """A copy of the model in eval mode, without the hooks that mask its weights; its outputs are the same."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ModelError("has no values yet, its module is lazy", where=name, fix="run the model on an input first")
@@ -22,16 +22,16 @@ def plain_copy(model: nn.Module) -> nn.Module:
         raise ModelError(
             f"cannot be copied ({type(error).__name__}: {error})",
             where=type(model).__name__,
-            fix="keep what has no copy (locks, files) out of its attributes, or give it a __deepcopy__",
+            fix="remove attributes that cannot be copied (locks, files), or give it a __deepcopy__",
         ) from error
     release(copied)
     for module in copied.modules():
         if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # which torch.export does not record: padded tokens would be 0
+            module.use_nested_tensor = False  # not recorded by torch.export; would set padded tokens to 0
     return copied.eval()
 
 
 def _values_with_a_history(model: nn.Module) -> dict[int, object]:
-    """For deepcopy: copies of tensors that were computed, such as weight = weight_orig * mask, which it refuses."""
+    """A memo for deepcopy with copies of non-leaf tensors (such as weight = weight_orig * mask), which it refuses."""
     values = (value for module in model.modules() for value in vars(module).values())
     return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}

@@ -1,4 +1,4 @@
-"""A traced graph and an example -> a plan: the steps for inputs of these shapes, chosen by running them once."""
+"""Compiles a traced graph into a plan: for each operation the fastest step, chosen by timing on an example."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sipp.native import pytree
 from sipp.runtime import steps
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena
+from sipp.runtime.cat_and_pad import CAT_AND_PAD, cat_or_pad_step
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.layers import read_layer
 from sipp.runtime.norms import LAYER_NORM, norm_step
-from sipp.runtime.placing import PLACINGS, placing_step
 from sipp.runtime.pools import POOLS, pool_step
 from sipp.runtime.products import image_step, token_step
 from sipp.runtime.recurrent import LSTM, RECURRENT, recurrent_step
 from sipp.runtime.steps import ATTENTION, Step, Values, torch_step
 from sipp.runtime.vector_kernel import MOST_COLUMNS, vector_step
 
-# Give nothing that is not finite where what they read is
+# Operations whose results are finite if their inputs are
 _SAFE = {
     ATEN.view.default, ATEN.reshape.default, ATEN.transpose.int, ATEN.permute.default, ATEN.slice.Tensor,
     ATEN.select.int, ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.expand.default,
@@ -36,19 +36,19 @@ _SAFE = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a network for inputs of certain shapes. Buffers are shared by all calls, one call at a time."""
+    """The steps of a network for inputs of certain shapes. All calls share its buffers, so one runs at a time."""
 
     graph: Graph
     steps: list[Step]
     constants: Values
     arena: Arena
     lock: Any
-    places: frozenset[int]  # where the constants lie
+    storages: frozenset[int]  # addresses of the constants
 
     def run(self, inputs: list[Any]) -> list[Any] | None:
-        """The outputs, flat; None where a value on the way is not finite: times a zero it is not zero."""
+        """The flat outputs; None if a value on the way is not finite (0 times infinity is not 0, so torch must run)."""
         flag = self.arena.flag
-        with self.lock, torch.no_grad(), _as_traced():
+        with self.lock, torch.no_grad(), _without_autocast():
             values = self._start(inputs)
             flag.clear()
             for value in inputs:
@@ -60,16 +60,16 @@ class Plan:
                 step.run(values)
             if flag.is_raised:
                 return None
-            theirs, outputs = {*self.places, *_places(inputs)}, []
+            shared, outputs = {*self.storages, *_storages(inputs)}, []
             for ref in self.graph.outputs:
-                outputs.append(self._own(values[ref.value], theirs) if isinstance(ref, Ref) else ref)
+                outputs.append(self._owned(values[ref.value], shared) if isinstance(ref, Ref) else ref)
                 if len(self.graph.outputs) > 1:
-                    theirs |= _places(outputs[-1:])
+                    shared |= _storages(outputs[-1:])
             return outputs
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Weights that it holds as they are; other plans, and the model, may hold the same."""
+        """Dense weights that it holds; other plans and the model may share them."""
         return [
             *(t for t in self.constants.values() if isinstance(t, Tensor)),
             *(t for s in self.steps for t in s.held),
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def n_packed_bytes(self) -> int:
-        """What the weights take that it holds packed, which are its own."""
+        """Bytes of the packed weights, which belong to this plan alone."""
         return sum(step.n_bytes for step in self.steps if step.kernel not in ("dense", "torch"))
 
     def _start(self, inputs: list[Any]) -> Values:
@@ -85,18 +85,18 @@ class Plan:
         values.update(zip(self.graph.inputs, inputs))
         return values
 
-    def _own(self, value: Any, theirs: set[int]) -> Any:
-        """The value in memory of its own: no later call writes to it, and it is no input, constant or other result."""
+    def _owned(self, value: Any, shared: set[int]) -> Any:
+        """The value, copied if it shares memory with a buffer, an input, a constant or another result."""
         if not isinstance(value, Tensor):
             return value
-        is_shared = self.arena.of(value) or value.untyped_storage().data_ptr() in theirs
+        is_shared = self.arena.buffer_of(value) or value.untyped_storage().data_ptr() in shared
         return value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
-    """The plan for inputs like these: every operation is run, in order, in the ways it could be."""
-    with torch.no_grad(), _as_traced():
-        graph = computed(graph)
+    """The plan for inputs like these: runs every operation in order, trying its possible implementations."""
+    with torch.no_grad(), _without_autocast():
+        graph = fold_constants(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
@@ -108,22 +108,22 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
             for n in set(op.reads()):
                 if last[n] == i and n not in kept and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        used = {n for op, step in zip(graph.ops, steps) for n in _kept_reads(op, step)} | kept
+        used = {n for op, step in zip(graph.ops, steps) for n in _still_read(op, step)} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
-        watched = _checked(graph, steps, arena)
+        watched = _with_finite_checks(graph, steps, arena)
         return Plan(
-            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _places(constants.values())
+            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _storages(constants.values())
         )
 
 
-def whole_plan(graph: Graph) -> Plan:
-    """The plan of a network that torch runs as a whole: its operations, for the table."""
+def torch_plan(graph: Graph) -> Plan:
+    """The plan of a network that torch runs as a whole: only its list of operations, for the table."""
     steps = [torch_step(op) for op in graph.ops]
     return Plan(replace(graph, constants={}), steps, {}, Arena(), threading.Lock(), frozenset())
 
 
-def table_of(plan: Plan) -> Plan:
-    """The plan with what is printed of it, and no weights and buffers: it cannot be run."""
+def without_weights(plan: Plan) -> Plan:
+    """The plan without weights and buffers: it can be printed but not run."""
 
     def run(values: Values) -> None:
         raise AssertionError("this plan lost to torch")
@@ -132,18 +132,18 @@ def table_of(plan: Plan) -> Plan:
     return replace(plan, steps=steps, constants={}, arena=Arena())
 
 
-def _as_traced() -> AbstractContextManager[object]:
-    """Without autocast, whose casts are operations of the graph: where it is on, torch would cast once more."""
+def _without_autocast() -> AbstractContextManager[object]:
+    """Turns autocast off: its casts are already operations of the graph."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
-def _places(values: Iterable[Any]) -> frozenset[int]:
-    """Where the memory of tensors begins."""
+def _storages(values: Iterable[Any]) -> frozenset[int]:
+    """The addresses of the tensors' storages."""
     return frozenset(value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor))
 
 
-def _kept_reads(op: Op, step: Step) -> list[int]:
-    """The values that a step reads in calls to come: no weights that it has taken for itself."""
+def _still_read(op: Op, step: Step) -> list[int]:
+    """The values a step reads in later calls: not the weights that it has packed."""
     if step.kernel == "torch" or op.target not in (CONV, LINEAR, LSTM):
         return op.reads()
     taken = op.args[2] if op.target is LSTM else op.args[1:3]
@@ -151,8 +151,8 @@ def _kept_reads(op: Op, step: Step) -> list[int]:
     return [n for n in op.reads() if n not in own or n == op.addend]
 
 
-def computed(graph: Graph) -> Graph:
-    """The graph without operations on constants alone, whose results become constants; but nothing that is drawn."""
+def fold_constants(graph: Graph) -> Graph:
+    """Evaluates operations on constants alone, except random ones, and makes their results constants."""
     constants, ops = dict(graph.constants), []
     for op in graph.ops:
         is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
@@ -164,14 +164,14 @@ def computed(graph: Graph) -> Graph:
 
 
 def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
-    """The step of one operation; leaves its result in `values`."""
-    if op.target in (CONV, LINEAR) and _is_ours(op, graph, values):
+    """Chooses and runs the step of one operation; its result is added to `values`."""
+    if op.target in (CONV, LINEAR) and _can_be_sparse(op, graph, values):
         return _product_step(op, graph, values, arena, border)
     step = None
     if op.target in POOLS:
         step = pool_step(op, values, arena, border)
-    elif op.target in PLACINGS:
-        step = placing_step(op, values, arena, border)
+    elif op.target in CAT_AND_PAD:
+        step = cat_or_pad_step(op, values, arena, border)
     elif op.target is LAYER_NORM:
         step = norm_step(op, values, arena, graph.constants)
     elif op.target is ATTENTION:
@@ -190,7 +190,7 @@ def _step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int,
 
 
 def _with_weights(step: Step, op: Op, graph: Graph, values: Values) -> Step:
-    """A recurrent layer that torch runs, with its weights and its time: it has its row in the table like all others."""
+    """Adds the size and time of a recurrent layer that torch runs, for its row in the table."""
     weights = [w for n in op.reads() if (w := graph.constants.get(n)) is not None and w.ndim == 2]
     n_weights = sum(w.numel() for w in weights)
     n_bytes, keep = sum(w.nbytes for w in weights), sum(int((w != 0).sum()) for w in weights) / max(1, n_weights)
@@ -199,7 +199,7 @@ def _with_weights(step: Step, op: Op, graph: Graph, values: Values) -> Step:
 
 
 def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
-    """The step of a convolution or a linear layer with weights of its own."""
+    """The step of a convolution or linear layer with constant weights."""
     layer, weight = read_layer(op, graph.constants)
     if op.target is CONV:
         step = image_step(layer, weight, values, arena, border)
@@ -210,8 +210,8 @@ def _product_step(op: Op, graph: Graph, values: Values, arena: Arena, border: tu
     return step if layer.bias is None else replace(step, held=(*step.held, layer.bias))
 
 
-def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
-    """Whether a product is in float32, has constant weights, and gets a batch that is not empty."""
+def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
+    """Whether a product is float32 on the CPU, with constant weights and a nonempty batch."""
     x = values[op.args[0].value]
     refs = [ref for ref in op.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs)
@@ -224,7 +224,7 @@ def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
 
 
 def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
-    """The widest padding that convolutions ask of each value they read."""
+    """For each value, the widest padding of the convolutions that read it."""
     borders: dict[int, tuple[int, int]] = {}
     for op in graph.ops:
         if op.target is CONV and len(op.args) > 4:
@@ -234,11 +234,11 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
     return borders
 
 
-def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
-    """The steps; where our own kernels read a result that its step does not check, a check follows.
+def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+    """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Through what cannot make a value finite again, such as a view, it is read as well. A mean may overflow. A
-    dense layer that a norm went into is watched in any case: before the norm it may overflow.
+    Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a
+    folded norm is always checked, because it may overflow before the norm.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
@@ -249,15 +249,15 @@ def _checked(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
         1.0 if op.overflow_factor is None else float(graph.constants[op.overflow_factor].max()) for op in graph.ops
     ]
     return [
-        _with_check(step, arena, limit)
+        _with_finite_check(step, arena, limit)
         if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
         else step
         for op, step, is_blind, limit in zip(graph.ops, steps, unwatched, limits)
     ]
 
 
-def _with_check(step: Step, arena: Arena, limit: float) -> Step:
-    """The step, followed by a check that its result is finite, and `limit` times it too."""
+def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
+    """The step, followed by a check that `limit` times its result is finite."""
 
     def run(values: Values) -> None:
         step.run(values)
@@ -269,7 +269,7 @@ def _with_check(step: Step, arena: Arena, limit: float) -> Step:
 
 
 def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The inputs as one list."""
+    """The inputs as a flat list."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return [args[0]]
     return pytree.tree_leaves((args, kwargs))

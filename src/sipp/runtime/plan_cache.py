@@ -1,4 +1,4 @@
-"""Keeps the plans for different kinds of input, and decides which one to replace."""
+"""A cache of compiled plans, one for each input signature, and its replacement policy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sipp.runtime.model_weights import Strides
 from sipp.runtime.plan import Plan
 
 MOST_PLANS = 8  # kept at a time
-PATIENCE = 16  # calls of one more kind while the plan used longest ago is not used: then that one makes room
-MOST_WAITING = 256  # kinds whose calls are counted
-BEYOND = (
+PATIENCE = 16  # calls with a new signature, while the least recently used plan is idle, before it is replaced
+MOST_WAITING = 256  # signatures without a plan whose calls are counted
+TOO_MANY = (
     f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
     "pad inputs to fewer shapes, and pass numbers that change as tensors"
 )
@@ -24,33 +24,33 @@ BEYOND = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """How inputs of one kind are run: by a plan, or by torch as a whole where that is faster."""
+    """How inputs of one signature are run: by a plan, or by torch as a whole if that is faster."""
 
     plan: Plan
-    chunk: int | None  # points that the plan takes at a time; None: all
+    chunk: int | None  # points per run of the plan; None: all at once
     is_dense: bool  # the plan is a table of what was tried, without its weights
-    is_finite: bool  # whether all values on the way were, when it was compiled
-    is_same: bool  # whether the plan gave what torch does, then
-    seconds: float  # of a call, on torch's threads: the median
+    is_finite: bool  # whether all intermediate values were, when it was compiled
+    is_same: bool  # whether the plan's outputs agreed with torch's then
+    seconds: float  # median time of a call, on torch's threads
     dense_seconds: float
-    speed: Speed  # of calls that took turns, when it was compiled
-    strides: Strides  # of the weights of convolutions, where torch runs it
+    speed: Speed  # against torch, when it was compiled
+    strides: Strides  # of convolution weights, for when torch runs it
 
 
 Kept = TypeVar("Kept")
 
 
 class PlanCache(Generic[Kept]):
-    """The plans of the kinds of input met so far, at most MOST_PLANS, and who waits for a place.
+    """At most MOST_PLANS plans by input signature, protected by a lock.
 
-    Kinds that come in turn do not push each other out: one more than there are places has none until it has come
-    PATIENCE times while the plan used longest ago was not used at all. Threads take turns by its lock.
+    A further signature replaces the least recently used plan only after PATIENCE calls during which that plan was not
+    used, so signatures that alternate do not evict each other.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.is_beyond = False  # whether a kind had no place
-        self._plans: dict[Hashable, Kept] = {}  # the one used longest ago first
+        self.has_overflowed = False  # whether a signature ever got no plan
+        self._plans: dict[Hashable, Kept] = {}  # least recently used first
         self._waiting: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
@@ -59,45 +59,45 @@ class PlanCache(Generic[Kept]):
     def all(self) -> list[Kept]:
         return list(self._plans.values())
 
-    def plan_for(self, kind: Hashable, make: Callable[[], Kept]) -> Kept | None:
-        """The plan for this kind, made now where it is to have a place; None where torch runs it, with one warning."""
+    def plan_for(self, signature: Hashable, make: Callable[[], Kept]) -> Kept | None:
+        """The plan for this signature, compiled now if it gets one; None: torch runs it (warns once)."""
         with self.lock:
-            known = self.used(kind)
-            is_next = known is None and self.has_place(kind)
+            known = self.used(signature)
+            is_next = known is None and self.should_compile(signature)
         if is_next:
             return make()
-        if known is None and not self.is_beyond:
-            self.is_beyond = True
-            warnings.warn(BEYOND, stacklevel=3)
+        if known is None and not self.has_overflowed:
+            self.has_overflowed = True
+            warnings.warn(TOO_MANY, stacklevel=3)
         return known
 
-    def used(self, kind: Hashable) -> Kept | None:
-        """The plan for this kind, now the one used last; None where there is none."""
-        if kind not in self._plans:
+    def used(self, signature: Hashable) -> Kept | None:
+        """The plan for this signature, marked as most recently used; None if there is none."""
+        if signature not in self._plans:
             return None
-        if kind == next(iter(self._plans)):
+        if signature == next(iter(self._plans)):
             self._waiting.clear()
-        self._plans[kind] = self._plans.pop(kind)
-        return self._plans[kind]
+        self._plans[signature] = self._plans.pop(signature)
+        return self._plans[signature]
 
-    def has_place(self, kind: Hashable) -> bool:
-        """Whether a kind without a plan is to have one, now that it has come once more."""
+    def should_compile(self, signature: Hashable) -> bool:
+        """Counts a call with a signature that has no plan; whether it should get one now."""
         if len(self._plans) < MOST_PLANS:
             return True
-        if len(self._waiting) == MOST_WAITING and kind not in self._waiting:
+        if len(self._waiting) == MOST_WAITING and signature not in self._waiting:
             self._waiting.clear()
-        self._waiting[kind] = self._waiting.get(kind, 0) + 1
-        return self._waiting[kind] >= PATIENCE
+        self._waiting[signature] = self._waiting.get(signature, 0) + 1
+        return self._waiting[signature] >= PATIENCE
 
-    def put(self, kind: Hashable, compiled: Kept) -> None:
+    def put(self, signature: Hashable, compiled: Kept) -> None:
         if len(self._plans) == MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._waiting.clear()
-        self._plans[kind] = compiled
+        self._plans[signature] = compiled
 
 
 def refuse_copy() -> NoReturn:
-    """Raises: what a compiled network is made of cannot leave its process."""
+    """Raises ModelError: compiled code cannot leave its process."""
     raise ModelError(
         "a compiled network can be neither copied nor pickled: it is compiled for this process",
         fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",

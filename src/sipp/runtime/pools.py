@@ -1,4 +1,4 @@
-"""Pooling over windows, as a loop over positions and the places each one reads, points side by side."""
+"""Max and average pooling, as loops over output positions and the inputs each one reads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair
+from sipp.runtime.operands import filled_run
 from sipp.runtime.steps import PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
 
 
-TABLE_NUMBERS = 4  # where a position is in out (bytes), its first and last tap, the factor of its sum (bits)
+TABLE_NUMBERS = 4  # per position: its offset in out (bytes), first and last tap, factor of the sum (as bits)
 
 
 def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
-    """The step of a pooling whose input lies in a buffer; None where this one is left to torch."""
+    """The step for a pooling whose input is in a buffer; None to leave it to torch."""
     x = values[op.args[0].value]
     source = arena.image_of(x)
     windows = None if source is None else _windows(op, x)
@@ -48,17 +49,12 @@ def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> 
         return None
     out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
-    result = out.inner
-
-    def run_step(current: Values) -> None:
-        kernel()
-        current[op.out] = result
-
+    run_step = filled_run([], kernel, op.out, out.inner)
     run_step(values)
     return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", run_step, op.out)
 
 
-_Windows = tuple[list[range], list[int]]  # of each output row (or column): which input ones, and how many count
+_Windows = tuple[list[range], list[int]]  # per output row (or column): the input rows, and how many count
 
 
 def _windows(op: Op, x: Tensor) -> tuple[_Windows, _Windows] | None:

@@ -1,4 +1,4 @@
-"""Convolutions and linear layers as steps: the sparse product, or torch's dense one where that is faster."""
+"""Convolutions and linear layers as steps: a sparse product, or torch's dense one if that is faster."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sipp.runtime.operands import (
 from sipp.runtime.steps import LEAST_GAIN, SHARES_PER_THREAD, PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import Packed, Tiling, pack, strip_code, tilings
 
-NEAREST_CACHE = 24_000  # bytes of x that stay in the first cache next to weights and sums
-HOPELESS = 2.0  # times as long as the dense layer: not tried again
-FEWEST_A_ROUND = 4  # weights of a row, on average: with fewer, to read and write its sums costs more
+NEAREST_CACHE = 24_000  # bytes of x that fit into the first-level cache beside weights and sums
+HOPELESS = 2.0  # a kernel this many times slower than dense is timed only once
+FEWEST_A_ROUND = 4  # weights per row and round: with fewer, reading and writing partial sums costs more
 
 
 def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
-    """The step of a convolution, chosen by trial on these values, where its result is left."""
+    """The step of a convolution, chosen by timing on these values; its result is added to them."""
     op, x = layer.op, values[layer.op.args[0].value]
     n_high, n_wide = output_size(layer, x)
     out = arena.image(len(x), len(weight), n_high, n_wide, border)
     source = image_input(layer, x, arena)
     addend = None if op.addend is None else image_addend(op.addend, values[op.addend], out, arena)
-    return _chosen(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
+    return _choose(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
 
 
 def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
@@ -52,7 +52,7 @@ def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> St
     if op.addend is not None:
         addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     result = out.tokens(lead, strides)
-    return _chosen(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
+    return _choose(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
 
 
 def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
@@ -62,18 +62,18 @@ def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
     return high, wide
 
 
-def _chosen(
+def _choose(
     layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, addend: Operand | None,
     result: Tensor, size: tuple[int, int],
 ) -> Step:  # fmt: skip
-    """The fastest of the ways to cut the output and of torch's dense product."""
-    op, places = layer.op, _places(layer, source)
+    """The fastest of the sparse tilings and torch's dense product."""
+    op, places = layer.op, _offsets(layer, source)
     flat = weight.flatten(1).numpy()
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
     ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
-    packs = {way.n_rounds: _packed(layer, flat, places, source.n, way.n_rounds) for way in ways}
+    packs = {way.n_rounds: _pack(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
     fills = fills_of(source, addend)
     for fill in fills:
@@ -100,7 +100,7 @@ def _kernel_name(way: Tiling) -> str:
 
 
 def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
-    """One, and as many as bring what a strip reads down to the first cache, if a row has work enough in each."""
+    """Numbers of rounds to try: 1, and enough that the input of a strip fits the first-level cache, if worthwhile."""
     kernel = (*layer.shape, 1, 1)[2:4]
     reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
     lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
@@ -110,8 +110,8 @@ def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floa
     return [1] if n_rounds < 2 else [1, n_rounds]
 
 
-def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
-    """The weight packed for so many rounds: each goes over a part of the channels, for all rows."""
+def _pack(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
+    """The weight packed for this many rounds, each over a part of the input channels."""
     rows, columns = flat.nonzero()
     channels = columns // (flat.shape[1] // layer.shape[1])
     nth_round = channels * n_rounds // layer.shape[1]
@@ -119,8 +119,8 @@ def _packed(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rou
     return pack(nth_round * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
 
 
-def _places(layer: Layer, source: Operand) -> np.ndarray:
-    """Where column k of a row's weights looks in x, for each group: floats, G x K."""
+def _offsets(layer: Layer, source: Operand) -> np.ndarray:
+    """For each group, the offset in x (floats) that column k of the weight reads: G x K."""
     channels, *kernel = (*layer.shape, 1, 1)[1:4]
     first = np.arange(layer.groups, dtype=np.int64)[:, None, None, None] * channels
     channel = (first + np.arange(channels)[None, :, None, None]) * source.channel
@@ -136,7 +136,7 @@ def _kernel(
     packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, addend: Operand | None,
     flag: Flag,
 ) -> PreparedKernel:  # fmt: skip
-    """The loop over strips with its arguments for this layer: addresses, sizes, and bytes from channel to channel."""
+    """The loop over strips with its arguments for this layer: addresses, sizes and channel strides."""
     n_strips = len(way.strips)
     n_threads, n_rows = torch.get_num_threads(), len(bias)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
@@ -145,12 +145,12 @@ def _kernel(
         "out": memory.address(out.data),
         "addend": 0 if addend is None else memory.address(addend.data),
         "bias": memory.address(bias),
-        "rows": packed.rows.ctypes.data + packed.rows.itemsize,  # behind its first number
+        "rows": packed.rows.ctypes.data + packed.rows.itemsize,  # skips its first number
         "values": packed.values.ctypes.data,
         "steps": packed.steps.ctypes.data,
         "strips": way.strips.ctypes.data,
         "n_strips": n_strips,
-        "n_blocks": n_blocks,  # of rows, for threads
+        "n_blocks": n_blocks,  # of rows, shared among threads
         "n_rows": n_rows,
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * FLOAT_BYTES,

@@ -1,7 +1,7 @@
-"""A network traced by torch.export as the bytes of a file: a program of torch (.pt2), or ONNX; each run and compared.
+"""Traces a network into the bytes of a .pt2 program or an ONNX file; each is run on the example and compared.
 
-The number of points of the example, the size that all its tensors have in front, is left open where the network
-allows it, and so is the length of sequences of whole numbers (points x tokens). Other sizes are those of the example.
+The batch size (first size of every tensor) is left dynamic if the network allows it, and so is the length of token
+sequences (batch x tokens). All other sizes are those of the example.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
-from sipp.runtime.examples import copies, off_by
+from sipp.runtime.examples import cloned, output_difference
 from sipp.storage.tensors import in_own_memory
 
-AGREEMENT = 1e-4  # of the largest number of an output
+AGREEMENT = 1e-4  # relative to the largest value of an output
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The bytes of a file, how far it is from the network on the example, and what it takes."""
+    """The bytes of a file, its error on the example, and which input sizes it accepts."""
 
     content: bytes
     off_by: float
-    n_points: int | None  # at a time; None: any
-    n_tokens: int | None  # of a sequence; None: any, or there are no sequences
+    n_points: int | None  # the only batch size; None: any
+    n_tokens: int | None  # the only sequence length; None: any, or no sequences
     has_tokens: bool
 
 
 def onnx_bytes(model: nn.Module, call: Call) -> Traced:
-    """The ONNX file of a network, compared with torch on the example by onnxruntime."""
+    """The network as ONNX, compared with torch by running the example in onnxruntime."""
     with needed_for("exporting to ONNX"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    program = _traced(model, call)
+    program = _trace(model, call)
     with _quiet():
         try:
             names = _output_names(model, call)
             exported = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names)
             proto = exported.model_proto  # type: ignore[union-attr]
             content = proto.SerializeToString()
-        except Exception as error:  # any of its hundred passes
+        except Exception as error:  # its many passes raise anything
             raise ModelError(
                 f"torch.onnx cannot convert it ({_reason(error)})",
-                fix="export to pt2, which holds what torch.export traced; files of more than 2 GB do not exist in ONNX",
+                fix="export to pt2, which holds what torch.export traced; an ONNX file cannot exceed 2 GB",
             ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
@@ -67,39 +67,39 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             names = [slot.name for slot in session.get_inputs()]
             return [torch.from_numpy(out) for out in session.run(None, {n: x.numpy() for n, x in zip(names, tensors)})]
-        except Exception as error:  # a number format or an operation that it has no code for
+        except Exception as error:  # a dtype or operation that it does not implement
             raise ModelError(
-                f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_other_way(model)
+                f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_suggestion(model)
             ) from error
 
-    return _described(program, call, content, _compared(model, call, by_onnxruntime, "onnxruntime"))
+    return _describe(program, call, content, _compare(model, call, by_onnxruntime, "onnxruntime"))
 
 
 def program_bytes(model: nn.Module, call: Call) -> Traced:
-    """The file of torch.export, compared with the network on the example."""
-    program = _traced(model, call)
-    _keep_no_data(program, call)
+    """The network as a torch.export program, compared with the model on the example."""
+    program = _trace(model, call)
+    _remove_data(program, call)
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
         file.seek(0)
         back = torch.export.load(file).module()
-    off_by = _compared(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    return _described(program, call, file.getvalue(), off_by)
+    off_by = _compare(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
+    return _describe(program, call, file.getvalue(), off_by)
 
 
-def _described(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
+def _describe(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
     has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
     return Traced(content, off_by, _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens)
 
 
 def _is_tokens(value: Any) -> bool:
-    """Whether it is sequences of whole numbers: points x tokens, or their mask."""
+    """Whether it holds token ids or their mask: batch x tokens, integers."""
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()
 
 
-def _open_sizes(value: Any) -> dict[int, Any] | None:
-    """The sizes of an input that are left open: not one of 1, which torch takes to be always 1."""
+def _dynamic_sizes(value: Any) -> dict[int, Any] | None:
+    """The dimensions of an input to leave dynamic; not those of size 1, which torch would specialise."""
     if not isinstance(value, Tensor) or not value.ndim:
         return None
     axes = (0, 1) if _is_tokens(value) else (0,)
@@ -107,8 +107,8 @@ def _open_sizes(value: Any) -> dict[int, Any] | None:
 
 
 def _output_names(model: nn.Module, call: Call) -> list[str] | None:
-    """The model's own names of its outputs, where it gives them; None: it gives no names."""
-    args, kwargs = copies(*call)
+    """The names of the outputs if the model returns a mapping, else None."""
+    args, kwargs = cloned(*call)
     with torch.no_grad():
         outputs = model(*args, **kwargs)
     if not isinstance(outputs, Mapping) or not all(isinstance(value, Tensor) for value in outputs.values()):
@@ -116,10 +116,10 @@ def _output_names(model: nn.Module, call: Call) -> list[str] | None:
     return [str(name) for name in outputs]
 
 
-def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
-    """The network as a graph; the size in front of every tensor is open, if torch finds that nothing depends on it."""
+def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
+    """Exports the network with a dynamic batch size, if torch finds that nothing depends on it."""
     args, kwargs = call
-    open_args, open_kwargs = pytree.tree_map(_open_sizes, call)
+    open_args, open_kwargs = pytree.tree_map(_dynamic_sizes, call)
     with _quiet():
         try:
             shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
@@ -131,11 +131,11 @@ def _traced(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
             ) from error
 
 
-def _keep_no_data(program: torch.export.ExportedProgram, call: Call) -> None:
-    """Takes out of a program what its file would tell of the caller's data.
+def _remove_data(program: torch.export.ExportedProgram, call: Call) -> None:
+    """Removes the caller's data from a program before it is saved.
 
-    The example, which torch stores whole, with all that it is a view of, becomes zeros of its shape; so do weights and
-    constants lose what lies behind a view.
+    torch stores the whole example, including the storage that it is a view of: it becomes zeros. Weights and constants
+    that are views are copied, so that the rest of their storage is not saved.
     """
     program.example_inputs = pytree.tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, call)
     for held in (program.state_dict, program.constants):
@@ -143,29 +143,29 @@ def _keep_no_data(program: torch.export.ExportedProgram, call: Call) -> None:
 
 
 def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
-    """The only size of its inputs along an axis that a program takes; None: it is open."""
+    """The only input size along this axis that a program accepts; None: it is dynamic."""
     names = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis]
     return next((int(size) for size in sizes if isinstance(size, int)), None)
 
 
-def _compared(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
-    """The largest difference of an output, relative to its largest number; ModelError where that is too much."""
-    own, others = copies(*call), copies(*call)  # a network may write to its input
+def _compare(model: nn.Module, call: Call, run: Callable[[Call], list[Any]], what: str) -> float:
+    """The largest relative difference of an output; ModelError if that is too large."""
+    own, others = cloned(*call), cloned(*call)  # a network may write to its input
     with torch.no_grad():
         expected = [value for value in pytree.tree_leaves(model(*own[0], **own[1])) if isinstance(value, Tensor)]
-        worst = off_by([value for value in run(others) if isinstance(value, Tensor)], expected)
+        worst = output_difference([value for value in run(others) if isinstance(value, Tensor)], expected)
     if not worst <= AGREEMENT:
         raise ModelError(
             f"{what} differs from the network by {worst:.1e} on the example, more than {AGREEMENT:.0e}",
-            fix="see that the network gives finite numbers there, and the same in every call",
+            fix="check that its outputs there are finite, and the same in every call",
         )
     return worst
 
 
-def _other_way(model: nn.Module) -> str:
-    """What to do where onnxruntime has no code for a network."""
+def _suggestion(model: nn.Module) -> str:
+    """What to do if onnxruntime cannot run a network."""
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     narrow = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes - {torch.float32, torch.float64})
     if not narrow:
@@ -179,7 +179,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without what torch says to itself while it exports: its own deprecations, packages it could use."""
+    """Silences torch's own warnings and logs during export."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

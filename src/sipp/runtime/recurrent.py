@@ -1,4 +1,4 @@
-"""LSTM layers: every point on its own goes through the sequence, one sparse matrix times one vector a step.
+"""LSTM layers: each sequence is processed separately, with one sparse matrix-vector product per step.
 
 gates[r] = bias[r] + W[r] . (x_t, h)      (the weights of input and state side by side, rows i, f, g, o)
 c = sigmoid(f) c + sigmoid(i) tanh(g)      h = sigmoid(o) tanh(c)
@@ -31,7 +31,7 @@ N_GATES = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer in one direction: its kernel, the state and the cell it works on (points x hidden), its weights."""
+    """One layer in one direction: its kernel, its state and cell (points x hidden), and its packed weights."""
 
     kernel: PreparedKernel
     state: Tensor
@@ -41,15 +41,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Lstm:
-    """An LSTM as its operation describes it: weights (input, state, biases) of each cell, and how its input lies."""
+    """An LSTM of a traced graph: the weights of each cell (input, state, biases), directions and input layout."""
 
-    cells: list[list[Tensor]]  # layer by layer, and in each direction by direction
+    cells: list[list[Tensor]]  # by layer, then by direction
     directions: int
     batch_first: bool
 
 
 def read_lstm(op: Op, constants: dict[int, Tensor]) -> Lstm | None:
-    """The LSTM of an operation; None where it trains, has projections, or weights that are not its own."""
+    """The LSTM of an operation; None if it is in training mode, has projections, or its weights are not constants."""
     refs, has_bias, n_layers, _, is_training, is_bidirectional, batch_first = op.args[2:]
     if is_training or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
         return None
@@ -62,7 +62,7 @@ def read_lstm(op: Op, constants: dict[int, Tensor]) -> Lstm | None:
 
 
 def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
-    """The step of a whole LSTM, or None where it is left to torch: other options, or dense is faster."""
+    """The step of a whole LSTM; None to leave it to torch (unsupported options, or dense is faster)."""
     lstm, x = read_lstm(op, constants), values[op.args[0].value]
     if lstm is None or x.ndim != 3 or not x.numel():
         return None
@@ -107,12 +107,12 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
 
 
 def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena: Arena) -> Cell:
-    """One layer in one direction, from weights (input, state) and biases to its kernel."""
+    """Builds the kernel of one layer in one direction from its weights (input, state) and biases."""
     n_points, n_times, n_inputs = source.shape
     hidden = own[1].shape[1]
     packed = pack_windows(torch.cat(own[:2], 1).numpy())
     bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
-    sizes = (_whole(n_inputs + hidden), hidden, _whole(N_GATES * hidden))
+    sizes = (_round_up(n_inputs + hidden), hidden, _round_up(N_GATES * hidden))
     vectors, cell, gates = (memory.zeros(n_points, size) for size in sizes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
@@ -144,8 +144,8 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
-def _whole(n: int) -> int:
-    """Rounded up to whole windows: these are read and written at once."""
+def _round_up(n: int) -> int:
+    """Rounded up to whole windows, which are read and written as a whole."""
     return -(-n // LANES) * LANES
 
 
@@ -179,7 +179,7 @@ def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:
 
 
 def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
-    """The new state of some units; their cell is updated."""
+    """Emits the update of the cell of some units; returns their new state."""
     i, f, g, o = (load(b, address_of(b, gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
     old = b.fmul(sigmoid(b, f, lanes), load(b, cell, vector(lanes)))
     new = fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)

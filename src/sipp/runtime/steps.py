@@ -1,4 +1,4 @@
-"""What a plan is made of: steps, each with the way it is run, and a line for the table."""
+"""The steps of a plan: how each operation is run, and how steps are timed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sipp.runtime.graph import ATEN, Op, Ref
 
 TRIALS = 3
 MOST_TRIALS, LEAST_SECONDS = 50, 0.003
-TURNS, RACE_SECONDS = 6, 0.2  # of the whole network, sparse against dense
-LEAST_GAIN = 0.95  # of the dense time: what takes more is not worth the change
-SHARED_SECONDS = 5e-5  # a kernel that takes less is not shared among threads
-SHARES_PER_THREAD = 4  # one that is held up keeps the others waiting for less
+TURNS, RACE_SECONDS = 6, 0.2  # for the whole network, sparse against dense
+LEAST_GAIN = 0.95  # sparse is used if it takes at most this share of the dense time
+SHARED_SECONDS = 5e-5  # faster kernels run on one thread
+SHARES_PER_THREAD = 4  # so that a delayed thread holds up the others less
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
 Values = dict[int, Any]
@@ -29,7 +29,7 @@ Values = dict[int, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One operation as it is run. `run` reads and writes values; the rest is for the table."""
+    """One operation of a plan. `run` reads and writes values; most other fields are for the table."""
 
     name: str
     kernel: str
@@ -41,18 +41,18 @@ class Step:
     seconds: float | None = None
     dense_seconds: float | None = None
     note: str = ""
-    held: tuple[Tensor, ...] = ()  # weights that it reads as they are, and may share with other steps
+    held: tuple[Tensor, ...] = ()  # dense weights that it reads, perhaps shared with other steps
 
 
 class PreparedKernel:
-    """A generated function with its arguments, which stay the same from call to call."""
+    """A generated function with its arguments, which do not change between calls."""
 
     def __init__(self, code: MachineCode, numbers: Mapping[str, int], n_tasks: int, held: Any) -> None:
         self._code, self._arguments, self._n_tasks = code, argument_list(code, numbers), n_tasks
-        self._held = held  # what lies at its addresses
+        self._held = held  # keeps the memory at its addresses alive
 
     def time(self, limit: float = math.inf) -> float:
-        """The time on one thread; a short kernel stays on one, as a second thread may come late."""
+        """The time on one thread; short kernels stay on one, because starting a second would take too long."""
         seconds = best_time(self.alone, limit=limit)
         if seconds < SHARED_SECONDS:
             self._n_tasks = 1
@@ -71,10 +71,10 @@ class PreparedKernel:
 
 
 def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
-    """The shortest of a few runs, in seconds of this thread; short ones are run more often.
+    """The shortest of a few runs in seconds of CPU time; short functions are run more often.
 
-    On one thread, and without the time in which others had the processor: what else runs here has little part in it.
-    One that takes more than `limit` the first time is not run again.
+    Uses one thread and counts only its own CPU time, so other programs hardly disturb it. Stops after a run that takes
+    more than `limit`.
     """
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -93,12 +93,12 @@ def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float
 
 
 def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
-    """The time of torch's dense way: what every sparse one is measured against."""
+    """The time of torch's dense implementation, which every sparse one must beat."""
     return best_time(function, trials)
 
 
 def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[float], list[float]]:
-    """Wall times of each on torch's own threads; they take turns, so that noise affects both alike."""
+    """Wall times of both on all of torch's threads, in alternation, so that noise affects both alike."""
     times: tuple[list[float], list[float]] = ([], [])
     while len(times[0]) < TURNS or (sum(map(sum, times)) < RACE_SECONDS and len(times[0]) < MOST_TRIALS):
         for taken, function in zip(times, (fast, dense)):
@@ -108,13 +108,18 @@ def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[
     return times
 
 
+def kept_share(weight: Tensor) -> float:
+    """The share of weights that are not zero."""
+    return float((weight != 0).sum()) / max(1, weight.numel())
+
+
 def arguments_of(values: Values, template: Any) -> Any:
-    """The arguments with values in place of their numbers."""
+    """The arguments with each `Ref` replaced by its value."""
     return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
 
 
-def finished(values: Values, op: Op, result: Tensor) -> Tensor:
-    """The result of a product after its sum and activation, by torch."""
+def apply_epilogue(values: Values, op: Op, result: Tensor) -> Tensor:
+    """Adds the addend and applies the activation of a product, with torch."""
     if op.addend is not None:
         result = result + values[op.addend]
     return BY_TORCH[op.act](result)
@@ -137,17 +142,17 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
-        values[op.out] = result if op.addend is None and op.act == NONE else finished(values, op, result)
+        values[op.out] = result if op.addend is None and op.act == NONE else apply_epilogue(values, op, result)
 
     return Step(op.name, "torch", run_step, op.out, note=note)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:
-    """torch's attention, which on the CPU is slow where heads do not lie as it expects."""
+    """torch's attention on contiguous heads: with other strides it is slow on the CPU."""
     q, k, v = (x.contiguous() if x.is_cpu else x for x in (q, k, v))
     return ATTENTION(q, k, v, *options, **named)
 
 
 def _complex(x: Tensor) -> Tensor:
-    """Complex numbers of pairs, which have to lie side by side."""
+    """view_as_complex, which needs adjacent pairs."""
     return torch.view_as_complex(x.contiguous())

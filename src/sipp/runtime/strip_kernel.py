@@ -1,11 +1,11 @@
-"""The sparse product of convolutions and linear layers: kept weights packed, the output cut into strips, one loop.
+"""The sparse product behind convolutions and linear layers: packed weights, and a loop over strips of the output.
 
     out[r, strip] = act(bias[r] + sum over kept weights j of row r:  value[j] * x[place[j] + strip]  + addend[r, strip])
 
-A strip is a tile of `n` vectors of `lanes` positions, at fixed distances from one another, that stay in registers
-while the weights of a row go by: one load and one multiply-add for each vector, and nothing for a zero. All rows
-of a strip follow one another, so what they read of x stays in the nearest caches. Where that is more than the first
-cache holds, the channels are gone through in rounds: a round leaves its sums in `out`, and the next one starts there.
+A strip is a tile of `n` vectors of `lanes` positions, at fixed distances from one another. Their sums stay in registers
+while the loop goes through the kept weights of a row: one load and one multiply-add per vector, and nothing for zeros.
+All rows are computed for one strip before the next, so the part of x they read stays in cache. If that part exceeds the
+first-level cache, the channels are processed in rounds, with partial sums stored in `out`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ from sipp.native.machine_code import Arguments, MachineCode, generate
 from sipp.native.processor import LANES, WIDE
 from sipp.runtime.activations import activate
 
-LONGEST = 2**16 - 1  # step between two weights
-TARGETS = (16, 8) if WIDE else (10, 5)  # vectors of a tile: sums that stay in registers
+LONGEST = 2**16 - 1  # largest step between two weights
+TARGETS = (16, 8) if WIDE else (10, 5)  # vectors per tile: their sums must fit in registers
 
 # --- Kept weights -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The kept weights of a layer: values, and 16-bit steps from one place in x to the next.
+    """The kept weights of a layer: values, and 16-bit steps between the positions in x that they read.
 
-    A row becomes  start, (value, step), (value, step) ..: the place of its first kept weight (64 bits), and after each
-    value how far on the next one looks, in units of `unit` floats. A distance beyond 16 bits is bridged by weights of
-    zero at places in between, which are places of the same input. rows: one number, then (start in bytes, end in
-    values) of every row.
+    A row becomes  start, (value, step), (value, step) ..: the position of its first kept weight (64 bits), and after
+    each value the distance to the next position, in units of `unit` floats. Distances beyond 16 bits are bridged by
+    zero weights. `rows` holds one number, then (start in bytes, end in values) for every row.
     """
 
     rows: np.ndarray  # int64, 1 + 2 R
@@ -62,7 +61,7 @@ class Packed:
 
 
 def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, unit: int) -> Packed:
-    """Packs weights given as row number, place in x (floats, a multiple of `unit`) and value, in any order."""
+    """Packs weights given as row number, position in x (floats, a multiple of `unit`) and value, in any order."""
     order = np.lexsort((places, rows))
     rows, places, values = rows[order], places[order] // unit, values[order]
     is_next = np.zeros(len(rows), np.int64)
@@ -92,7 +91,7 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
 
 @dataclass(frozen=True)
 class Tile:
-    """The shape of a strip: distances (in bytes) of its vectors in x, in out and in what is added."""
+    """The shape of a strip: offsets (in bytes) of its vectors in x, in out and in the addend."""
 
     lanes: int
     in_x: tuple[int, ...]
@@ -101,12 +100,12 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
-    has_overflow_factor: bool  # whether sums are watched as they were before a norm went into the weights
+    has_overflow_factor: bool  # whether to check for overflow before a folded norm
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Where the positions of one channel lie: floats from one output row, and one output pixel, to the next."""
+    """The layout of one channel: its origin, and the strides (floats) between output rows and output pixels."""
 
     origin: int
     row: int
@@ -115,7 +114,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Tiling:
-    """An output of `height` rows of `width` pixels of `n` points, cut into strips (bytes in x, out, addend)."""
+    """An output divided into strips: their tile, and where each starts (bytes in x, out, addend)."""
 
     tile: Tile
     strips: np.ndarray
@@ -126,9 +125,9 @@ def tilings(
     height: int, width: int, n: int, unit: int, x: Plane, out: Plane, addend: Plane | None, act: str,
     has_overflow_factor: bool, rounds: Callable[[int, int], list[int]],
 ) -> Iterator[Tiling]:  # fmt: skip
-    """The ways to cut that are worth a trial. The pixels of `out` and `addend` lie side by side, those of x may not.
+    """The tilings worth timing. Pixels of `out` and `addend` are adjacent, those of x need not be.
 
-    `rounds` gives the numbers of rounds worth trying for tiles of so many rows and of so many floats in each.
+    `rounds(n_rows, n_floats)` returns the numbers of rounds to try for tiles of that size.
     """
     is_line = x.pixel == n
     lanes = _lanes(n, width * n if is_line else n)
@@ -159,7 +158,7 @@ def tilings(
 
 
 def _lanes(n: int, run: int) -> int:
-    """The widest vector that fits: whole points where they are rounded up, else a part of a row of pixels."""
+    """The widest vector that fits: across points if their number is rounded up, else along a row of pixels."""
     lanes = LANES
     while lanes > run or (n % 8 == 0 and n % lanes):
         lanes //= 2
@@ -167,7 +166,7 @@ def _lanes(n: int, run: int) -> int:
 
 
 def _shape(n_vectors: int, height: int, target: int, per_pixel: int) -> tuple[int, int]:
-    """(vectors of a row, rows) of a tile of about `target` vectors; strips as equal as they can be."""
+    """(vectors per row, rows) of a tile of about `target` vectors, with strips as equal as possible."""
     if n_vectors >= target:
         n_wide = -(-n_vectors // -(-n_vectors // target))
         if n_wide > per_pixel:
@@ -186,24 +185,24 @@ def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tu
 
 
 def _column(plane: Plane, position: int, n: int) -> int:
-    """Where position (pixel x n + point) of a row lies."""
+    """The offset of a position (pixel x n + point) within a row."""
     return position if plane.pixel == n else position // n * plane.pixel + position % n
 
 
 def _starts(length: int, size: int) -> list[int]:
-    """Where stretches of `size` start that cover `length`: the last one ends with it and may overlap the one before."""
+    """Starts of ranges of `size` that cover `length`; the last may overlap the one before."""
     return [min(start, length - size) for start in range(0, length, size)]
 
 
 # --- The loop ---------------------------------------------------------------------------------------------------------
 
 
-STRIP_NUMBERS = 3  # where a strip starts in x, out and addend (bytes)
-ROW_NUMBERS = 2  # where a row's first weight looks in x (bytes), and its end in `values`
+STRIP_NUMBERS = 3  # start of a strip in x, out and addend (bytes)
+ROW_NUMBERS = 2  # position in x of a row's first weight (bytes), and the row's end in `values`
 
 
 def strip_code(tile: Tile, names: Iterable[str]) -> MachineCode:
-    """The compiled loop for strips of this shape, which takes numbers with these names."""
+    """The compiled loop for strips of this shape, with these argument names."""
     return generate(("product", tile), names, lambda b, args: _emit(b, args, tile))
 
 
@@ -238,7 +237,7 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
 
 
 def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any) -> list[Any]:
-    """The sums of a row after this round."""
+    """Emits the sums of a row after this round."""
     row_at = address_of(b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS)
     place = variables(b, [b.add(x, load(b, row_at, I64))])[0]
     first, last = load(b, row_at, I64, -8), load(b, row_at, I64, 8)
@@ -271,7 +270,7 @@ def _finish(b: Any, tile: Tile, sums: list[Any], overflow_factor: Any, out: Any,
 
 
 def raise_flag(b: Any, bad: Any, lanes: int, flag: Any) -> None:
-    """Sets the flag where some value was not finite."""
+    """Emits code that sets the flag if some value was not finite."""
     total = bad if lanes == 1 else b.extract_element(bad, I64(0))
     for lane in range(1, lanes):
         total = b.fadd(total, b.extract_element(bad, I64(lane)))

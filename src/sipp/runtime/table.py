@@ -1,4 +1,4 @@
-"""The steps of a plan as a table: what runs where, how many weights are left, how long it takes."""
+"""Prints a compiled network: a table of its steps with kernels, sizes and times."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from rich.table import Table
 from sipp.records.display import plain_table, text_of
 from sipp.records.html import labels_html, table_html
 from sipp.records.speed import speed_words
-from sipp.runtime.graph import reads_memory
+from sipp.runtime.graph import depends_on_layout
 from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
 from sipp.runtime.steps import Step
 
 MS, MB = 1e3, 1e6
-Words = tuple[tuple[str, str], ...]  # labels and texts
+Labels = tuple[tuple[str, str], ...]  # labels and texts
 
 
-def as_text(table: Table, said: Words) -> str:
-    """A table, and labels with texts below it."""
-    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in said)))
+def as_text(table: Table, labels: Labels) -> str:
+    """A table with labelled lines below it, as text."""
+    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in labels)))
 
 
-def as_html(table: Table, said: Words) -> str:
-    """The same for a notebook."""
-    return table_html(table, bars=("ms torch", "ms here")) + labels_html(said)
+def as_html(table: Table, labels: Labels) -> str:
+    """The same as HTML, for a notebook."""
+    return table_html(table, bars=("ms torch", "ms here")) + labels_html(labels)
 
 
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
-    """One line for every step; with notes, those left to torch are named only where it is said why."""
+    """One line per step; with notes, steps left to torch appear only if there is a reason."""
     columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here")
     table = plain_table(*columns, *(["why"] if with_notes else []), texts=("kernel", "why"), tight=True)
     for step in steps:
@@ -48,12 +48,12 @@ def left_to_torch(steps: list[Step]) -> str:
     return ", ".join(sorted({step.name.rstrip("_0123456789") for step in steps if step.kernel == "torch"})) or "nothing"
 
 
-def sparse_words(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Words:
-    """What it comes to, as labels and texts."""
+def summary_labels(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Labels:
+    """The lines below the table: what runs, how fast, and how much memory it takes."""
     ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} inputs at a time"
     if compiled.is_dense:
         ran = "torch runs all of it, which is faster here"
-        if reads_memory(plan.graph):
+        if depends_on_layout(plan.graph):
             ran = "torch runs all of it: an operation depends on the memory layout"
         elif not compiled.is_finite:
             ran = "torch runs all of it: a value inside was not finite, which only the model itself passes on"

@@ -1,4 +1,4 @@
-"""A sparse matrix times one vector: LANES rows side by side, each looking at its own place in a window of the vector.
+"""A sparse matrix times one vector: LANES rows at a time, each reading its own position in a window of the vector.
 
 out[row] = act(bias[row] + sum over kept weights:  value * x[column]  + addend[row])
 """
@@ -43,13 +43,13 @@ LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if
 
 @dataclass(frozen=True)
 class Windows:
-    """Kept weights for the product with one vector: LANES rows side by side, LANES columns (a window) at a time.
+    """Kept weights for a product with one vector: groups of LANES rows, windows of LANES columns.
 
-    A step has one weight of each row of a group, and where in the window it looks; a row that has no more weights there
-    takes part with a zero. Groups have an even number of steps.
+    A step holds one weight of each row of a group and its position in the window; rows without further weights in the
+    window are padded with zeros. Each group has an even number of steps.
     """
 
-    ends: np.ndarray  # int64, 1 + groups: where the steps of each group end
+    ends: np.ndarray  # int64, 1 + groups: end of each group's steps
     values: np.ndarray  # float32, steps x LANES
     places: np.ndarray  # uint8, steps x LANES
     windows: np.ndarray  # uint16, steps
@@ -60,7 +60,7 @@ class Windows:
 
     @property
     def addresses(self) -> dict[str, int]:
-        """Where its parts lie, under the names of arguments."""
+        """The addresses of its arrays, by argument name."""
         return {name: getattr(self, name).ctypes.data for name in ("ends", "values", "places", "windows")}
 
 
@@ -129,7 +129,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
 
 
 def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
-    """The bias, or zeros, in whole groups of rows."""
+    """The bias (or zeros), padded to whole groups of rows."""
     padded = memory.zeros(-(-n_rows // LANES) * LANES)
     if bias is not None:
         padded[:n_rows] = bias
@@ -153,7 +153,7 @@ def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_fact
 
 
 def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
-    """bias + W x for the rows of one group, two sums each that take turns; `args` hold where the `Windows` of W lie."""
+    """Emits bias + W x for one group of rows, with two alternating sums per row; W is the `Windows` in `args`."""
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = address_of(b, ends, group, 8)
     sums = variables(b, [load(b, address_of(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
@@ -169,7 +169,7 @@ def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
 
 
 def _look_up(b: Any, window: Any, place: Any) -> Any:
-    """The elements of a window at these places: one instruction where the processor has it."""
+    """The elements of a window at these positions: one instruction if the processor has it."""
     if LOOKUP is None:
         elements = constant(0.0, LANES)
         for lane in range(LANES):

@@ -25,8 +25,8 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerScores, Weight, to_rows
-from sipp.scoring.kernels import checks, float64_kernel
-from sipp.scoring.kernels.chunk_ratios import max_chunk, sum_chunk
+from sipp.scoring.kernels import float64_kernel
+from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
@@ -81,19 +81,12 @@ class RunningSensitivities:
         """
         n_rows = use.n_rows or self.weight.n_rows - use.row_start
         rows = slice(use.row_start, use.row_start + n_rows)
-        sizes = {"n_rows": n_rows, "fan_in": self.weight.fan_in}
-        checks.check_windows(f"batch {batch.index}: {self.weight.name}", use.windows, use.n_position_dims, **sizes)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
         if not all(map(math.isfinite, values.peaks)):
-            raise DataError(
-                f"the inputs that reach {self.weight.name} are NaN or infinite, although the batch itself "
-                "is finite: the model overflows on it",
-                where=f"batch {batch.index}",
-                fix="use a wider dtype, or drop the batch",
-            )
-        with exact_matmul():
+            raise overflow_error(self.weight.name, "batch", where=f"batch {batch.index}")
+        with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
             if self.reduce == "max":
                 for points, is_wide in self._runs(use, rows, values):
                     for part, maxima in self._halves(points, n_first):
@@ -136,12 +129,7 @@ class RunningSensitivities:
     def result(self) -> LayerScores:
         """The scores of this weight; raises if no input ever reached it."""
         if self.order is None:
-            raise ModelError(
-                f"no input reached {self.weight.name}: the layer is not called in forward, or its weight is "
-                "used through a functional call that cannot be seen",
-                fix=f"leave it as it is with exclude={self.weight.name!r}",
-                option="exclude",
-            )
+            raise unreached_error(self.weight.name)
         s1_FK = self.sensitivities()
         s2_FK = None if self.second_half is None else self._times_weights(self.second_half)
         return LayerScores(
@@ -178,9 +166,7 @@ class RunningSensitivities:
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
-            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
-            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
-            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
+            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
             known_GRK = None if is_wide else maxima.by_kernel.get(key)
             if known_GRK is None:
                 known_GRK = torch.zeros_like(weight_GRK)
@@ -205,11 +191,10 @@ class RunningSensitivities:
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """One call of the kernel, for a use of these points alone."""
-        windows, factors = use.windows, values.factors_TB[:, points]
+        windows, factors = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
-            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), np.sign(factors)
-        # not before: float32 would lose the sign of a scale of 2^-600
-        factors_TB = torch.from_numpy(factors.astype(np.float32))
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
+        factors_TB = torch.from_numpy(factors[:, points].astype(np.float32))
         key = rows.start, rows.stop, windows.shape[1]
         if key not in maxima.by_kernel:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
@@ -236,18 +221,43 @@ class RunningSensitivities:
             self.counts_BF = torch.zeros(len(use.windows), shape[0], dtype=torch.int64, device=device)
         if self.counts_BF is not None:
             self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
+        n_weights = (rows.stop - rows.start) * self.weight.fan_in
         for run, is_wide in self._runs(use, rows, values):
-            if self.kernel.FUSED and not is_wide and n_uses == 1:
-                self._add_fused(self.maxima, use, rows, run, values)
+            if n_uses == 1 and (_n_patches(use) == 1 or (self.kernel.FUSED and not is_wide)):
+                self._add_max(self.maxima, use, rows, run, values, is_wide)  # the mean over one patch is its ratio
                 continue
             start = run.start
             while start < run.stop:
-                block = max(1, self.chunk_bytes // (4 * FLOAT_BYTES * (rows.stop - rows.start) * self.weight.fan_in))
+                raises = n_uses == 1 and not is_wide and self._raises_by_means(use, rows)
+                # a sum for each sign of the weights; or of the activations too, and what is made of them
+                n_floats, work = (2, self._raise_by_means) if raises else (4, partial(self._mean_block, is_wide))
+                block = max(1, self.chunk_bytes // (n_floats * FLOAT_BYTES * n_weights))
                 points = slice(start, min(start + block, run.stop))
-                if self._attempt(use, rows, partial(self._mean_block, use, rows, points, values, is_wide)):
+                if self._attempt(use, rows, partial(work, use, rows, points, values)):
                     start = points.stop
 
-    def _mean_block(self, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool) -> None:
+    def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
+        """Whether the kernel makes maxima of means without giving their sums, of points that are not cut."""
+        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * use.windows.shape[1] * _n_patches(use)
+        return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
+
+    def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
+        """Raises the sensitivities by the means of these points. To do it again would change nothing."""
+        _, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], False)
+        best_FK = self.maxima.sensitivity_FK
+        best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
+        self.maxima.sensitivity_FK = best_FK = best_FK.contiguous()
+        counts_B, squares = _counts(use), []
+        for piece, windows in split_windows(_part(use, points), **self._piece_sizes(use, rows)):
+            at = slice(points.start + piece.start, points.start + piece.stop)
+            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
+            given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, counts_B[at]
+            squares_QB = self.kernel.mean_chunk(*given, best_FK[rows].view(weight_GRK.shape))
+            squares.append((squares_QB, values.scale_B[at], at))
+        for one in squares:
+            self.norms.add(*one)
+
+    def _mean_block(self, is_wide: bool, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
         part = _part(use, points)
         kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
@@ -256,9 +266,7 @@ class RunningSensitivities:
         squares = []
         for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
             at = slice(points.start + piece.start, points.start + piece.stop)
-            occurs, is_double = values.occurs(at), BOUND_DTYPE in (windows.dtype, weight_GRK.dtype)
-            scale_B = torch.from_numpy(values.scale_B[at].astype(np.float64 if is_double else np.float32))
-            chunk_GKP = patches_of(windows, use.n_position_dims, scale_B, weight_GRK.dtype)
+            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
             ratios, squares_QB = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
             sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
             squares.append((squares_QB, values.scale_B[at], at))
@@ -393,6 +401,15 @@ def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
     return np.zeros_like(is_ordinary_B) if scaled.dtype == BOUND_DTYPE else ~is_ordinary_B
 
 
+def _chunk(
+    windows: Tensor, n_position_dims: int, values: ValueRange, points: slice, dtype: torch.dtype
+) -> tuple[Tensor, Signs]:
+    """The windows of these points as patches of this dtype, scaled, and the signs that occur in them."""
+    is_double = BOUND_DTYPE in (windows.dtype, dtype)
+    scale_B = torch.from_numpy(values.scale_B[points].astype(np.float64 if is_double else np.float32))
+    return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
+
+
 def _n_patches(use: WeightUse) -> int:
     """How many patches the windows show of each point."""
     return use.windows.shape[2 : 2 + use.n_position_dims].numel()
@@ -423,3 +440,23 @@ def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
         return rows_FK * torch.from_numpy(values.scale_B.astype(np.float32)[:, None]).to(values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
+
+
+def overflow_error(weight: str, unit: str, *, where: str) -> DataError:
+    """The error for a layer whose inputs are not finite, although the given data is; `unit` is "batch" or "input"."""
+    return DataError(
+        f"the values that reach {weight} are NaN or infinite, although the {unit} itself is finite: the model "
+        "overflows on it",
+        where=where,
+        fix=f"use a wider dtype, or drop the {unit}",
+    )
+
+
+def unreached_error(weight: str) -> ModelError:
+    """The error for a weight that no input ever reached."""
+    return ModelError(
+        f"no input reached {weight}: the layer is not called in forward, or its weight is used through a functional "
+        "call that cannot be seen",
+        fix=f"leave it as it is with exclude={weight!r}",
+        option="exclude",
+    )

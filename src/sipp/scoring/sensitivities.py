@@ -113,8 +113,8 @@ def score(
     run = runner(model, task.layers, norm_stats, forms)
     for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
         found = draw_keys_of(batch)
-        seen.keys |= {batch_key(found)} if is_batch_dependent else set(found[:n_first])
-        seen.apart |= set(found[n_first:])
+        seen.keys.update([batch_key(found)] if is_batch_dependent else found[:n_first])
+        seen.apart.update(found[n_first:])
         output = run(batch, seen.consumer(known.n_uses, n_first))
         seen.close(output, batch)
         if seen.n_batches == 1 and looks:
@@ -130,7 +130,7 @@ def score(
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset(seen.keys | seen.apart),
+        keys=frozenset().union(seen.keys, seen.apart),
         dependence=dependence,
         n_apart=len(seen.apart - seen.keys) if tells_apart else None,
     )
@@ -161,7 +161,7 @@ class _Seen:
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
             waits = _answers_late(use.windows)
-            if waits:
+            if waits and not use.is_own_copy:
                 use = replace(use, windows=copied(use.windows))
             values = values_later(use.windows, mine.kernel.extremes)
             self.take_waiting()

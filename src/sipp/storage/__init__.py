@@ -1,1 +1,1 @@
-"""Files that are whole or not there: the one atomic write, the one reader and writer of tensors."""
+"""Reading and writing files: atomic writes, tensors, the small file and the folder of a pruned network."""

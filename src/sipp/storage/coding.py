@@ -1,16 +1,16 @@
-"""Codes values and positions in few bytes, exactly, for the file of `sipp.save`.
+"""Encodes values and positions without loss in few bytes, for the file of `sipp.save`.
 
-Numbers are cut into planes of bytes, each as it is or Huffman-coded, whichever is shorter. Floats are turned by one bit
-first: the sign goes to the other end, and the exponent fills the first plane. That one has few different values in a
-network; the others are nearly random. Little-endian everywhere.
+Numbers are split into byte planes, each stored raw or Huffman-coded, whichever is shorter. Floats are first rotated by
+one bit, so that the sign becomes the lowest bit and the exponent fills the first plane. That plane has few distinct
+values in a network; the others are nearly random. Everything is little-endian.
 
-Which weights are stored is said by a bitmask, or by the gaps between the rarer kind: the number of weights before the
-next one of that kind, 255 standing for "255 more"; the last gap leads to the end. For weights kept independently with
-probability p these gaps have exactly the entropy H(p) a weight, so that a Huffman code of them comes within 5 % of
-n H(p), within 1 % for p below 0.3, and below n H of the whole network's keep where layers differ.
+A bitmask says which weights are stored, or the gaps between the rarer kind (kept or zero): the number of weights before
+the next one, where 255 means "255 and more to come"; the last gap leads to the end. For weights kept independently with
+probability p the gaps have exactly the entropy H(p) per weight. Their Huffman code comes within 5 % of n H(p), within
+1 % for p below 0.3, and below n H of the whole network's keep if layers differ.
 
-The Huffman code is that of the standard library's zlib, without its matching: it is on every machine, has read its
-own files for thirty years, and adapts to every 32,000 symbols.
+The Huffman code is that of zlib without string matching: it is available everywhere, its format is stable, and it
+adapts every 32,000 symbols.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Flags = NDArray[np.bool_]
 LEVEL, WINDOW, MEMORY = 9, -15, 9  # of zlib: raw deflate, with the longest blocks between two tables
 MOST_SYMBOLS_PER_BYTE = 8  # a Huffman code gives every symbol at least a bit
 MOST_WEIGHTS_PER_BYTE = 256  # codes of gaps are padded to this: a small file never asks for unbounded memory
-MORE = 255  # this many weights are skipped, and the gap goes on
+MORE = 255  # symbol: skip 255 weights, and the gap continues
 
 
 def huffman(symbols: bytes) -> bytes:
@@ -50,7 +50,7 @@ def huffman(symbols: bytes) -> bytes:
 
 
 def unhuffman(code: bytes | memoryview, most_symbols: int, what: str) -> bytes:
-    """The bytes that `huffman` was given, at most so many; zeros may follow the code."""
+    """The inverse of `huffman`, for at most `most_symbols` bytes; zeros may follow the code."""
     coder = zlib.decompressobj(WINDOW)
     try:
         symbols = coder.decompress(code, most_symbols + 1)
@@ -62,7 +62,7 @@ def unhuffman(code: bytes | memoryview, most_symbols: int, what: str) -> bytes:
 
 
 def pieces_of(data: memoryview, lengths: Sequence[int]) -> Iterator[memoryview]:
-    """The pieces of these lengths, one after the other."""
+    """Consecutive slices of the data with these lengths."""
     start = 0
     for length in lengths:
         yield data[start : start + length]
@@ -73,7 +73,7 @@ def pieces_of(data: memoryview, lengths: Sequence[int]) -> Iterator[memoryview]:
 
 
 def raw_bits(tensor_K: Tensor) -> NDArray[np.unsignedinteger]:
-    """The bits of a flat tensor as whole numbers; shares its memory."""
+    """The bits of a flat tensor as unsigned integers; shares its memory."""
     bits: NDArray[np.unsignedinteger] = tensor_K.view(torch.uint8).numpy().view(f"u{tensor_K.element_size()}")
     return bits
 
@@ -84,10 +84,10 @@ def from_bits(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> Tensor:
 
 
 def encode_numbers(tensor_K: Tensor, *, coded: bool) -> list[bytes]:
-    """The planes of a flat tensor, from the highest byte of its numbers to the lowest."""
+    """The byte planes of a flat tensor, from the most significant byte to the least."""
     width = tensor_K.element_size()
     if tensor_K.dtype in FLOATS:
-        bits = _turned(raw_bits(tensor_K), 1).astype(f"<u{width}", copy=False).view(np.uint8)
+        bits = _rotated(raw_bits(tensor_K), 1).astype(f"<u{width}", copy=False).view(np.uint8)
     else:
         bits = tensor_K.view(torch.uint8).numpy()
     rows = bits.reshape(-1, width)
@@ -97,7 +97,7 @@ def encode_numbers(tensor_K: Tensor, *, coded: bool) -> list[bytes]:
 
 
 def decode_numbers(planes: Sequence[memoryview], n_numbers: int, dtype: torch.dtype, what: str) -> Tensor:
-    """The flat tensor that `encode_numbers` was given."""
+    """The inverse of `encode_numbers`."""
     width = len(planes)
     rows: NDArray[np.uint8] = np.empty((n_numbers, width), dtype=np.uint8)
     for i, plane in zip(reversed(range(width)), planes):
@@ -107,15 +107,15 @@ def decode_numbers(planes: Sequence[memoryview], n_numbers: int, dtype: torch.dt
         rows[:, i] = np.frombuffer(symbols, dtype=np.uint8)
     flat = rows.reshape(-1)
     if dtype in FLOATS:
-        bits = _turned(flat.view(f"<u{width}"), 8 * width - 1)
+        bits = _rotated(flat.view(f"<u{width}"), 8 * width - 1)
         return from_bits(bits.astype(f"=u{width}", copy=False), dtype)
     if dtype == torch.bool and flat.size and int(flat.max()) > 1:
         raise DataError(f"{what}: holds bytes that are neither true nor false; save it again")
     return torch.from_numpy(flat).view(dtype)
 
 
-def _turned(bits: NDArray[np.unsignedinteger], n_left: int) -> NDArray[np.unsignedinteger]:
-    """The bits of each number turned to the left by so many places."""
+def _rotated(bits: NDArray[np.unsignedinteger], n_left: int) -> NDArray[np.unsignedinteger]:
+    """The bits of each number, rotated left by `n_left` places."""
     left, right = bits.dtype.type(n_left), bits.dtype.type(8 * bits.itemsize - n_left)
     return np.bitwise_or(bits << left, bits >> right)
 
@@ -132,7 +132,7 @@ def least_gap_bytes(n_weights: int) -> int:
 
 
 def encode_positions(is_stored: Flags) -> tuple[PositionKind, bytes]:
-    """The cheapest of the three ways to say which weights are stored."""
+    """Encodes which weights are stored, in the shortest of three ways."""
     n_weights, n_stored = is_stored.size, int(np.count_nonzero(is_stored))
     if n_stored == n_weights:
         return "all", b""
@@ -145,7 +145,7 @@ def encode_positions(is_stored: Flags) -> tuple[PositionKind, bytes]:
 
 
 def decode_positions(kind: PositionKind, code: memoryview, n_weights: int, n_stored: int, what: str) -> Flags:
-    """The flags that `encode_positions` was given; DataError where the code does not say n_stored of them."""
+    """The inverse of `encode_positions`; DataError if the code does not give `n_stored` positions."""
     if kind == "all":
         return np.ones(n_weights, dtype=np.bool_)
     if kind == "bitmask":
@@ -165,7 +165,7 @@ def decode_positions(kind: PositionKind, code: memoryview, n_weights: int, n_sto
 
 
 def _gaps(is_rare: Flags) -> bytes:
-    """The gaps in front of each rare weight and in front of the end, as bytes."""
+    """The gaps before each rare weight and before the end, as bytes."""
     places = np.append(np.flatnonzero(is_rare), is_rare.size)
     gaps = np.diff(places, prepend=-1) - 1
     n_more = gaps // MORE
@@ -175,7 +175,7 @@ def _gaps(is_rare: Flags) -> bytes:
 
 
 def _places(code: memoryview, n_weights: int, n_rare: int, what: str) -> NDArray[np.int64]:
-    """Where the rare weights are, from the code of their gaps."""
+    """The positions of the rare weights, from the code of their gaps."""
     most_symbols = n_rare + 1 + n_weights // MORE
     symbols = np.frombuffer(unhuffman(code, most_symbols, what), dtype=np.uint8)
     is_end = symbols != MORE

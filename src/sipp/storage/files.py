@@ -1,7 +1,7 @@
-"""Files that are whole or not there: the one atomic write, the one checksum, values as sealed JSON. Needs no torch.
+"""Atomic writes, checksums, and JSON with a checksum. Needs no torch.
 
-On Windows a folder cannot be opened to be synced, and files have neither owner nor mode: both are left out there. It
-was never run on Windows or macOS.
+On Windows, folders cannot be synced, and files have neither owner nor mode: both are skipped there. It was never run on
+Windows or macOS.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 
 TEMPORARY = ".tmp-"  # start of the name of a file that is being written
-DAY_S = 86_400  # seconds after which a temporary file that nobody wrote to is what a killed process left
+DAY_S = 86_400  # seconds; an older temporary file was left by a killed process
 FORMAT = 1
 MAX_NAME = 160
-CHUNK = 1 << 20  # bytes of a file that are read at once
+CHUNK = 1 << 20  # bytes read at once
 CHANGED = "it was changed after it was written"  # in errors of those who check
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{16}-(.+)", re.DOTALL)  # what it is to become
@@ -35,12 +35,12 @@ Values = dict[str, Any]
 
 
 def is_name(name: str) -> bool:
-    """Whether this can be the name of a run, a stage or a file: letters, digits, single dots or dashes between them."""
+    """Whether this is a valid name of a run, a stage or a file: letters, digits, and single dots or dashes between."""
     return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be one."""
+    """The name, if it is valid."""
     if not is_name(name):
         raise OptionError(
             f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
@@ -49,7 +49,7 @@ def check_name(name: str) -> str:
 
 
 def child_path(folder: Path, name: str) -> Path:
-    """The path of `name` directly in `folder`; a link there is refused, since it leads elsewhere."""
+    """The path of `name` in `folder`; raises if a symbolic link is there, since it leads elsewhere."""
     path = folder / check_name(name)
     if path.is_symlink():
         raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="remove it")
@@ -57,7 +57,7 @@ def child_path(folder: Path, name: str) -> Path:
 
 
 def sha256_of(*parts: bytes | memoryview) -> str:
-    """SHA-256 of the parts, one after the other, as hexadecimal digits."""
+    """SHA-256 of the concatenated parts, as hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -74,20 +74,20 @@ def file_hash(path: Path) -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """A unique name beside the path, where a file or folder is made before it is renamed."""
+    """A unique path beside `path`, for a file or folder that is renamed when it is complete."""
     return path.parent / f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}"
 
 
 def target_of_temporary(path: Path) -> str | None:
-    """The final name of a temporary file or folder; None if it is not one of ours."""
+    """The final name of a path from `temporary_path`; None for any other path."""
     match = _TEMPORARY_NAME.fullmatch(path.name)
     return None if match is None else match.group(1)
 
 
 def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
-    """Writes a new file and waits until its content is on the disk.
+    """Writes a new file and syncs it to disk.
 
-    It gets the owner and the permissions of a file that it is `like`, else those that are usual for new files.
+    It gets the owner and the permissions of the file `like`, or the defaults for new files.
     """
     mode = 0o666 if like is None else like.st_mode & 0o777
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -103,18 +103,18 @@ def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | No
         os.fsync(file.fileno())
 
 
-def publish(made: Path, path: Path) -> None:
-    """Renames a finished file or folder to its final name, in one step that survives a power cut."""
-    os.replace(made, path)
+def publish(unfinished: Path, path: Path) -> None:
+    """Renames a complete file or folder to its final name, atomically, and syncs the rename to disk."""
+    os.replace(unfinished, path)
     sync_folder(path.parent)
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Replaces the content of a file in one step: it holds the old data or the new, whatever happens.
+    """Replaces the content of a file atomically: it always holds either the old data or the new.
 
-    A link stays, and what it leads to is written; a file that is there keeps its permissions. Any number of threads
-    and processes may write to one path: it holds what one of them wrote. Order: temporary file, its fsync, replace,
-    fsync of the folder. Without the last, power loss may undo the replace.
+    A symbolic link stays, and its target is written; an existing file keeps its permissions. Several threads and
+    processes may write to one path; one of them wins. Order: temporary file, its fsync, replace, fsync of the folder.
+    Without the last, a power cut may undo the replace.
     """
     try:
         target = path if not path.is_symlink() else Path(os.path.realpath(path))
@@ -144,7 +144,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 
 
 def _plain_file(path: Path) -> os.stat_result | None:
-    """The status of the file there, None if there is none; refuses devices, pipes and loops of links."""
+    """The status of the file, None if there is none; raises for devices, pipes and loops of links."""
     try:
         status = os.lstat(path)  # a link that is still one leads nowhere
     except FileNotFoundError:
@@ -156,16 +156,16 @@ def _plain_file(path: Path) -> os.stat_result | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes temporary files of killed writers: those that nobody has written to for a day."""
-    for beside in path.parent.iterdir():
-        if target_of_temporary(beside) == path.name:
-            status = beside.lstat()
+    """Removes temporary files of killed writers, which are older than a day."""
+    for neighbour in path.parent.iterdir():
+        if target_of_temporary(neighbour) == path.name:
+            status = neighbour.lstat()
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > DAY_S:
-                beside.unlink()
+                neighbour.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the folder's list of names is on the disk, where folders can be waited for (not on Windows)."""
+    """Syncs the folder's directory entries to disk, if the system supports that (not on Windows)."""
     if os.name == "nt":
         return
     try:
@@ -180,7 +180,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder, and waits until its name is on the disk."""
+    """Creates the folder, and syncs its name to disk."""
     if not folder.is_dir():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,20 +190,20 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes temporary files of processes that were killed. Only the holder of the lock may call this."""
+    """Removes all temporary files in a folder. Only the holder of its lock may call this."""
     for path in folder.rglob(f"{TEMPORARY}*"):
         if target_of_temporary(path) is not None and not path.is_dir():
             path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Values) -> None:
-    """Writes the values, with a checksum over them."""
+    """Writes the values as JSON, with a checksum."""
     text = json.dumps(seal({"format": FORMAT, "values": values}), sort_keys=True, allow_nan=False, indent=1)
     write_atomic(path, text.encode())
 
 
 def read_json(path: Path) -> Values:
-    """The values of a file of `write_json`; DataError names the file and what is wrong with it."""
+    """The inverse of `write_json`; the DataError names the file and what is wrong with it."""
     content = read_sealed(path)
     if content.get("format") != FORMAT or not isinstance(content.get("values"), dict):
         raise DataError(f"format {content.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
@@ -221,17 +221,17 @@ def read_sealed(path: Path, data: bytes | None = None) -> Values:
     try:
         content = json.loads(read_file(path) if data is None else data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not whole JSON ({error}); it was changed or cut", where=path) from error
+        raise DataError(f"is not whole JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(
-            "its checksum does not fit its content; it was changed after it was written, or cut", where=path
+            "its checksum does not match its content; it was changed after it was written, or truncated", where=path
         )
     return content
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file; DataError names it where it cannot be read."""
+    """The bytes of a file; a DataError names a file that cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

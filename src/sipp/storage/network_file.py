@@ -1,12 +1,12 @@
-"""The file of `sipp.save`: a safetensors file of two byte tensors, `index` and `data`; nothing in it is trusted.
+"""The format of `sipp.save`: a safetensors file of two byte tensors, `index` and `data`, read without trusting it.
 
-The header holds the SHA-256 of the two and their lengths. A reader takes these facts out, writes the header anew and
-compares: whatever else differs, a flipped bit, a second key, a shifted offset, is refused before anything is parsed.
-One tensor per weight would cost 100 bytes of header each: more than the norms of a small network.
+The header holds the SHA-256 and the lengths of the two. A reader extracts these, rebuilds the header and compares: any
+other difference (a flipped bit, a second key, a shifted offset) is refused before anything is parsed. One safetensors
+entry per weight would cost 100 bytes each, more than the norm layers of a small network.
 
-The index says everything but the numbers: one entry a tensor, how the network was pruned, what is claimed. It is JSON,
-compressed by zlib. Reading it checks every type and key, then every size against the bytes there are, before anything
-of that size is made: a SHA-256 shows damage, and whoever means harm computes his own.
+The index holds everything but the numbers: one entry per tensor, how the network was pruned, and what is claimed. It is
+JSON, compressed by zlib. Reading it checks every type and key, and then every size against the actual bytes, before
+anything of that size is allocated: the SHA-256 detects damage, but an attacker can compute a new one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sipp.storage.files import read_file, sha256_of
 from sipp.storage.rounding import FORMATS, Rounding
 
 MARK = "sipp-file/1"
-MARK_OF_PARTS = "sipp-file/2"  # its data lie in parts beside it
-PART_MARK = "sipp-part/1"  # of one of these, which has no index
+MARK_OF_PARTS = "sipp-file/2"  # the data are in parts beside it
+PART_MARK = "sipp-part/1"  # one of these parts, which has no index
 ALIGNMENT = 8  # safetensors pads its header with spaces
 LENGTH = struct.Struct("<Q")  # the header's length, in front of it
 MOST_HEADER_BYTES = 1024
@@ -56,9 +56,9 @@ def pack(index: bytes, *data: bytes, mark: str = MARK) -> tuple[bytes, str]:
 
 
 def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
-    """The index, the data and their SHA-256, after every bit of the file was compared with it.
+    """The index, the data and their SHA-256, which is checked.
 
-    `marks` are those that it may have; without, those of a network.
+    `marks` are the allowed formats; by default those of a network.
     """
     if not path.is_file():  # a device or a pipe may never end
         raise DataError("is not a file", where=path, fix="give the path of a file that sipp.save wrote")
@@ -91,7 +91,7 @@ def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
 
 
 def _header(mark: str, digest: str, n_index: int, n_data: int) -> bytes:
-    """The header that a file with this content must have, its length in front."""
+    """The header that a file with this content must have, preceded by its length."""
     entries = [
         f'"{name}":{{"dtype":"U8","shape":[{end - start}],"data_offsets":[{start},{end}]}}'
         for name, start, end in (("index", 0, n_index), ("data", n_index, n_index + n_data))
@@ -105,7 +105,7 @@ def _header(mark: str, digest: str, n_index: int, n_data: int) -> bytes:
 
 
 class Positions(StrictRecord):
-    """How the positions of weights are coded, and how many there are."""
+    """How the positions of weights are encoded, and how many there are."""
 
     kind: PositionKind
     kept: Count
@@ -113,7 +113,7 @@ class Positions(StrictRecord):
 
 
 class StoredValues(StrictRecord):
-    """How the stored weights are written, and how far that moved them."""
+    """How the stored weights are encoded, and how far rounding changed them."""
 
     rounding: Rounding
     planes: Annotated[tuple[Count, ...], Field(max_length=16)]  # bytes; as many as numbers: not coded
@@ -123,7 +123,7 @@ class StoredValues(StrictRecord):
 
 
 class Entry(StrictRecord):
-    """One tensor: positions, values and mask lie one after the other in the data."""
+    """One tensor: its positions, values and mask follow each other in the data."""
 
     names: Annotated[tuple[Line, ...], Field(min_length=1)]  # more than one: tied
     dtype: Line
@@ -146,7 +146,7 @@ class Entry(StrictRecord):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Bytes of the positions, of each plane, and of a mask of its own."""
+        """Bytes of the positions, of each plane, and of a separate mask."""
         mask = self.mask.n_bytes if isinstance(self.mask, Positions) else 0
         return self.positions.n_bytes, *self.values.planes, *self.values.scale_planes, mask
 
@@ -183,7 +183,7 @@ class Index(StrictRecord):
 
 
 def write_index(index: Index) -> bytes:
-    """The index as it stands in the file."""
+    """The index as bytes for the file."""
     unsaid = {name for name, value in (("buffers_hash", index.buffers_hash), ("parts", index.parts)) if not value}
     text = index.model_dump_json(exclude=unsaid).encode()
     if len(text) > MOST_INDEX_BYTES:
@@ -192,7 +192,7 @@ def write_index(index: Index) -> bytes:
 
 
 def read_index(code: memoryview, n_data: int, where: Path) -> Index:
-    """The index, if every entry fits the `n_data` bytes of data that there are."""
+    """Parses and checks the index; every entry must fit the `n_data` bytes of data."""
     try:
         coder = zlib.decompressobj()
         text = coder.decompress(code, MOST_INDEX_BYTES)
@@ -219,7 +219,7 @@ def read_index(code: memoryview, n_data: int, where: Path) -> Index:
 
 
 def _faults(entry: Entry) -> Iterator[str]:
-    """Yields what is impossible about an entry, above all its sizes, before anything of that size is allocated."""
+    """Yields what is impossible about an entry, such as its sizes, before anything of that size is allocated."""
     if entry.dtype not in DTYPES:
         yield f"unknown dtype {entry.dtype!r:.40}"
         return

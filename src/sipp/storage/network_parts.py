@@ -1,8 +1,8 @@
-"""A network in several files: parts with the data, and the file of its name, which holds the index and names them.
+"""Splits a saved network into several files: parts with the data, and an index file that names them.
 
-A part is called by the SHA-256 of its data, so that no save changes a file that an earlier one made. The index is
-written last, in one step: until then the old network is there whole, and from then on the new one. Then the parts that
-only the old one had are removed.
+A part is named by the SHA-256 of its data, so that no save changes a part of an earlier one. The index is written last,
+atomically: before that the old network is complete, afterwards the new one. Then parts that only the old one used are
+removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sipp.storage.files import DAY_S, sha256_of, write_atomic
 from sipp.storage.network_file import MARK_OF_PARTS, PART_MARK, Index, Part, pack, read_index, unpack
 
 SUFFIX = ".safetensors"
-HEAD = 128  # bytes in which the mark stands
+HEAD = 128  # bytes that contain the mark
 N_DIGITS = 16  # of a SHA-256 in a name
 
 
@@ -40,11 +40,11 @@ def planned_parts(path: Path, pieces: Sequence[bytes], shard_bytes: int) -> list
 
 
 def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequence[bytes]]]) -> int:
-    """Writes the parts, then the file of the network's name; gives the bytes of all of them."""
+    """Writes the parts, then the index file; returns the total number of bytes."""
     before, n_bytes = {part.name for part in _parts_of(path)}, len(content)
     for part, group in parts:
         packed, _ = pack(b"", *group, mark=PART_MARK)
-        file = _home(path) / part.name
+        file = _folder_of(path) / part.name
         if file.is_symlink():  # no reader follows it, and it may lead anywhere
             raise DataError("is a symbolic link, and leads elsewhere", where=file, fix="remove it")
         write_atomic(file, packed)
@@ -56,23 +56,23 @@ def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequen
 
 
 def _remove_old(path: Path, before: set[str]) -> None:
-    """Removes the parts that the network no longer has, and what killed writers left: parts a day old of no network."""
+    """Removes parts that the network no longer uses, and unused parts of killed writers, older than a day."""
     named = {part.name for part in _parts_of(path)}
     ours = re.compile(re.escape(_stem(path)) + rf"-[0-9]{{5}}-of-[0-9]{{5}}-[0-9a-f]{{{N_DIGITS}}}" + re.escape(SUFFIX))
     with contextlib.suppress(OSError):  # others clean up too
-        for file in _home(path).iterdir():
+        for file in _folder_of(path).iterdir():
             is_left = ours.fullmatch(file.name) and file.name not in named and file.is_file() and not file.is_symlink()
             if is_left and (file.name in before or time.time() - file.stat().st_mtime > DAY_S):
                 file.unlink()
 
 
 def part_files(path: Path, index: Index) -> list[Path]:
-    """The files of the parts; none for a network that is one file."""
-    return [_home(path) / part.name for part in index.parts]
+    """The paths of the parts; empty for a network in one file."""
+    return [_folder_of(path) / part.name for part in index.parts]
 
 
 def pieces_in_parts(path: Path, index: Index) -> Iterator[memoryview]:
-    """The bytes of each tensor, one part in memory at a time; DataError where one is not as it was written."""
+    """The bytes of each tensor, with one part in memory at a time; DataError if a part was changed."""
     left = list(index.tensors)
     for part, file in zip(index.parts, part_files(path, index)):
         if file.is_symlink() or not file.is_file():
@@ -84,12 +84,12 @@ def pieces_in_parts(path: Path, index: Index) -> Iterator[memoryview]:
         while left and sum(lengths) + left[0].n_bytes <= part.n_bytes:
             lengths.append(left.pop(0).n_bytes)
         if sum(lengths) != part.n_bytes:
-            raise DataError(f"{part.name} ends inside of a tensor; it was not written by sipp.save", where=path)
+            raise DataError(f"{part.name} ends inside a tensor; it was not written by sipp.save", where=path)
         yield from pieces_of(data, lengths)
 
 
 def _parts_of(path: Path) -> tuple[Part, ...]:
-    """The parts that the file there names; none where it is something else."""
+    """The parts that the index file names; empty for any other file."""
     if not path.is_file():  # a pipe may never end
         return ()
     try:
@@ -106,6 +106,6 @@ def _stem(path: Path) -> str:
     return Path(os.path.realpath(path)).name.removesuffix(SUFFIX)
 
 
-def _home(path: Path) -> Path:
-    """The folder of the file that a link leads to."""
+def _folder_of(path: Path) -> Path:
+    """The folder of the file, with symbolic links resolved."""
     return Path(os.path.realpath(path)).parent

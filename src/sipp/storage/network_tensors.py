@@ -1,4 +1,4 @@
-"""The tensors of a network as entries of a file's index and their bytes, and back.
+"""Encodes the tensors of a network as index entries and bytes, and decodes them.
 
 tensor -> positions (coding.py), values (rounding.py, coding.py) -> entry + bytes
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.allocation.largest_scores import breaking
+from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
 from sipp.records.certificate import AnyCertificate, from_json
 from sipp.records.hashing import with_buffers
@@ -43,7 +43,7 @@ Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 
 
 def named_tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
-    """Every tensor of the state_dict once, with all names of the same memory, those in `first` in front."""
+    """Every distinct tensor of the state_dict with all its (tied) names, those in `first` before the others."""
     groups: dict[object, tuple[list[str], Tensor]] = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
@@ -68,7 +68,7 @@ def named_tensors(model: nn.Module, first: Collection[str] = ()) -> Groups:
 def encode_network(
     model: nn.Module, groups: Groups, mask_of: Mapping[str, Tensor], precision: Precision
 ) -> tuple[tuple[Entry, ...], list[bytes]]:
-    """The entries of all tensors, and the bytes of each; masks go by a tensor's first name."""
+    """The entry and the bytes of every tensor; masks are keyed by a tensor's first name."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     entries, pieces = [], []
     for names, tensor in groups:
@@ -82,9 +82,9 @@ def encode_network(
 def decode_network(
     index: Index, pieces: Iterable[memoryview], where: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The state_dict, tied names leading to one tensor, and the masks; the index was checked before (`read_index`).
+    """The state_dict (tied names share a tensor) and the masks; `read_index` has checked the index.
 
-    `pieces` are the bytes of the tensors, one after the other.
+    `pieces` are the bytes of each tensor.
     """
     state, masks = {}, {}
     for entry, piece in zip(index.tensors, pieces):
@@ -96,7 +96,7 @@ def decode_network(
 
 
 def with_stored_values(model: nn.Module, values: Precision) -> nn.Module:
-    """A copy of the network with the values that a file of `save` would give back: what is to be certified."""
+    """A copy of the network with the values that `load` would return after `save`; certify this one."""
     stored = copy.deepcopy(model)
     groups = named_tensors(stored)
     for (_, tensor), entry, piece in zip(groups, *encode_network(stored, groups, {}, values)):
@@ -107,9 +107,9 @@ def with_stored_values(model: nn.Module, values: Precision) -> nn.Module:
 
 
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
-    """How a tensor is rounded: only parameters of two axes or more, and wider than asked for, are.
+    """How a tensor is rounded: only parameters with two or more axes, and only if that makes them smaller.
 
-    Norms, biases and buffers weigh little and decide much: they are always exact.
+    Norms, biases and buffers are always exact: they take little space and matter much.
     """
     if precision in ("fp32", "lossless") or not is_parameter or tensor.dim() < 2 or tensor.dtype not in FLOATS:
         return "exact"
@@ -120,7 +120,7 @@ def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) ->
 def _encode(
     names: tuple[str, ...], tensor: Tensor, mask: Tensor | None, rounding: Rounding, *, coded: bool
 ) -> tuple[Entry, list[bytes]]:
-    """The entry of a tensor and its bytes; a mask is True where a weight is kept, whatever its value is."""
+    """The entry of a tensor and its bytes; the mask is True where a weight is kept, even if it is 0."""
     flat_K = tensor.detach().to("cpu").reshape(-1).contiguous()
     if mask is not None and tensor.dtype not in FLOATS:
         raise ModelError(f"has a mask, but its dtype is {tensor.dtype}; only floats have masks here", where=names[0])
@@ -158,7 +158,7 @@ def _encode(
 def _where(
     flat_K: Tensor, kept_K: Flags | None, name: str, *, may_be_sparse: bool
 ) -> tuple[PositionKind, bytes, Flags]:
-    """Which weights are stored: those that are kept, and all whose bits are not zero (-0.0 is not +0.0)."""
+    """Which weights are stored: those the mask keeps, and all whose bits are not zero (-0.0 is not +0.0)."""
     if may_be_sparse:
         is_stored_K: Flags = raw_bits(flat_K) != 0
         if kept_K is not None:
@@ -199,12 +199,12 @@ def _decode(entry: Entry, data: memoryview, what: str) -> tuple[Tensor, Tensor |
 
 
 def _has_nonzero(flags_K: Flags, flat_K: Tensor) -> bool:
-    """Whether one of these weights is another number than 0.0 or -0.0."""
+    """Whether one of the flagged weights is not zero (-0.0 is zero)."""
     return bool((from_bits(raw_bits(flat_K)[flags_K], flat_K.dtype) != 0).any())
 
 
 def _rows(is_stored_K: Flags, n_rows: int) -> Tensor:
-    """The row of each stored weight."""
+    """The row index of each stored weight."""
     fan_in = is_stored_K.size // max(n_rows, 1)
     return torch.from_numpy(np.flatnonzero(is_stored_K) // max(fan_in, 1))
 
@@ -222,7 +222,7 @@ def contents_of(
     certificate: AnyCertificate | None,
     state: Mapping[str, Tensor],
 ) -> SavedFile:
-    """The record of a file with this index and these stored values; a certificate is about them by their hash alone."""
+    """The record of a saved file; the hash of the stored values decides what its certificate is about."""
     about: About | None = None
     if certificate is not None:
         stored = with_buffers(state_hash(state), index.buffers_hash)
@@ -241,13 +241,13 @@ def contents_of(
         statements_about="values before rounding" if index.is_moved else "stored values",
         certificate=certificate,
         certificate_about=about,
-        breaking_pattern=None if pattern is None else breaking(masks, pattern_of(pattern)),
+        breaking_pattern=None if pattern is None else breaking_pattern(masks, pattern_of(pattern)),
         buffers_hash=index.buffers_hash,
     )
 
 
 def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
-    """The state_dict in a file of `save`, and what else the file holds, after every check."""
+    """Reads and checks a file of `save`: the state_dict, and a record of all else."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)
     lengths = [entry.n_bytes for entry in index.tensors]
@@ -292,18 +292,20 @@ def _stored(entry: Entry) -> StoredTensor:
 
 
 def cannot_share(groups: Groups, state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Names of tensors that share memory (one is the other's .T, or a part of it) and cannot all have these values."""
+    """Names of tensors that share memory (as a transpose or a slice) and cannot all have these values."""
     by_memory: dict[object, Groups] = {}
     for names, tensor in groups:
-        if tensor.numel() and 0 not in tensor.stride():  # one that repeats itself takes no values
+        if tensor.numel() and 0 not in tensor.stride():  # an expanded tensor takes no values
             by_memory.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append((names, tensor))
     for shared in by_memory.values():
         if len(shared) == 1:
             continue
         memory = shared[0][1].untyped_storage().cpu().clone()
         views = [
-            torch.empty(0, dtype=one.dtype, device="cpu").set_(memory, one.storage_offset(), one.shape, one.stride())
-            for _, one in shared
+            torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+                memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
+            for _, tensor in shared
         ]
         values = [state[names[0]] for names, _ in shared]
         for view, value in zip(views, values):

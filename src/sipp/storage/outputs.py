@@ -1,9 +1,8 @@
-"""Where outputs may be written, how our own files are recognised, and single files written in one step.
+"""Checks where a command may write its output, so that no foreign file is ever replaced.
 
-Every output of every command, of `save_folder` and of `sipp.page` is checked here, by one rule: what is there already
-is replaced with --force only (a program always may), and only if it is of the kind that the same command writes. So no
-output replaces a foreign file, nor an input, which is of another kind. Where an input can be of the same kind, the
-network that is pruned or scored, `refuse_input` refuses it. Folders are written in `pruned_folder.py`.
+One rule holds for every command, `save_folder` and `sipp.page`: an existing file is replaced only with --force (from
+Python always), and only if it is of the kind that the same command writes. So no foreign file and no input of another
+kind is replaced. An input of the same kind (the network that is pruned or scored) is protected by `refuse_input`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from sipp.storage.tensors import metadata_in
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
 RECORD_KEY = "sipp record"  # in the header of the network, which holds its record too
-BENCH_NAME = "bench.json"  # what `sipp bench` found out about a network, beside it
+BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
 SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page
-FIGURE_MARK = "sipp report"  # who made it, in a figure's own words
-HEAD = 1 << 14  # bytes in which a page or a picture says who made it
-MOST_RECORD = 1 << 28  # bytes of a record that is looked into
+FIGURE_MARK = "sipp report"  # the creator field in a figure's metadata
+HEAD = 1 << 14  # bytes in which the mark of a page or figure is searched
+MOST_RECORD = 1 << 28  # bytes; a larger file is not parsed
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of file that a command writes, and how it is recognised: nothing else is ever replaced."""
+    """A kind of file that a command writes, and how to recognise it."""
 
     name: str
     is_ours: Callable[[Path], bool]
@@ -60,7 +59,7 @@ def _is_figure(path: Path) -> bool:
 
 
 def _is_pruned(folder: Path) -> bool:
-    """Whether the folder holds a record and the network it describes; other weights put there are foreign."""
+    """Whether the folder holds a pruned network with its record."""
     from sipp.storage.pruned_folder import read_pruned
 
     try:
@@ -70,8 +69,8 @@ def _is_pruned(folder: Path) -> bool:
     return (folder / WEIGHTS_NAME).exists()
 
 
-def _says(path: Path, key: str) -> Any:
-    """The value of this key in a JSON file; None if it is no such file."""
+def _json_field(path: Path, key: str) -> Any:
+    """The value of this key in a JSON file; None if it is no JSON object."""
     try:
         content = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_RECORD else None
     except (ValueError, RecursionError):
@@ -82,15 +81,15 @@ def _says(path: Path, key: str) -> Any:
 PAGE = OutputKind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = OutputKind("figure of sipp", _is_figure)
 SCORES = OutputKind("file of scores of `sipp score`", _is_scores)
-BENCH = OutputKind("record of `sipp bench`", lambda path: _says(path, "kind") == BENCH_KIND)
-EVALUATION = OutputKind("record of `sipp eval`", lambda path: _says(path, "kind") == EVAL_KIND)
+BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == BENCH_KIND)
+EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == EVAL_KIND)
 NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = OutputKind("certificate", lambda path: _says(path, "schema") in (SCHEMA, *OLDER))
+CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "schema") in (SCHEMA, *OLDER))
 PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)
 
 
 def refuse_input(path: Path, option: str, read: Path) -> None:
-    """Refuses an output that is what an option reads (also by a link), or a folder in which that lies."""
+    """Raises if the output path is what an option reads (also through a link), or a folder that contains it."""
     real, theirs = Path(os.path.realpath(path)), Path(os.path.realpath(read))
     is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
     if is_same or real in theirs.parents:
@@ -102,9 +101,9 @@ def refuse_input(path: Path, option: str, read: Path) -> None:
 
 
 def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
-    """Refuses to replace anything without --force, and with it anything of another kind."""
+    """Raises if the path exists, unless it is of this kind and --force is given."""
     if path.is_symlink():
-        raise OptionError(f"{path} is a symbolic link, and leads elsewhere", fix="give the place itself")
+        raise OptionError(f"{path} is a symbolic link", fix="give the path that it points to")
     if not path.exists() or (path.is_dir() and all(target_of_temporary(inner) is not None for inner in path.iterdir())):
         return  # nothing is there, or what a killed writer left
     if not path.is_dir() and not path.is_file():
@@ -124,7 +123,7 @@ def _check_new(path: Path, kind: OutputKind, *, force: bool) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuses a path that cannot be written, by trying: a temporary file is made there, and is gone at once."""
+    """Raises if the path cannot be written, by creating a temporary file there."""
     place = path.parent
     try:
         temporary_path(path).exists()  # a name that is too long is found here
@@ -140,7 +139,7 @@ def check_place(path: Path) -> None:
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Refuses, before the work, a folder that `sipp prune` cannot write to."""
+    """Raises, before any work is done, if `sipp prune` cannot write to the folder."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
@@ -152,7 +151,7 @@ def check_folder(path: Path, *, force: bool) -> None:
 
 
 def check_file(path: Path, kind: OutputKind, *, force: bool, makes_folder: bool = False) -> None:
-    """Refuses, before the work, a file that cannot be written."""
+    """Raises, before any work is done, if the file cannot be written."""
     check_place(path)
     if path.is_dir():
         raise OptionError(f"{path} is a folder", fix="give the name of a file")
@@ -162,7 +161,7 @@ def check_file(path: Path, kind: OutputKind, *, force: bool, makes_folder: bool 
 
 
 def check_ledger(path: Path, *, out: Path | None) -> None:
-    """Refuses, before the work, a ledger in which no use could be recorded. A new one is not created yet."""
+    """Raises, before any work is done, if the ledger cannot be read or written. Creates no file."""
     from sipp.certificates.ledger import ledger_lines
 
     if out is not None:
@@ -180,6 +179,6 @@ def check_ledger(path: Path, *, out: Path | None) -> None:
 
 
 def write_file(path: Path, data: bytes, kind: OutputKind, *, force: bool) -> None:
-    """Writes the data into the file, or leaves it as it was."""
+    """Checks the path, then writes the file atomically."""
     check_file(path, kind, force=force)
     write_atomic(path, data)

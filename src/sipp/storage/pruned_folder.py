@@ -1,10 +1,10 @@
-"""The folder of a pruned network: its weights and its record, which belong together, read with every check. No torch.
+"""Reads and writes the folder of a pruned network: its weights and its record. Needs no torch.
 
 `sipp prune --out DIR` and `sipp.save_folder` write it; `sipp report`, `bench`, `eval` and `certify` read it.
 
-Two files cannot be replaced in one step, one can. So the header of the weights holds the record, and report.json is a
-copy of it for people. A reader takes the record in the header, which always fits the weights, and says so where the
-copy is another one: a save was interrupted, or somebody replaced a file.
+Only one file can be replaced atomically, not two. So the record is stored in the header of the weights, and report.json
+is a copy of it for people. A reader uses the record in the header, which always belongs to the weights, and reports a
+copy that differs: a save was interrupted, or somebody replaced a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_SEEN = 80_000_000  # bytes of hashes of the inputs that chose a network: a 
 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
-    """Writes the network and its record into the folder, both or neither, and gives {file: bytes}."""
+    """Writes the network and its record into the folder, both or neither; returns {file: bytes}."""
     if len(record.get("seen", "")) > MOST_SEEN:
         warn_caller(
             "too many inputs chose this network to be listed in its record, so `sipp certify` can compare a holdout "
@@ -48,8 +48,8 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
     try:
         make_folder(folder)
         write_atomic(folder / WEIGHTS_NAME, weights)
-        while (now := _record_of(folder)) != _bytes_of(folder / RECORD_NAME) and now is not None:
-            write_atomic(folder / RECORD_NAME, now)  # another's, where another writer was faster
+        while (stored := _record_of(folder)) != _bytes_of(folder / RECORD_NAME) and stored is not None:
+            write_atomic(folder / RECORD_NAME, stored)  # that of another process, if it wrote last
     except OSError as error:
         raise DataError(
             f"{folder} could not be written ({error.strerror or error})",
@@ -58,12 +58,12 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
     finally:
         if is_new:
             with suppress(OSError):
-                folder.rmdir()  # where nothing came to lie in it
+                folder.rmdir()  # only succeeds if it is empty
     return {folder / WEIGHTS_NAME: len(weights), folder / RECORD_NAME: len(report)}
 
 
 def _record_of(folder: Path) -> bytes | None:
-    """The record in the header of the network in this folder; None where there is none."""
+    """The record in the header of the network in this folder; None if there is none."""
     try:
         with open(folder / WEIGHTS_NAME, "rb") as file:
             return _record_in(metadata_in(file))
@@ -77,14 +77,14 @@ def _record_in(metadata: dict[str, Any]) -> bytes | None:
 
 
 def is_pruned_folder(folder: Path) -> bool:
-    """Whether a record of a pruned network lies here, whole or not."""
+    """Whether the folder holds the record of a pruned network, valid or not."""
     return (folder / RECORD_NAME).exists() or _record_of(folder) is not None
 
 
 def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
-    """The record of the network that `sipp prune` wrote into this folder, and marks; DataError if it was changed.
+    """The record of a folder that `sipp prune` wrote, and notes for the reader; DataError if it was changed.
 
-    The record is checked by its checksum, and against the network: the same weights, and no more of them than it says.
+    The record is checked by its checksum, and against the network: the same weights, and no more kept than it says.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
     data = _bytes_of(path)
@@ -95,7 +95,7 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
         raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
     record = _record(path, own)
     tensors = raw_tensors(data, path)
-    stored = entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in tensors.items())
+    stored = entries_hash((name, [tensor.dtype, list(tensor.shape)], tensor.data) for name, tensor in tensors.items())
     if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     for layer in record.layers:
@@ -106,7 +106,7 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
 
 
 def _copied(copy: Path) -> Values | None:
-    """What the copy of a record says; None where it is missing or damaged, which takes nothing from the record."""
+    """The copy of the record; None if it is missing or damaged."""
     try:
         return None if (report := _bytes_of(copy)) is None else read_sealed(copy, report)
     except DataError:
@@ -114,12 +114,12 @@ def _copied(copy: Path) -> Values | None:
 
 
 def _bytes_of(path: Path) -> bytes | None:
-    """The content of a file; None where there is none."""
+    """The content of a file; None if there is none."""
     return read_file(path) if path.exists() else None
 
 
 def _record(path: Path, data: bytes | None) -> PrunedRecord:
-    """The record in the file or in its bytes, if it has its checksum and its numbers fit each other."""
+    """The record in a file or in its bytes, with checksum, format and sums checked."""
     values = read_sealed(path, data)
     if values.get("kind") != PRUNED_KIND or values.get("format") != PRUNED_FORMAT:
         raise DataError(
@@ -131,7 +131,7 @@ def _record(path: Path, data: bytes | None) -> PrunedRecord:
 
 
 def _check_sums(record: PrunedRecord, path: Path) -> None:
-    """Refuses a record whose totals are not those of its layers, or whose certificate speaks of other networks."""
+    """Raises if totals are not the sums over layers, or if the certificate is about other networks."""
     layers = record.layers
     totals = {key: sum(getattr(layer, key) for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
     totals["keep"] = totals["kept"] / max(1, totals["n_weights"])

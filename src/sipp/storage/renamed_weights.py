@@ -1,8 +1,8 @@
 """Maps the weight names in files to those of a network, and back.
 
-A checkpoint may lack the prefix of its network (`h.0` for `transformer.h.0`), have names of an earlier time, or hold
-each expert of a mixture by itself where the network has one tensor of all. transformers knows these rules, and they are
-asked for here; a network of another kind has the names of its files.
+A checkpoint may lack the prefix of its network (`h.0` for `transformer.h.0`), use older names, or store each expert of
+a mixture separately where the network has one tensor for all. transformers knows these rules and is asked for them
+here; for other networks, names in files and network must agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rename = Callable[[str], tuple[str, Any, str]]  # of a file's name: the network'
 
 @dataclass(frozen=True)
 class RenamedWeights:
-    """Which tensors of files make which tensor of a network."""
+    """Which tensors in files each tensor of a network is made of."""
 
     source: ShardedWeights
     model: Any  # an nn.Module; with converters one of transformers
@@ -29,7 +29,7 @@ class RenamedWeights:
     converters: dict[str, Any]  # of transformers, by the network's name; without one a tensor is as it is in its file
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """These tensors of the network, on the CPU."""
+        """Reads these tensors of the network, on the CPU."""
         wanted = list(names)
         read = self.source.read(file for name in wanted for file, _ in self.made_of[name])
         tensors: dict[str, Tensor] = {}
@@ -42,11 +42,11 @@ class RenamedWeights:
             for file, part in self.made_of[name]:
                 converter.add_tensor(name, file, part, read.pop(file))
             converted = converter.convert(name, model=self.model, config=self.model.config)
-            tensors |= {key: one[0] if isinstance(one, list) else one for key, one in converted.items()}
+            tensors |= {key: tensor[0] if isinstance(tensor, list) else tensor for key, tensor in converted.items()}
         return tensors
 
     def as_in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the network as the files hold them; under the network's names where they cannot be taken apart."""
+        """Tensors of the network under the names of the files, or under its own if they cannot be split."""
         plain = {
             self.made_of[name][0][0]: tensor
             for name, tensor in tensors.items()
@@ -62,7 +62,7 @@ class RenamedWeights:
 
 
 def renamed_weights(model: nn.Module, source: ShardedWeights) -> RenamedWeights:
-    """The files' weights for this network, which may be without values; what it has no place for is left out."""
+    """Maps the tensors in files to those of this network (which may be on the meta device); ignores all others."""
     own = model.state_dict()
     rename = _rules(model, own)
     made_of: dict[str, list[tuple[str, str]]] = {}
@@ -79,7 +79,7 @@ def renamed_weights(model: nn.Module, source: ShardedWeights) -> RenamedWeights:
 
 
 def _rules(model: Any, own: dict[str, Tensor]) -> Rename:
-    """How transformers would name a tensor of a file."""
+    """How transformers renames the tensors of a file."""
     prefix = getattr(model, "base_model_prefix", None)
     if not isinstance(prefix, str):
         return lambda file: (file, None, "")
@@ -102,5 +102,5 @@ def _rules(model: Any, own: dict[str, Tensor]) -> Rename:
 
 
 def _in_order(name: str) -> list[tuple[bool, int, str]]:
-    """Sorts expert 10 behind expert 9."""
+    """Sorts expert 10 after expert 9."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]

@@ -1,8 +1,8 @@
-"""Kept values in fewer bits: fp16, bf16, or int8 with a scale per row; how far they moved, and back to their dtype.
+"""Rounds kept values to fp16, bf16, or int8 with a scale per row, and restores them.
 
-Rounding twice is rounding once, also for int8: a scale has 16 significant bits (or is a power of two), so that a level
-times its scale is exact in float32 and the largest weight of a row gives the same scale again. So a network that was
-loaded from such a file can be certified and saved again, and stays bit by bit the one that was certified.
+Rounding is idempotent, also for int8: a scale has 16 significant bits (or is a power of two), so that a level times its
+scale is exact in float32, and the largest weight of a row gives the same scale again. So a network that was loaded from
+such a file can be certified and saved again with the same bits.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SCALE_DROPPED = 0xFF  # bits of a float32 that a scale leaves zero: 16 significa
 
 @dataclass(frozen=True)
 class Rounded:
-    """Kept values as they are stored, and how far they moved."""
+    """Rounded values, and how far rounding changed them."""
 
     stored_K: Tensor  # of the dtype that is stored
     scale_F: Tensor | None  # float32, for int8
-    largest_change: float  # of a weight, in parts of itself
-    norm_change: float  # of all together: ||stored - given|| / ||given||
+    largest_change: float  # largest relative change of a weight
+    norm_change: float  # ||stored - given|| / ||given||
 
 
 def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: Rounding, name: str) -> Rounded:
-    """The values in the asked format; row_K is each value's row, for int8. ModelError where one does not fit."""
+    """Rounds the values; row_K is the row of each value, for int8. ModelError if one is out of range."""
     if rounding == "exact":
         return Rounded(value_K, None, 0.0, 0.0)
     if not bool(value_K.isfinite().all()):
@@ -51,16 +51,16 @@ def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: R
 
 
 def restore_values(stored_K: Tensor, scale_F: Tensor | None, row_K: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The values that a network with this file has."""
+    """The inverse of `round_values`: the values that `load` returns."""
     if scale_F is None or row_K is None:
         return stored_K.to(dtype)
     return (stored_K.to(torch.float32) * scale_F[row_K]).to(dtype)
 
 
 def _scales(value_K: Tensor, row_K: Tensor, n_rows: int) -> Tensor:
-    """The largest magnitude of each row over 127, rounded up to 16 significant bits, or to a power of two if tiny.
+    """The largest magnitude of each row divided by 127, rounded up to 16 significant bits, or to a power of two.
 
-    Near its end float32 has fewer than 16 bits; times a power of two a level is exact there too.
+    Tiny float32 numbers have fewer than 16 bits; there a power of two keeps products exact.
     """
     largest_F = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
     largest_F.scatter_reduce_(0, row_K, value_K.abs().to(torch.float64), "amax")
@@ -80,7 +80,7 @@ def _levels(value_K: Tensor, row_K: Tensor, scale_F: Tensor) -> Tensor:
 
 
 def _changes(given_K: Tensor, back_K: Tensor) -> tuple[float, float]:
-    """The largest relative change of a weight, and that of all together."""
+    """The largest relative change of a weight, and the relative change of the whole vector."""
     given_K = given_K.to(torch.float64)
     moved_K = (back_K.to(torch.float64) - given_K).abs()
     is_moved_K = moved_K > 0  # a zero stays zero in every format, so that no ratio is over zero

@@ -1,4 +1,4 @@
-"""Weights in one safetensors file or in several with an index, as Hugging Face has them; read and written in parts."""
+"""Reads and writes weights in one safetensors file, or in several with an index, as Hugging Face stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sipp.errors import DataError
 from sipp.storage.files import child_path, read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
+Tensor = Any  # torch is not imported here, so that reading records is fast
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BELONGING = (
     "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",
@@ -28,7 +28,7 @@ class ShardedWeights:
     file_of: dict[str, str]
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """These tensors, on the CPU, each file opened once and nothing else of it read."""
+        """Reads these tensors, on the CPU; opens each file once and reads nothing else of it."""
         from safetensors import safe_open
 
         by_file: dict[str, list[str]] = {}
@@ -42,7 +42,7 @@ class ShardedWeights:
 
 
 def sharded_weights(folder: Path) -> ShardedWeights:
-    """The weights that lie in a folder; DataError where there are none, or an index names what is not there."""
+    """The weights in a folder; DataError if there are none, or if the index names a missing file."""
     if (folder / ONE_FILE).is_file() or not (folder / INDEX).is_file():
         return ShardedWeights(folder, dict.fromkeys(names_in(folder / ONE_FILE), ONE_FILE))
     path = folder / INDEX
@@ -59,7 +59,7 @@ def sharded_weights(folder: Path) -> ShardedWeights:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; DataError where it is none."""
+    """The names of the tensors in a safetensors file; DataError if it is none."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -74,14 +74,14 @@ def names_in(path: Path) -> list[str]:
 def companion_files(folder: Path, *more: str) -> list[Path]:
     """The other files of a model's folder: tokenizer, chat template, licence.
 
-    No link that leads elsewhere is among them: a folder of others could name any file of this machine.
+    Links out of the folder are left out: a downloaded folder could point to any file of this machine.
     """
     paths = {path for pattern in (*BELONGING, *more) for path in folder.glob(pattern)}
     return sorted(path for path in paths if path.is_file() and path.resolve().parent == folder.resolve())
 
 
 def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:
-    """Writes some tensors as one file of the folder, or nothing."""
+    """Writes tensors as one file of the folder, atomically."""
     write_atomic(child_path(folder, file), tensors_to_bytes(tensors, {"format": "pt"}))
 
 

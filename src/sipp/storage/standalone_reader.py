@@ -1,4 +1,4 @@
-"""Reads a file of `sipp.save` with Python and NumPy alone: {name: array}. This file needs no other; copy it.
+"""Reads a file of `sipp.save` with Python and NumPy alone: {name: array}. Copy this file; it needs no other.
 
     python read_small.py net.safetensors net.npz      # all tensors as NumPy arrays
     tensors = read("net.safetensors")                 # the same in a program
@@ -10,10 +10,10 @@ The layout, little-endian throughout:
     index      JSON, compressed by zlib; `tensors` lists the tensors in the order of their bytes in `data`
     tensor     positions, then the planes of its values, then (int8) the planes of its scales, then a mask of its own
     positions  which numbers are stored: "all"; "bitmask", one bit each, lowest first; "kept gaps" or "zero gaps",
-               the numbers skipped before each kept (or each zero) one and before the end, 255 meaning 255 and more
-               to come, Huffman-coded (raw deflate); others are zero
+               the count of numbers before each kept (or each zero) one and before the end, 255 meaning 255 and more
+               to come, Huffman-coded (raw deflate); all other numbers are zero
     planes     all highest bytes, then all second ones, and so on; a plane shorter than its numbers is Huffman-coded;
-               floats are turned left by one bit first, so that the sign is the lowest
+               floats are rotated left by one bit first, so that the sign is the lowest bit
     values     "exact", "fp16", "bf16", or "int8": a level from -127 to 127 times the float32 scale of its row
 
 bfloat16, which NumPy does not have, is read as float32, exactly; float8 is read as its bytes.
@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
-WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # the floats that are turned
+WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of the floats that are rotated
 
 
 def read(path: str) -> dict[str, Any]:
-    """The tensors of a file, by name; a ValueError where it is damaged, or no such file."""
+    """The tensors of a file, by name; ValueError if it is damaged, or no file of `sipp.save`."""
     code, content, _ = _unpacked(path, "sipp-file/1", "sipp-file/2")
     index = json.loads(zlib.decompress(code))
     for part in index.get("parts", ()):
@@ -68,7 +68,7 @@ def _unpacked(path: str, *kinds: str) -> tuple[bytes, bytes, str]:
 
 
 def _tensor(entry: Any, content: bytes, at: int) -> tuple[Any, int]:
-    """A tensor, and where its bytes end."""
+    """A tensor, and the offset after its bytes."""
     values, shape, kept = entry["values"], entry["shape"], entry["positions"]["kept"]
     n_rows, n_weights = shape[0] if shape else 1, math.prod(shape)
     is_stored, at = _positions(entry["positions"], content, at, n_weights)
@@ -89,24 +89,24 @@ def _tensor(entry: Any, content: bytes, at: int) -> tuple[Any, int]:
     return array.reshape(shape), at
 
 
-def _positions(said: Any, content: bytes, at: int, n_weights: int) -> tuple[Any, int]:
-    """Which numbers are stored, and where these bytes end."""
-    end = at + said["n_bytes"]
+def _positions(positions: Any, content: bytes, at: int, n_weights: int) -> tuple[Any, int]:
+    """Which numbers are stored, and the offset after these bytes."""
+    end = at + positions["n_bytes"]
     code = content[at:end]
-    if said["kind"] == "all":
+    if positions["kind"] == "all":
         return np.ones(n_weights, dtype=bool), end
-    if said["kind"] == "bitmask":
+    if positions["kind"] == "bitmask":
         return np.unpackbits(np.frombuffer(code, np.uint8), bitorder="little")[:n_weights].astype(bool), end
     symbols = np.frombuffer(zlib.decompressobj(-15).decompress(code), np.uint8)
     is_last = symbols != 255
     places = np.cumsum(symbols.astype(np.int64) + is_last)[is_last] - 1
     is_rare = np.zeros(n_weights, dtype=bool)
     is_rare[places[:-1]] = True
-    return (is_rare if said["kind"] == "kept gaps" else ~is_rare), end
+    return (is_rare if positions["kind"] == "kept gaps" else ~is_rare), end
 
 
 def _numbers(planes: list[int], content: bytes, at: int, n_numbers: int, dtype: str) -> tuple[Any, int]:
-    """A flat array from its planes of bytes, and where they end."""
+    """A flat array from its byte planes, and the offset after them."""
     rows = np.empty((n_numbers, len(planes)), dtype=np.uint8)
     for i, n_bytes in enumerate(planes):
         code, at = content[at : at + n_bytes], at + n_bytes

@@ -1,7 +1,7 @@
-"""Tensors with the values that belong to them, saved as NAME.safetensors and NAME.json.
+"""Saves tensors together with JSON values, as NAME.safetensors and NAME.json.
 
-The JSON is written last and holds the SHA-256 of the tensors and of itself: without a sound JSON there is no state.
-Nothing is ever unpickled.
+The JSON is written last and holds the SHA-256 of the tensors and of itself: without a valid JSON file there is no
+state. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sipp.storage.files import (
 )
 from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
+Tensor = Any  # torch is not imported here, so that reading records is fast
 TENSORS = ".safetensors"
 VALUES = ".json"
 
 
 def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Saves tensors and values under this name; a reader finds both or neither."""
+    """Saves tensors and values under this name; readers see both or neither."""
     data = tensors_to_bytes(tensors)
     make_folder(folder)
     write_atomic(child_path(folder, name + TENSORS), data)
@@ -43,12 +43,12 @@ def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
 
 
 def load_sound_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, after the same checks as `load_state`, of the tensors' checksum too."""
+    """The values saved under this name, after the same checks as `load_state`."""
     return _checked_state(folder, name)[1]
 
 
 def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
-    """The bytes of the tensors, and the values, if neither was changed since they were saved."""
+    """The bytes of the tensors, and the values; DataError if either was changed."""
     outer = read_json(child_path(folder, name + VALUES))
     path = child_path(folder, name + TENSORS)
     data = read_file(path)
@@ -70,11 +70,11 @@ def load_values(folder: Path, name: str) -> Values:
 
 
 def has_state(folder: Path, name: str) -> bool:
-    """Whether something was saved under this name; whether it is sound shows when it is loaded."""
+    """Whether a state was saved under this name; `load_state` checks it."""
     return child_path(folder, name + VALUES).is_file()
 
 
 def remove_state(folder: Path, name: str) -> None:
-    """Removes the state, its JSON first, so that no half of it is ever taken for one."""
+    """Removes the state, the JSON first, so that half of it is never taken for a state."""
     child_path(folder, name + VALUES).unlink(missing_ok=True)
     child_path(folder, name + TENSORS).unlink(missing_ok=True)

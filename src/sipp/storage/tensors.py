@@ -1,6 +1,6 @@
-"""Tensors in, the bytes of a safetensors file out, and back: as torch's tensors, or raw where torch is not needed.
+"""Converts tensors to the bytes of a safetensors file and back, as torch tensors or (without torch) as raw bytes.
 
-torch and NumPy are imported by the functions that need them: a reader of records should not have to wait for it.
+torch and NumPy are imported inside the functions, because commands that only read records must start fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
 
-MOST_HEADER = 1 << 28  # bytes of a header that is looked into
+MOST_HEADER = 1 << 28  # bytes; a larger header is not parsed
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
 _FLOATS = {
     "F64": ("torch.float64", "u8"),
@@ -39,7 +39,7 @@ _WHOLE = {
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as it lies in a file: its element type as safetensors names it, its shape, its bytes."""
+    """A tensor as stored in a file: dtype (named by safetensors), shape and bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -47,11 +47,11 @@ class RawTensor:
 
     @property
     def dtype(self) -> str:
-        """torch's name of the element type."""
+        """The dtype, named by torch."""
         return (_FLOATS | _WHOLE)[self.kind][0]
 
     def n_nonzero(self) -> int:
-        """How many of its numbers are not zero; minus zero is zero, NaN is not."""
+        """The number of non-zero entries; -0.0 is zero, NaN is not."""
         import numpy as np
 
         if self.kind in _WHOLE:
@@ -61,7 +61,7 @@ class RawTensor:
 
 
 def metadata_in(file: BinaryIO) -> dict[str, Any]:
-    """The metadata of a safetensors file, without reading its tensors; empty if it is no such file."""
+    """The metadata of a safetensors file, without reading its tensors; empty for any other file."""
     n_bytes = int.from_bytes(file.read(8), "little")
     try:
         header = json.loads(file.read(n_bytes)) if n_bytes <= MOST_HEADER else {}
@@ -72,7 +72,7 @@ def metadata_in(file: BinaryIO) -> dict[str, Any]:
 
 
 def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None = None) -> bytes:
-    """The tensors as a safetensors file, with a mark in its header; tied ones stand under each of their names."""
+    """The bytes of a safetensors file with these tensors, `mark` as metadata, and tied ones under each name."""
     from safetensors.torch import save
     from torch import Tensor
 
@@ -96,9 +96,9 @@ def tensors_to_bytes(tensors: Mapping[str, object], mark: dict[str, str] | None 
 
 
 def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, none of them a view: torch.save writes the whole memory behind a view, such as a data set.
+    """The same values, with views copied: torch.save writes the whole storage behind a view, such as a data set.
 
-    Tied tensors stay one; what is no tensor stays as it is.
+    Tied tensors stay tied; values that are no tensors are unchanged.
     """
     from torch import Tensor
     from torch.nn import Parameter
@@ -122,7 +122,7 @@ def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
-    """The tensors of a safetensors file, on the CPU; DataError names `where` they were to come from."""
+    """The tensors of a safetensors file, on the CPU; a DataError names `where` the bytes came from."""
     import torch
     from safetensors.torch import load
 
@@ -133,12 +133,15 @@ def tensors_from_bytes(data: bytes, where: object) -> dict[str, Any]:
 
 
 def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
-    """The tensors of a safetensors file as they lie there; DataError names `where` they were to come from."""
+    """The raw tensors of a safetensors file; a DataError names `where` the bytes came from."""
     try:
-        tensors = {name: RawTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
+        tensors = {
+            name: RawTensor(stored["dtype"], tuple(stored["shape"]), stored["data"])
+            for name, stored in deserialize(data)
+        }
     except (SafetensorError, ValueError, KeyError) as error:
         raise DataError(f"not a safetensors file: {error}", where=where) from error
-    unknown = next((name for name, one in tensors.items() if one.kind not in _FLOATS | _WHOLE), None)
+    unknown = next((name for name, stored in tensors.items() if stored.kind not in _FLOATS | _WHOLE), None)
     if unknown is not None:
         raise DataError(
             f"{unknown!r:.60} has the element type {tensors[unknown].kind}, which is not read here", where=where

@@ -1,4 +1,4 @@
-"""`assess`: the record of `prune` for a network that was pruned elsewhere, or for masks (T17)."""
+"""`assess`: makes the record of `prune` for a network that was pruned elsewhere, or for masks (T17)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sipp.records.checking import check_choice, check_record
 from sipp.records.numerics import device_of
 from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
 from sipp.records.pruned import Pruned
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
 
 @torch.inference_mode(False)
@@ -41,7 +41,7 @@ def assess(
     constants: Constants = Constants(),
     progress: bool = True,
 ) -> Pruned:
-    """The same record as from `prune`, for a network that was pruned or repaired by any means.
+    """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
     `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
@@ -71,12 +71,12 @@ def assess(
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    found = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    return pruned_of(ranking, found, task, mode=bound, new_points=holdout)
+    sparse = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    return pruned_of(ranking, sparse, task, mode=bound, new_points=holdout)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the network with the weights outside of the masks set to zero."""
+    """A copy of the network with the weights outside the masks set to zero."""
     parameters = dict(dense.named_parameters())
     for name, mask in masks.items():
         if name not in parameters:
@@ -86,8 +86,8 @@ def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
                 fix=f"call it {meant!r}" if meant in parameters else "",
             )
         if not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
-            found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {found}")
+            actual = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {actual}")
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ModelError(f"masks: {name!r} holds values other than 0 and 1", fix="give a bool tensor, True = kept")
     given = copy_of(dense)

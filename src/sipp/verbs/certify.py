@@ -1,10 +1,10 @@
-"""`certify`, `certify_accuracy`: what the pruning costs, measured on fresh points (T14, T16).
+"""`certify`, `certify_accuracy`: bound what pruning costs, from measurements on new inputs (T14, T16).
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
-future inputs and were used neither for training nor for calibration. What can be checked of that is checked by content
-hash; what was not checked is recorded as not checked. Copies of a point prove nothing: different points are counted. A
-point is one index of dimension 0 of every input tensor, and the output at it must be a function of that point alone,
-which is tried on the first, the largest and the last batch.
+future inputs and were used neither for training nor for calibration. Content hashes check part of this; the record
+says what was not checked. Copies of a point are no evidence, so only distinct points count. A point is one index along
+dimension 0 of every input tensor. Its output must not depend on the other points of the batch, which is checked on the
+first, the largest and the last batch.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
 (inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
@@ -19,12 +19,11 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from sipp.certificates.evidence import MeasuredOutputs, measure_outputs
+from sipp.certificates.claims import accuracy_claim, output_claim
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
-from sipp.certificates.measures import Labels, measure_of, measure_of_classes, outcome_counts
+from sipp.certificates.measures import Labels, measure_of, measure_of_classes
 from sipp.certificates.running import Output
-from sipp.errors import DataError
-from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
 from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
@@ -72,7 +71,7 @@ def certify(
         check_number("epsilon", epsilon, least=0)
     if ledger is not None:
         ledger_lines(ledger)
-    found = measure_outputs(
+    outputs = measure_outputs(
         dense,
         pruned,
         holdout,
@@ -85,25 +84,7 @@ def certify(
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
-    return output_claim(found, epsilon=epsilon, delta=delta, confidence=confidence, measure=measure)
-
-
-def output_claim(
-    found: MeasuredOutputs, *, epsilon: float | None, delta: float, confidence: float, measure: Measure
-) -> Certificate:
-    """The certificate that these measurements give (T14)."""
-    reached = epsilon
-    if reached is None:
-        reached = float(certified_epsilon(found.measured, delta, 1.0 - confidence, n=found.evidence["n"]))
-    return Certificate(
-        fixed="delta" if epsilon is None else "epsilon",
-        epsilon=float(reached),
-        delta=float(delta),
-        confidence=float(confidence),
-        violations=int(n_violations(found.measured, reached)),
-        measure=measure,
-        **found.evidence,
-    )
+    return output_claim(outputs, epsilon=epsilon, delta=delta, confidence=confidence, measure=measure)
 
 
 @torch.inference_mode(False)
@@ -139,7 +120,7 @@ def certify_accuracy(
     check_choice("labels", labels, get_args(Labels))
     if ledger is not None:
         ledger_lines(ledger)
-    found = measure_outputs(
+    outputs = measure_outputs(
         dense,
         pruned,
         holdout,
@@ -152,23 +133,4 @@ def certify_accuracy(
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )
-    return accuracy_claim(found, confidence=confidence, labels=labels)
-
-
-def accuracy_claim(found: MeasuredOutputs, *, confidence: float, labels: Labels) -> AccuracyCertificate:
-    """The certificate that these outcomes give (T16)."""
-    lost, gained, differ, labelled = outcome_counts(found.measured, found.draws)
-    if labelled not in (0, len(found.draws)) or (labels == "use" and labelled == 0):
-        raise DataError(
-            f"{labelled} of {len(found.draws)} holdout inputs have labels",
-            fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
-        )
-    return AccuracyCertificate(
-        mode="labels" if labelled else "label-free",
-        confidence=float(confidence),
-        n_lost=lost,
-        n_gained=gained,
-        n_differ=differ,
-        measure="next-token" if found.measured.is_floating_point() else "class",  # sums of shares, or counts
-        **found.evidence,
-    )
+    return accuracy_claim(outputs, confidence=confidence, labels=labels)

@@ -1,4 +1,4 @@
-"""`compare`: what each method does to the output at a few keeps, on points it has not seen."""
+"""`compare`: prunes a model by several methods and measures each result on points that chose no weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import COMPARING, ledger_lines
-from sipp.certificates.measures import PointComparisons, compared
+from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs.batches import as_given, points_at
@@ -24,7 +24,7 @@ from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, cut, dead_rows
+from sipp.pruning.cutting import Cut, cut, cut_as_given, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside, starts_search
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
@@ -33,6 +33,7 @@ from sipp.records.options import (
     DEFAULT_METHOD,
     DELTA,
     Constants,
+    Fitting,
     Method,
     PruneOptions,
     Repairing,
@@ -40,14 +41,17 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.records.ranking import Ranking
+from sipp.repairing.apply_repairs import apply_repairs
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, ways_of
+from sipp.scoring.sensitivities import chunk_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
-LABELLED: tuple[str, ...] = ("snip",)  # besides, where the data has labels
+LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
 @explain_unknown_options
@@ -71,16 +75,16 @@ def compare(
     """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
     Methods are judged on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
-    data in random order. `repair` adds every network as `prune` with that option leaves it. Without `methods`, a usual
-    set is compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on
-    others, and record the use of a holdout in its `ledger`. All inputs are held in memory.
+    data in random order. `repair` adds a row with that repair for every method. Without `methods`, a usual set is
+    compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others,
+    and record the use of a holdout in its `ledger`. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> found = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
-        >>> found.best(0.8).method, found.n_points, len(found.rows)
+        >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
+        >>> comparison.best(0.8).method, comparison.n_points, len(comparison.rows)
         ('wt', 50, 4)
     """
     check_repair(repair)
@@ -89,44 +93,56 @@ def compare(
     scoring = _with_loss_of(scoring, output)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
-    n_kept = [budget_of(keep, n_weights) for keep in _listed("keeps", keeps)]  # which refuses what is no share
+    n_kept = [budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
-    asked = None if methods is None else _asked(methods)
+    named_methods = None if methods is None else _by_name(methods)
     choosing, judging = _points(task, holdout)
-    chosen = asked or {name: name for name in _usual(choosing)}
+    named_methods = named_methods or {name: name for name in _usual(choosing)}
     judge = partial(_judged, task.model, judging, output)
-    # a look at a holdout is recorded with the dense network, once for all, and no input of it may have chosen
+    # The dense network is judged first: its line in the ledger counts for the whole comparison, and it is checked that
+    # no holdout point chooses weights.
     baseline = judge(task.model, known=None if holdout is None else choosing, ledger=ledger)
     task = task.with_points(None, choosing)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
-    fits = repair or any(ways_of(method_of(method), repair=False) for method in chosen.values())
+    fits = repair or any(ways_of(method_of(method), repair=False) for method in named_methods.values())
     split = split_data(task.model, choosing, seed=seed) if fits else None
+    repair_options = RepairOptions(seed=seed, chunk_bytes=chunk_of(scoring.chunk_bytes, device_of(task.model)))
     rows: list[Compared] = []
-    with progress_bar("comparing", len(chosen) * len(budgets), shown=progress) as advance:
-        for name, method in chosen.items():
+    with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
+        for name, method in named_methods.items():
             ranking, options = rank(task, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
             is_other = starts_search(task, method_of(method), options)  # then a repair begins with another mask
-            ranked = rank(task, options) if is_other else ranking
-            own_way = ways_of(method_of(method), repair=False)
+            repair_ranking = rank(task, options) if is_other else ranking
+            own_fit = ways_of(method_of(method), repair=False)
             for keep in sorted(budgets, reverse=True):
-                start, size = cut(ranking, budgets[keep], seed=seed), scoring.chunk_bytes
-                found = start
-                if own_way and split is not None:
-                    found, _ = repaired_cut(ranking, start, split, own_way, chunk_bytes=size)
-                rows.append(_row(name, found, keep, judge(found.model), is_repaired=False))
-                if repair and split is not None:
-                    start = cut(ranked, budgets[keep], seed=seed) if is_other else start
-                    fixed, _ = repaired_cut(ranked, start, split, [*own_way, repair], chunk_bytes=size)
-                    rows.append(_row(name, fixed, keep, judge(fixed.model), is_repaired=True))
+                start = cut(ranking, budgets[keep], seed=seed)
+                sparse = _repaired(ranking, start, split, own_fit, repair_options) if own_fit else start
+                rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=False))
+                if repair:
+                    start = cut(repair_ranking, budgets[keep], seed=seed) if is_other else start
+                    sparse = _repaired(repair_ranking, start, split, [*own_fit, repair], repair_options)
+                    rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=True))
                 advance(1)
-    n_chosen = sum(batch.n_points for batch in choosing.batches())
-    return Comparison(tuple(rows), n_weights, n_chosen, baseline.n_points, holdout is None, baseline.accuracy)
+    n_calibration = sum(batch.n_points for batch in choosing.batches())
+    return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
+
+
+def _repaired(
+    ranking: Ranking,
+    start: Cut,
+    split: DataSplit | None,
+    repairs: Sequence[Repairing | Fitting],
+    options: RepairOptions,
+) -> Cut:
+    assert split is not None
+    repaired = apply_repairs(ranking, start.masks, split, repairs, options, start=start.model)
+    return cut_as_given(ranking, repaired.model, repaired.masks)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What the judging points say of one network."""
+class _Judgement:
+    """How one network does on the judging points."""
 
     error: float
     same: float | None
@@ -144,36 +160,36 @@ def _judged(
     *,
     known: Data | None = None,
     ledger: str | os.PathLike[str] | None = None,
-) -> _Found:
-    """How far the other network is from the dense one on the points that judge; none of them may be `known`."""
+) -> _Judgement:
+    """Compares another network with the dense one on the judging points, none of which may be `known`."""
     why: set[str] = set()
-    found = measure_outputs(
+    outputs = measure_outputs(
         dense,
         other,
         judging,
-        lambda f, g, batch: compared(f, g, batch, why),
+        lambda f, g, batch: compare_outputs(f, g, batch, why),
         output,
         known,
         ledger=ledger,
         claim="" if known is None else COMPARING,
     )
-    points = PointComparisons(*found.measured.unbind(1))
+    points = PointComparisons(*outputs.measured.unbind(1))
     far_n, size = points.squared_error, float(points.squared_size.mean())
     moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
     error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
     same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
     accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
-    n = found.evidence["n"]
-    return _Found(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
+    n = outputs.evidence["n"]
+    return _Judgement(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
-    """The points that choose weights and those that judge them: data and holdout, or the data's last quarter."""
+    """The points that choose weights, and those that judge the result: the holdout, or the last quarter of the data."""
     if holdout is None:
         task, aside = set_points_aside(task, PruneOptions())
         if aside.is_empty:
             raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
-        judging = _not_among(task.points, aside)
+        judging = _without_copies(aside, task.points)
         if judging.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return task.points, judging
@@ -182,31 +198,31 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
     return task.points.in_memory(), held.in_memory()
 
 
-def _not_among(chosen: Data, aside: Data) -> Data:
-    """The points kept aside, without copies of points that choose."""
-    choosing, found = chosen.keys(), []
+def _without_copies(aside: Data, chosen: Data) -> Data:
+    """The held-back points, without those that equal a point of `chosen`."""
+    choosing, batches = chosen.keys(), []
     for batch in aside.batches():
         at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in choosing]
         if at:
-            found.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
-    return replace(aside, given=found, role="holdout")
+            batches.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
+    return replace(aside, given=batches, role="holdout")
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Refuses a ledger that cannot be read, or that comes without a holdout."""
+    """Raises if the ledger cannot be read, or if there is no holdout."""
     if ledger is not None and holdout is None:
         raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
     if ledger is not None:
         ledger_lines(ledger)
 
 
-def _asked(methods: Sequence[Method]) -> dict[str, Method]:
-    """The methods by the names of their rows; refuses two functions with one name."""
-    found: dict[str, Method] = {}
-    for method in _listed("methods", methods):
-        if found.setdefault(method_of(method).name, method) != method:
+def _by_name(methods: Sequence[Method]) -> dict[str, Method]:
+    """{name in the table: method}; raises if two functions have one name."""
+    by_name: dict[str, Method] = {}
+    for method in _checked_list("methods", methods):
+        if by_name.setdefault(method_of(method).name, method) != method:
             raise OptionError(f"two methods are called {method_of(method).name!r}", option="methods")
-    return found
+    return by_name
 
 
 def _usual(data: Data) -> tuple[str, ...]:
@@ -217,29 +233,29 @@ def _usual(data: Data) -> tuple[str, ...]:
 
 
 def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
-    """The options with the cross-entropy of the output that is compared, where no loss was given."""
+    """The options with the cross-entropy of the compared output as loss, if no loss is given."""
     if output is None or scoring.loss is not None:
         return scoring
     pick = output if callable(output) else itemgetter(output)
-    return replace(scoring, loss=lambda found, labels: cross_entropy(pick(found), labels))
+    return replace(scoring, loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
 
 
-def _row(method: str, cut: Cut, keep: float, found: _Found, *, is_repaired: bool) -> Compared:
+def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired: bool) -> Compared:
     return Compared(
         method=method,
         keep=keep,
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in cut.masks.values()),
         dead_rows=sum(len(dead_rows(*layer)) for layer in zip(cut.dense, cut.rows)),
-        error=found.error,
-        same=found.same,
-        accuracy=found.accuracy,
-        moved=found.moved,
+        error=judged.error,
+        same=judged.same,
+        accuracy=judged.accuracy,
+        moved=judged.moved,
     )
 
 
-def _listed(name: str, value: Any) -> Sequence[Any]:
-    """The value, if it is a list or a tuple with something in it."""
+def _checked_list(name: str, value: Any) -> Sequence[Any]:
+    """The value, if it is a non-empty list or tuple."""
     if not isinstance(value, list | tuple) or not value:
         raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
     return value

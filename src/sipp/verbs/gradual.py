@@ -1,10 +1,10 @@
-"""`gradual`: pruning in small cuts during a user's own training loop.
+"""`gradual`: prunes in small cuts during a user's own training loop.
 
-The share of weights that is left falls along a cubic curve, fast at first, when there is much to spare, then slowly:
+The share of weights left falls along a cubic curve, fast at first, while many weights are redundant, then slowly:
 
     keep(t) = keep + (1 - keep) (1 - t)^3,    t from 0 after BEGIN of all steps to 1 after END of them
 
-in `cuts` equal steps of t. Before BEGIN the network is dense; after END its masks stay, and what is left recovers.
+in `cuts` equal steps of t. Before BEGIN the network is dense; after END the masks stay fixed and training recovers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from sipp.pruning.adapters import adapters_merged
 from sipp.pruning.averages import (
     Average,
     Watched,
+    averages_to_watch,
     checked_averages,
-    hold_all,
-    refuse_broken,
+    refuse_failed,
     refuse_updated,
-    unnamed,
 )
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
-from sipp.pruning.ranking import checked_method, only_alive, rank
+from sipp.pruning.ranking import checked_method, only_alive, rank, within
 from sipp.records.checking import check_flag, check_whole, explain_unknown_options
 from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
@@ -47,8 +46,8 @@ from sipp.scoring.methods import refuse_fitted
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
-CUTS = 10  # how often masks are computed anew in between
-MOST_STEPS, MOST_CUTS = 10**9, 10**4  # more is a slip
+CUTS = 10  # how often the masks shrink in between
+MOST_STEPS, MOST_CUTS = 10**9, 10**4  # a larger number is taken for a mistake
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,19 @@ class Gradual:
         return view(title, table_html(table, bars=("keep",)))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights left over the steps, on `ax` or on new axes, and gives them."""
+        """Draws the share of weights left over the steps, on `ax` or on new axes; returns the axes."""
         steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
         return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
 
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
-    """{steps done: t} of the cuts; where two fall on one step, the later t counts. The last t is 1."""
+    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
     times = [k / cuts for k in range(1, cuts + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 
 
 def budget_at(t: float, n_weights: int, last: int) -> int:
-    """How many of n_weights are left at time t of the schedule, at whose end `last` are."""
+    """How many of `n_weights` are left at time t of the schedule, which ends with `last`."""
     return last + round((n_weights - last) * (1 - t) ** 3)
 
 
@@ -160,9 +159,11 @@ def gradual(
             with adapters_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            watched = watched if path else unnamed(model, average)  # a copy that is made later holds by itself
+            if not path:  # an average that is made after the first masks copies them
+                watched = averages_to_watch(model, average)
             hold(model, masks, optimizer=optimizer)
-            hold_all(averages, masks)
+            for averaged in averages:
+                hold(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
     return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
@@ -170,12 +171,12 @@ def gradual(
 
 @contextmanager
 def _released(*models: nn.Module) -> Iterator[None]:
-    """A context after which these are plain modules again, even if it ends in an error."""
+    """A context that releases these models at its end, even after an error."""
     try:
         yield
     finally:
-        for one in models:
-            release(one)
+        for model in models:
+            release(model)
 
 
 def _n_kept(masks: dict[str, Tensor]) -> int:
@@ -183,17 +184,17 @@ def _n_kept(masks: dict[str, Tensor]) -> int:
 
 
 def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
-    """What a person reads after a cut."""
+    """The progress line after a cut."""
     return f"gradual: step {step:,} of {n_steps:,}, {keep:.2%} of the weights left (cut {cut} of {n_cuts})"
 
 
 def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
-    """Makes one step. Its errors are the caller's own, except for a wrong signature or a dense average."""
+    """Runs one training step; explains a wrong signature, and an average that brings pruned weights back."""
     try:
         train_step(step)
         refuse_updated(watched)
     except Exception as error:
-        refuse_broken(watched, error)
+        refuse_failed(watched, error)
         if step or not isinstance(error, TypeError):
             raise
         raise OptionError(
@@ -202,13 +203,11 @@ def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Wat
 
 
 def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
-    """The masks of the ranked model at this budget, inside of those alive; its kept weights have their new values."""
+    """Cuts the ranked model in place to this budget, within the masks `alive`, and returns the new masks."""
     ranking = only_alive(ranking, alive)
     rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
-    masks = masks_by_name(ranking.model, ranking, rows)
-    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead.
-    return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+    return within(masks_by_name(ranking.model, ranking, rows), alive)
 
 
 def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
@@ -230,7 +229,7 @@ def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: 
 def _checked_model(
     model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
 ) -> tuple[int, int]:
-    """The number of prunable weights, and of those that are left at the end; refuses a model whose masks are held."""
+    """The numbers of prunable weights before and after; raises if masks of the model are already held."""
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
     check_can_be_written(model)
     if masks_of(model):

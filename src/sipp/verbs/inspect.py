@@ -1,4 +1,4 @@
-"""`inspect`: what is inside a file of `save`."""
+"""`inspect`: shows what is inside a file that `save` wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def inspect(path: str | PathLike[str]) -> SavedFile:
         >>> import sipp, tempfile, torch
         >>> path = tempfile.mkdtemp() + "/net.sipp.safetensors"
         >>> _ = sipp.save(torch.nn.Linear(4, 2), path)
-        >>> [(one.names, one.positions, one.n_bytes) for one in sipp.inspect(path).tensors]
+        >>> [(tensor.names, tensor.positions, tensor.n_bytes) for tensor in sipp.inspect(path).tensors]
         [(('weight',), 'all', 32), (('bias',), 'all', 8)]
     """
     return read_network(check_path("path", path, "net.sipp.safetensors"))[1]

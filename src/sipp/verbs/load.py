@@ -1,4 +1,4 @@
-"""`load`: the network of a file of `save`."""
+"""`load`: reads the network from a file that `save` wrote."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
 
 
 def _check_fits(contents: SavedFile, model: nn.Module) -> None:
-    """Raises ModelError with the names where the model has other names, shapes or dtypes than the file."""
+    """Raises a ModelError that names the tensors whose name, shape or dtype differs between model and file."""
     own, path = model.state_dict(), contents.path
-    stored = {name: (one.dtype, one.shape) for one in contents.tensors for name in one.names}
+    stored = {name: (tensor.dtype, tensor.shape) for tensor in contents.tensors for name in tensor.names}
     if missing := [name for name in own if name not in stored]:
         raise ModelError(
             f"{path} does not hold {listed(missing)}, which the model has; build the saved {contents.model}"
@@ -75,11 +75,11 @@ def _check_fits(contents: SavedFile, model: nn.Module) -> None:
             f"{path} holds {listed(unknown)}, which the model does not have; build the saved {contents.model}"
         )
     named_tensors(model)  # lazy, meta and other tensors that cannot take values
-    found = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in own.items()}
+    in_model = {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in own.items()}
     wrong = [
-        f"{name} is {dtype} {list(shape)} in the file, {found[name][0]} {list(found[name][1])} in the model"
+        f"{name} is {dtype} {list(shape)} in the file, {in_model[name][0]} {list(in_model[name][1])} in the model"
         for name, (dtype, shape) in stored.items()
-        if (dtype, shape) != found[name]
+        if (dtype, shape) != in_model[name]
     ]
     if wrong:
         raise ModelError(f"{listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=path)

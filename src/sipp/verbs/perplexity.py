@@ -1,7 +1,8 @@
-"""`perplexity`: how well a language model predicts a text, and how far it is from the dense one.
+"""`perplexity`: measures how well a language model predicts a text, and how far it is from the dense model.
 
-As the field measures it: the whole text is tokenised at once and cut into windows that do not overlap (`sipp.text` with
-`apart=False`), each is predicted from its own first token on, and the losses of all predicted tokens are averaged.
+It follows the usual protocol: the text is tokenised as a whole and cut into windows that do not overlap (`sipp.text`
+with `apart=False`). Each window is predicted from its own first token, and the losses of all predicted tokens are
+averaged.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ def perplexity(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))  # predicts the next of 9 tokens
         >>> windows = torch.randint(0, 9, (20, 32))
-        >>> found = sipp.perplexity(sipp.prune(net, windows, keep=0.5), windows, dense=net)
-        >>> found.n_tokens, found.perplexity > 5, found.same_token > 0.3
+        >>> scores = sipp.perplexity(sipp.prune(net, windows, keep=0.5), windows, dense=net)
+        >>> scores.n_tokens, scores.perplexity > 5, scores.same_token > 0.3
         (620, True, True)
     """
     network = network_of(model)
     networks = [network] if dense is None else [network, dense]
-    for role, one in zip(("given", "dense"), networks):
-        check_model(role, one)
-    given = data_of(data, role="text", device=device_of(network))
+    for role, net in zip(("given", "dense"), networks):
+        check_model(role, net)
+    windows = data_of(data, role="text", device=device_of(network))
     n_windows = longest = 0
     sums = torch.zeros(5, dtype=torch.float64, device="cpu")
     with ExitStack() as stack:
-        for one in networks:
-            stack.enter_context(scoring_mode(one, "running"))
-        bar = progress_bar("measuring", given.n_known, shown=check_flag("progress", progress))
+        for net in networks:
+            stack.enter_context(scoring_mode(net, "running"))
+        bar = progress_bar("measuring", windows.n_known, shown=check_flag("progress", progress))
         advance = stack.enter_context(bar)
-        for batch in given.batches():
+        for batch in windows.batches():
             for i in range(batch.n_points):
                 sums += _sums(networks, points_at(batch, slice(i, i + 1)), output)
                 advance(1)
@@ -76,13 +77,13 @@ def perplexity(
 
 
 def _sums(networks: list[nn.Module], batch: Batch, output: Output) -> Tensor:
-    """Over predicted tokens: their number; the losses of the network and of the dense one, KL, equal choices."""
+    """Sums over predicted tokens: their number, the network's loss, the dense loss, KL, and equal predictions."""
     tokens_nT = tokens_of(batch)
-    logits = [model_output(one, batch, output) for one in networks]
-    for one in logits:
-        check_token_logits(one, batch)
+    logits = [model_output(network, batch, output) for network in networks]
+    for logits_nTV in logits:
+        check_token_logits(logits_nTV, batch)
     if logits[0].shape[:2] != tokens_nT.shape or logits[-1].shape != logits[0].shape:
-        shapes = " and ".join(str(tuple(one.shape)) for one in logits)
+        shapes = " and ".join(str(tuple(logits_nTV.shape)) for logits_nTV in logits)
         raise ModelError(
             f"the logits are {shapes} for {tuple(tokens_nT.shape)} tokens",
             where=batch.where,
@@ -92,9 +93,9 @@ def _sums(networks: list[nn.Module], batch: Batch, output: Output) -> Tensor:
         raise DataError(f"a token lies outside 0 .. {logits[0].shape[2] - 1}", where=batch.where)
     real_nT = real_positions(batch, tokens_nT.shape, logits[0].device)
     counted = real_nT[:, 1:] & real_nT[:, :-1]
-    found = [counted, *(token_losses(one, tokens_nT) for one in logits)]
+    per_token = [counted, *(token_losses(logits_nTV, tokens_nT) for logits_nTV in logits)]
     if len(logits) == 2:
-        kl, differs = token_changes(*(one[:, :-1] for one in reversed(logits)))
-        found += [kl, ~differs]
-    sums = [torch.where(counted, one.double(), 0.0).sum().cpu() for one in found]
+        kl, differs = token_changes(*(logits_nTV[:, :-1] for logits_nTV in reversed(logits)))
+        per_token += [kl, ~differs]
+    sums = [torch.where(counted, values.double(), 0.0).sum().cpu() for values in per_token]
     return torch.stack(sums + [torch.zeros_like(sums[0])] * (5 - len(sums)))

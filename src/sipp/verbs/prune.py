@@ -1,4 +1,4 @@
-"""`prune`: a pruned copy of a model, and what the pruning costs."""
+"""`prune`: makes a pruned copy of a model, and records what the pruning costs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from sipp.bounds.statements import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import budget_for, cut, n_tries, output_change
-from sipp.pruning.ranking import checked_method, rank, set_points_aside
+from sipp.pruning.blending import n_candidates
+from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
+from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys, set_points_aside
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
+from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.options import (
     CONFIDENCE,
@@ -34,11 +37,13 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
-from sipp.records.pruned import Pruned
+from sipp.records.pruned import OutputChange, Pruned, Repaired
+from sipp.records.ranking import Ranking
+from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import ways_of
-from sipp.verbs.recording import pruned_of
+from sipp.scoring.sensitivities import chunk_of
 
 
 @explain_unknown_options
@@ -108,27 +113,70 @@ def prune_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    held = _checked_holdout(task, options, holdout, ways_of(info, options.repair))
-    n_kept, new_points = budget_for(options, task.weights), held
-    if options.bound == "sound" and data is not None and held is None:
+    repairs = ways_of(info, options.repair)
+    new_points = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
+    _check_options(options, task.data, repairs, has_holdout=holdout is not None)
+    n_kept = budget_for(options, task.weights)
+    if options.bound == "sound" and data is not None and holdout is None:
         task, new_points = set_points_aside(task, options)
     ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
-    with progress_bar("cutting", n_tries(ranking), shown=progress) as advance:  # a blend is chosen among several cuts
-        found, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
+    n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
+    with progress_bar("cutting", n_cuts, shown=progress) as advance:
+        sparse, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
         give_back_freed()
-        moved = output_change(ranking, found, task)
-    if repairs := ways_of(info, options.repair):  # never on the new points: what chooses values cannot judge them
-        if not info.is_sampled:  # a repair starts from the masks alone
-            found = replace(found, model=task.model, rows=(), dense=())
-        split = split_data(ranking.model, task.points, seed=options.seed)
-        size = options.scoring.chunk_bytes
-        found, repaired = repaired_cut(
-            ranking, found, split, repairs, blocks=options.blocks, chunk_bytes=size, progress=progress
+        moved = output_change(ranking, sparse, task)
+    if repairs:  # never on the new points: what chooses values cannot judge them
+        masks, choice = sparse.masks, sparse.choice
+        start = sparse.model if info.is_sampled else None  # other methods leave the dense values
+        del sparse  # frees its copies of all weights before the repair makes its own
+        repaired = apply_repairs(
+            ranking,
+            masks,
+            split_data(ranking.model, task.points, seed=options.seed),
+            repairs,
+            _repair_options(options, task.model, progress),
+            start=start,
         )
-    pruned = pruned_of(ranking, found, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired)
+        sparse = cut_as_given(ranking, repaired.model, repaired.masks, seed=options.seed, budget=n_kept, choice=choice)
+    pruned = pruned_of(ranking, sparse, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired)
     warn_of_dead(pruned)
     return pruned
+
+
+def pruned_of(
+    ranking: Ranking,
+    cut: Cut,
+    task: ScoringTask | None = None,
+    *,
+    mode: Mode = "paper",
+    new_points: AnyData | None = None,
+    moved: OutputChange | None = None,
+    repaired: Repaired | None = None,
+) -> Pruned:
+    """Builds the record of a cut network: how it was made, how far its output `moved`, and what is guaranteed."""
+    stated = statements_of(ranking, cut, task, mode, new_points)
+    seen, is_all = ranking_seen_keys(ranking)
+    return Pruned(
+        model=cut.model,
+        masks=cut.masks,
+        layers=stated.layers,
+        guarantee=stated.guarantee,
+        bound=stated.bound,
+        method=ranking.method_name,
+        budget=cut.budget,
+        kept=sum(layer.kept for layer in stated.layers),
+        seed=cut.seed,
+        draws=ranking.options.draws,
+        measured=stated.measured,
+        choice=cut.choice,
+        repair=None if repaired is None else repaired.record,
+        described_hash=tensors_hash(cut.model),
+        pattern=None if ranking.pattern is None else str(ranking.pattern),
+        moved=moved if repaired is None else repaired.moved,
+        seen=seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=is_all,
+    )
 
 
 def warn_of_dead(pruned: Pruned) -> None:
@@ -147,23 +195,29 @@ def warn_of_dead(pruned: Pruned) -> None:
         warn_caller(text, DeadRowsWarning)
 
 
-def _checked_holdout(
-    task: ScoringTask, options: PruneOptions, holdout: AnyData | None, ways: Sequence[Repairing | Fitting]
-) -> Data | None:
-    """The holdout. Refuses data that cannot be read as often as needed, and options that would have no effect."""
-    data = task.data
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
-    if not options.statements and held is not None:
+def _repair_options(options: PruneOptions, model: nn.Module, progress: bool) -> RepairOptions:
+    return RepairOptions(
+        blocks=options.blocks,
+        seed=options.seed,
+        chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(model)),
+        progress=progress,
+    )
+
+
+def _check_options(
+    options: PruneOptions, data: Data | None, repairs: Sequence[Repairing | Fitting], *, has_holdout: bool
+) -> None:
+    """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
+    if not options.statements and has_holdout:
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
-    if options.blocks is not None and not ways:
+    if options.blocks is not None and not repairs:
         raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
-    if ways and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
+    if repairs and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
     if options.bound == "sound" and data is not None and not data.can_be_read_again:
         raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
-    if held is not None and data is None:
+    if has_holdout and data is None:
         raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
-    return held

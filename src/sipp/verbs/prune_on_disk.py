@@ -1,7 +1,7 @@
-"""`prune_on_disk`: a network that may be larger than memory, pruned block by block from files to files.
+"""`prune_on_disk`: prunes a network that may be larger than memory, block by block, from files to files.
 
-In memory are one block, what its scores or its repair need, and one batch; the states of all points between two blocks
-lie in files. A run that was stopped goes on behind the last finished block when it is started again.
+Memory holds one block, what its scores or its repair need, and one batch. The hidden states of all points between two
+blocks are in files. A run that was stopped continues after the last finished block when it is started again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning.cutting import budget_for, cut, put_back, spared_by_name
+from sipp.pruning.cutting import budget_for, cut, restore_spared, spared_by_name
 from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
@@ -51,9 +51,9 @@ from sipp.storage.sharded_weights import (
 )
 from sipp.storage.state_files import load_state, save_state
 
-FIRST = 3  # blocks that show how a state goes in and out
+N_PROBED = 3  # first blocks, run to see how blocks pass their hidden state on
 JOURNAL, WORK, REST = "progress.json", "work", "rest.safetensors"
-CONFIGS = ("config.json", "generation_config.json")  # copied beside what belongs to a model
+CONFIGS = ("config.json", "generation_config.json")  # copied together with tokenizer files
 
 
 @torch.inference_mode(False)
@@ -112,55 +112,55 @@ def prune_on_disk(
         raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
     batches = tuple(data_of(data, device=device, seed=seed).batches())
     split = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
-    network = _Network(copy.deepcopy(model).eval(), source, device, blocks)
+    network = _NetworkInFiles(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
-    chain = network.find_blocks(split.batches[0])
-    work = _Work(target, _task_hash(options, repair, source, chain, split.batches))
-    finished = work.begin()
-    calls = _common_call(network, chain, split.batches, work if finished == 0 else None)
-    n_blocks, began = len(chain.names), monotonic()
+    block_chain = network.find_blocks(split.batches[0])
+    output = _OutputFolder(target, _task_hash(options, repair, source, block_chain, split.batches))
+    finished = output.begin()
+    calls = _common_call(network, block_chain, split.batches, output if finished == 0 else None)
+    n_blocks, began = len(block_chain.names), monotonic()
     with progress_bar("blocks", n_blocks - finished, shown=progress) as advance:
         for i in range(finished, n_blocks):
-            done = _prune_block(network, chain, calls, i, split, work, options, repair)
-            line = f"{chain.names[i]} ({i + 1} of {n_blocks}): {_told(done)}"
+            done = _prune_block(network, block_chain, calls, i, split, output, options, repair)
+            line = f"{block_chain.names[i]} ({i + 1} of {n_blocks}): {_block_summary(done)}"
             progress_line(line, shown=progress, seconds=monotonic() - began)
             advance(1)
-    journal = work.journal()
-    network.write_rest(target, chain, journal["file_of"])
-    found = tuple(BlockWeight(**one) for one in journal["weights"])
+    journal = output.journal()
+    network.write_rest(target, block_chain, journal["file_of"])
+    pruned_weights = tuple(BlockWeight(**values) for values in journal["weights"])
     n_points = sum(batch.n_points for batch in split.batches)
-    work.end(source.folder)
-    return PrunedOnDisk(target, n_blocks, finished, n_points, found)
+    output.end(source.folder)
+    return PrunedOnDisk(target, n_blocks, finished, n_points, pruned_weights)
 
 
 def _device(given: Any) -> torch.device:
     try:
-        found = torch.device(given)
-        torch.empty(0, dtype=torch.float32, device=found)
+        device = torch.device(given)
+        torch.empty(0, dtype=torch.float32, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # none, or none that is here
         raise OptionError(
             f"device={given!r:.60} cannot be used", fix="give 'cpu' or 'cuda'", option="device"
         ) from error
-    return found
+    return device
 
 
-def _told(done: Sequence[BlockWeight]) -> str:
-    errors = [one.error for one in done if one.error is not None]
-    kept = sum(one.n_kept for one in done)
+def _block_summary(done: Sequence[BlockWeight]) -> str:
+    errors = [weight.error for weight in done if weight.error is not None]
+    kept = sum(weight.n_kept for weight in done)
     return f"{kept:,} weights kept" + (f", error of a layer up to {max(errors):.3g}" if errors else "")
 
 
-class _Network:
-    """A network without weights, and the files that they are read from, a module at a time."""
+class _NetworkInFiles:
+    """A network on the meta device, and the files from which its weights are read, one block at a time."""
 
     def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device, named: str | None) -> None:
         self.model, self.source, self.device = model, source, device
         self.weights = renamed_weights(model, source)
-        self.is_named, self.list_name = named is not None, named or _longest_list(model)
+        self.is_named, self.list_name = named is not None, named or _largest_list(model)
         self.names = block_names(model, self.list_name)
 
     def load_rest(self) -> None:
-        """Reads what belongs to no block."""
+        """Loads the weights outside the blocks."""
         inside = tuple(f"{name}." for name in self.names)
         self._load([name for name in self.weights.made_of if not name.startswith(inside)])
         tie = getattr(self.model, "tie_weights", None)
@@ -175,7 +175,7 @@ class _Network:
                 self.model.get_submodule(owner)._buffers[local] = buffer.to(self.device)
 
     def load_block(self, i: int) -> nn.Module:
-        """Block i with its weights."""
+        """Loads block i and returns it."""
         self._load([name for name in self.weights.made_of if name.startswith(f"{self.names[i]}.")])
         block = self.model.get_submodule(self.names[i])
         empty = [name for name, tensor in (*block.named_parameters(), *block.named_buffers()) if tensor.is_meta]
@@ -187,32 +187,32 @@ class _Network:
         self.model.get_submodule(self.names[i]).to("meta")
 
     def find_blocks(self, batch: Batch) -> Blocks:
-        """How the blocks hand their state on, seen on the first few of them."""
+        """How blocks pass their hidden state on, seen on the first few of them."""
         owner_name, _, local = self.list_name.rpartition(".")
         owner, whole = self.model.get_submodule(owner_name), self.model.get_submodule(self.list_name)
-        n_first = min(FIRST, len(self.names))
+        n_first = min(N_PROBED, len(self.names))
         first = list(whole.children())[:n_first]
         for i in range(n_first):
             self.load_block(i)
         try:
             setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
-            found = find_blocks(self.model, batch, self.names[:n_first] if self.is_named else None)
+            blocks = find_blocks(self.model, batch, self.names[:n_first] if self.is_named else None)
         finally:
             setattr(owner, local, whole)
             for i in range(n_first):
                 self.free_block(i)
-        if found is None or found.names != self.names[:n_first]:
+        if blocks is None or blocks.names != self.names[:n_first]:
             raise ModelError(
                 f"the modules of {self.list_name} do not pass one state from each to the next",
                 fix="prune it whole, with sipp.prune",
             )
-        return replace(found, names=self.names)
+        return replace(blocks, names=self.names)
 
     def write_rest(self, folder: Path, blocks: Blocks, file_of: Mapping[str, str]) -> None:
-        """Writes what lies in no block's file, as it was read, and the index of all; `file_of` are those of blocks."""
+        """Writes the weights outside the blocks unchanged, and the index; `file_of` lists the tensors of blocks."""
         inside = tuple(f"{name}." for name in blocks.names)
-        made = {file for name, of in self.weights.made_of.items() if name.startswith(inside) for file, _ in of}
-        rest = [name for name in self.source.file_of if name not in made]
+        in_blocks = {file for name, of in self.weights.made_of.items() if name.startswith(inside) for file, _ in of}
+        rest = [name for name in self.source.file_of if name not in in_blocks]
         write_shard(folder, REST, self.source.read(rest))
         write_index(
             folder,
@@ -234,20 +234,20 @@ class _Network:
                 module._parameters[local] = nn.Parameter(tensor.to(self.device), requires_grad=held.requires_grad)
 
 
-def _longest_list(model: nn.Module) -> str:
-    """The name of the list of modules of one class that holds most weights."""
-    found = [
+def _largest_list(model: nn.Module) -> str:
+    """The name of the module list with the most weights, among lists whose modules are all of one class."""
+    lists = [
         (sum(p.numel() for p in module.parameters()), name)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len({*map(type, module)}) == 1
     ]
-    if not found:
+    if not lists:
         raise ModelError("the network has no list of blocks of one class", fix="prune it whole, with sipp.prune")
-    return max(found, key=lambda one: one[0])[1]
+    return max(lists, key=lambda size_and_name: size_and_name[0])[1]
 
 
 class _Block(nn.Module):
-    """A block as a network of its state alone, its weights under the names that the whole network has for them."""
+    """A block as a model of its hidden state alone; its parameters keep their names in the whole network."""
 
     def __init__(self, name: str, block: nn.Module, blocks: Blocks, call: Call) -> None:
         super().__init__()
@@ -260,39 +260,41 @@ class _Block(nn.Module):
         place.add_module(last, block)
 
     def forward(self, state: Tensor) -> Tensor:
-        batch = self._blocks.joined(_NOTHING, self._call, state)
+        batch = self._blocks.joined(_EMPTY_BATCH, self._call, state)
         return self._blocks.state_of(self.get_submodule(self._name)(*batch.args, **batch.kwargs))
 
 
-_NOTHING = Batch(index=0, where="", args=(), kwargs={}, labels=None, n_points=0)
+_EMPTY_BATCH = Batch(index=0, where="", args=(), kwargs={}, labels=None, n_points=0)
 
 
-def _common_call(network: _Network, blocks: Blocks, batches: Sequence[Batch], work: _Work | None) -> tuple[Call, ...]:
-    """What all batches are given beside their state, block by block; first states are written to the work."""
-    found: tuple[Call, ...] | None = None
+def _common_call(
+    network: _NetworkInFiles, blocks: Blocks, batches: Sequence[Batch], output: _OutputFolder | None
+) -> tuple[Call, ...]:
+    """The arguments beside the hidden state, block by block, equal for all batches; writes the first states."""
+    common: tuple[Call, ...] | None = None
     for j, batch in enumerate(batches):
         entered = enter(network.model, blocks, batch)
-        calls = tuple(_for_any(call, batch) for call in entered.calls)
-        if found is not None and not same_arguments(found, calls):
+        calls = tuple(_for_any_batch(call, batch) for call in entered.calls)
+        if common is not None and not same_arguments(common, calls):
             raise DataError(
                 "is given other masks or positions than the batches before it",
                 where=batch.where,
                 fix="give sequences of one length, without padding",
             )
-        found = calls
-        if work is not None:
+        common = calls
+        if output is not None:
             for side in ("dense", "pruned"):
-                work.write(0, side, j, entered.state)
-    assert found is not None
-    return found
+                output.write(0, side, j, entered.state)
+    assert common is not None
+    return common
 
 
-def _for_any(value: Any, batch: Batch) -> Any:
-    """An argument that is the same for all points, for any number of them; DataError where it is not."""
+def _for_any_batch(value: Any, batch: Batch) -> Any:
+    """The argument made to fit any batch size; DataError if it differs between the points of the batch."""
     if isinstance(value, dict):
-        return {name: _for_any(one, batch) for name, one in value.items()}
+        return {name: _for_any_batch(inner, batch) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_for_any(one, batch) for one in value)
+        return tuple(_for_any_batch(inner, batch) for inner in value)
     if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != batch.n_points or batch.n_points == 1:
         return value
     if not bool((value == value[:1]).all()):
@@ -301,67 +303,69 @@ def _for_any(value: Any, batch: Batch) -> Any:
 
 
 def _prune_block(
-    network: _Network,
+    network: _NetworkInFiles,
     blocks: Blocks,
     calls: Sequence[Call],
     i: int,
     split: DataSplit,
-    work: _Work,
+    output: _OutputFolder,
     options: PruneOptions,
     repair: bool,
 ) -> list[BlockWeight]:
-    """Prunes block i, writes its file and the states behind it, and notes that it is finished."""
+    """Prunes block i, writes its file and the states after it, and marks it as finished."""
     dense = _Block(blocks.names[i], network.load_block(i), blocks, calls[i])
-    states = work.states(i, "dense", split.batches, network.device)
-    made, masks, spared = _cut(dense, states, options)
+    states = output.states(i, "dense", split.batches, network.device)
+    pruned, masks, spared = _cut(dense, states, options)
     errors: dict[str, tuple[float | None, float | None]] = {}
     if repair:
         fit = fit_block(
             dense,
             {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
             replace(split, batches=states),
-            work.states(i, "pruned", split.batches, network.device),
+            output.states(i, "pruned", split.batches, network.device),
             pattern=None if options.pattern is None else pattern_of(options.pattern),
             follows=i > 0,
             chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
         )
-        made, masks = fit.model, put_back(fit.model, dense, fit.masks, spared)
+        pruned, masks = fit.model, restore_spared(fit.model, dense, fit.masks, spared)
         errors = {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
-    tensors = network.weights.as_in_files(made.state_dict())
-    write_shard(work.folder, _file(i), tensors)
-    sides = (("dense", dense), ("pruned", made)) if repair else (("dense", dense),)
+    tensors = network.weights.as_in_files(pruned.state_dict())
+    write_shard(output.folder, _file(i), tensors)
+    sides = (("dense", dense), ("pruned", pruned)) if repair else (("dense", dense),)
     for side, block in sides if i + 1 < len(blocks.names) else ():
-        for j, batch in enumerate(work.states(i, side, split.batches, network.device)):
+        for j, batch in enumerate(output.states(i, side, split.batches, network.device)):
             with scoring_mode(block, "running"), exact_matmul():
-                work.write(i + 1, side, j, run_batch(block, batch))
-    done = [
+                output.write(i + 1, side, j, run_batch(block, batch))
+    block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
     ]
-    work.finish(i, done, tensors)
+    output.finish(i, block_weights, tensors)
     network.free_block(i)
-    return done
+    return block_weights
 
 
 def _cut(
-    dense: nn.Module, states: _States, options: PruneOptions
+    dense: nn.Module, states: _StoredStates, options: PruneOptions
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
-    """The block cut by the method, its masks, and what is spared: experts that saw too few tokens stay as they are."""
-    task = task_of(dense, states.tensors(), scoring=options.scoring, seed=options.seed)
+    """The cut block, its masks, and the weights of experts that saw too few tokens, which stay as they are."""
+    task = task_of(dense, _StateLoader(states), scoring=options.scoring, seed=options.seed)
     ranking = rank(task, options, statements=checked_method(options).is_scored)
-    found = cut(ranking, budget_for(options, task.weights), seed=options.seed)
-    return found.model, found.masks, spared_by_name(ranking, found.masks)
+    sparse = cut(ranking, budget_for(options, task.weights), seed=options.seed)
+    return sparse.model, sparse.masks, spared_by_name(ranking, sparse.masks)
 
 
 def _file(i: int) -> str:
     return f"block-{i:05d}.safetensors"
 
 
-class _States(Sequence[Batch]):
-    """The batches as a block gets them, read when they are asked for."""
+class _StoredStates(Sequence[Batch]):
+    """The batches as a block receives them; each is read from its file when it is needed."""
 
-    def __init__(self, work: _Work, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> None:
-        self.work, self.i, self.side, self.batches, self.device = work, i, side, batches, device
+    def __init__(
+        self, output: _OutputFolder, i: int, side: str, batches: Sequence[Batch], device: torch.device
+    ) -> None:
+        self.output, self.i, self.side, self.batches, self.device = output, i, side, batches, device
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -371,17 +375,14 @@ class _States(Sequence[Batch]):
             return tuple(self[k] for k in range(*j.indices(len(self))))
         if not 0 <= j < len(self):
             raise IndexError(j)
-        state = self.work.read(self.i, self.side, j).to(self.device)
+        state = self.output.read(self.i, self.side, j).to(self.device)
         return replace(self.batches[j], args=(state,), kwargs={}, labels=None, real_BT=None)
 
-    def tensors(self) -> _Loader:
-        return _Loader(self)
 
+class _StateLoader:
+    """The hidden states alone, as data that can be read again."""
 
-class _Loader:
-    """The states alone, to be read as often as needed."""
-
-    def __init__(self, states: _States) -> None:
+    def __init__(self, states: _StoredStates) -> None:
         self.states = states
 
     def __len__(self) -> int:
@@ -391,75 +392,75 @@ class _Loader:
         return (batch.args[0] for batch in self.states)
 
 
-class _Work:
-    """The folder that is made, with the journal of what is finished and the states between two blocks."""
+class _OutputFolder:
+    """The output folder: a journal of finished blocks, and the hidden states before the next block."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        self.folder, self.place, self.task = folder, child_path(folder, WORK), task
+        self.folder, self.states_folder, self.task = folder, child_path(folder, WORK), task
 
     def begin(self) -> int:
-        """The number of blocks that are finished; OptionError where the folder holds something else."""
+        """The number of finished blocks; OptionError if the folder holds anything else."""
         make_folder(self.folder)
         path = child_path(self.folder, JOURNAL)
         if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
-        found = read_json(path) if path.is_file() else {"finished": 0}
-        if found["finished"] == 0:
-            shutil.rmtree(self.place, ignore_errors=True)
-            make_folder(self.place)
+        journal = read_json(path) if path.is_file() else {"finished": 0}
+        if journal["finished"] == 0:
+            shutil.rmtree(self.states_folder, ignore_errors=True)
+            make_folder(self.states_folder)
             write_json(self.folder / JOURNAL, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
             return 0
-        if found["task"] != self.task:
+        if journal["task"] != self.task:
             raise OptionError(
                 f"{self.folder} was started with other options, weights or inputs",
                 fix="give the same ones to go on, or another folder",
                 option="out",
             )
-        return int(found["finished"])
+        return int(journal["finished"])
 
     def finish(self, i: int, done: Sequence[BlockWeight], names: Iterable[str]) -> None:
-        """Notes that block i is finished, with these tensors in its file; the states before it are needed no more."""
+        """Marks block i as finished, with these tensors in its file, and deletes the states before it."""
         before = self.journal()
         weights = [*before["weights"], *map(asdict, done)]
         file_of = before["file_of"] | dict.fromkeys(names, _file(i))
         values = {"task": self.task, "finished": i + 1, "weights": weights, "file_of": file_of}
         write_json(self.folder / JOURNAL, values)
-        shutil.rmtree(self.place / str(i), ignore_errors=True)
+        shutil.rmtree(self.states_folder / str(i), ignore_errors=True)
 
     def journal(self) -> dict[str, Any]:
-        """What was noted so far."""
-        found: dict[str, Any] = read_json(self.folder / JOURNAL)
-        return found
+        """The journal so far."""
+        values: dict[str, Any] = read_json(self.folder / JOURNAL)
+        return values
 
     def end(self, source: Path) -> None:
-        """Copies what belongs to the network beside its weights, and removes the states."""
+        """Copies the files that belong to the network (config, tokenizer), and deletes the states."""
         for path in companion_files(source, *CONFIGS):
             if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
                 shutil.copyfile(path, self.folder / path.name)
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.states_folder, ignore_errors=True)
 
-    def states(self, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> _States:
-        return _States(self, i, side, batches, device)
+    def states(self, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> _StoredStates:
+        return _StoredStates(self, i, side, batches, device)
 
     def write(self, i: int, side: str, j: int, state: Tensor) -> None:
-        """Writes the states of batch j before block i."""
-        make_folder(self.place / str(i))
-        save_state(self.place / str(i), f"{side}-{j}", {"state": state}, {})
+        """Writes the hidden states of batch j before block i."""
+        make_folder(self.states_folder / str(i))
+        save_state(self.states_folder / str(i), f"{side}-{j}", {"state": state}, {})
 
     def read(self, i: int, side: str, j: int) -> Tensor:
-        found: Tensor = load_state(self.place / str(i), f"{side}-{j}")[0]["state"]
-        return found
+        state: Tensor = load_state(self.states_folder / str(i), f"{side}-{j}")[0]["state"]
+        return state
 
 
 def _task_hash(
     options: PruneOptions, repair: bool, source: ShardedWeights, blocks: Blocks, batches: Sequence[Batch]
 ) -> str:
-    """What a run is about: options, files by their content, and points; another one does not go on with it."""
+    """A hash of options, weight files and points: only a run with the same hash may resume."""
     files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
-    said = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
-    return sha256_of(said.encode(), *(key for batch in batches for key in draw_keys_of(batch)))
+    described = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
+    return sha256_of(described.encode(), *(key for batch in batches for key in draw_keys_of(batch)))
 
 
 def _described(options: PruneOptions) -> str:
-    """All options, without the addresses of functions: in another process they are elsewhere."""
+    """All options as text, without memory addresses of functions, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(options))

@@ -1,35 +1,33 @@
-"""`prune_to`: the sparsest network within a tolerance, by fixed-sequence testing on a holdout (T15).
+"""`prune_to`: finds the sparsest network within a tolerance, by fixed-sequence testing on a holdout (T15).
 
-The levels, dense to sparse, are fixed before the holdout is looked at. Each is tested at the full confidence, in
-order; the first failure ends the walk, and the last level that passed is the answer. Where the walk starts may be
-chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels; where
-levels are repaired, so is the choice of a blend, of a and of the kind of budgets, at the first level looked at.
+The levels of keep, dense to sparse, are fixed before the holdout is used. Each is tested in order at the full
+confidence. The first failure ends the walk, and the last level that passed is returned. The first level to test may be
+chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
+are repaired, the first one that is tried chooses the blend, the error feedback and the layer budgets for all others.
 
 The data is read once for every level. Points are matched by content, so a loader may shuffle; data that gives other
-points in another pass is refused. The walk and its certificate are one look at the holdout: one line of the ledger,
+points in another pass is refused. The walk and its certificate count as one use of the holdout: one line of the ledger,
 written before the first level is tested.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sipp.certificates.claims import Tolerance, tolerance_of
 from sipp.certificates.evidence import (
-    MeasuredOutputs,
     Survey,
-    changed,
+    changed_data_error,
     follows_positions,
-    held_out,
+    holdout_data,
     measure_outputs,
     read_again,
     refuse_dependent,
@@ -37,7 +35,6 @@ from sipp.certificates.evidence import (
     without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
-from sipp.certificates.measures import MeasureFunction, measure_of, measure_of_classes, outcome_counts
 from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
@@ -46,15 +43,13 @@ from sipp.inputs.point_keys import keys_of, sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning.cutting import Cut, cut, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
-from sipp.records.binomial import drop_limit, first_failure, holdout_needed, k_allowed, n_violations, share_limit
-from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate
-from sipp.records.checking import check_drop, check_number, check_share, explain_unknown_options
-from sipp.records.display import exactly, percent
+from sipp.records.binomial import first_failure
+from sipp.records.checking import check_number, explain_unknown_options
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of, integers
+from sipp.records.numerics import budget_of, device_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -70,20 +65,19 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
-from sipp.records.ranking import Ranking
-from sipp.records.repair import Repair
+from sipp.records.ranking import BlendChoice, Ranking
+from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.certify import accuracy_claim, output_claim
-from sipp.verbs.prune import warn_of_dead
-from sipp.verbs.recording import pruned_of
+from sipp.scoring.sensitivities import chunk_of
+from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
-# The walk starts this many levels before the sparsest one that passes on the calibration data, where a network looks
-# better than it is: its own points chose its weights.
+# The walk starts this many levels before the sparsest one that passes on the calibration data, which flatters the
+# network because it chose the weights.
 START_MARGIN = 3
 
 
@@ -159,14 +153,14 @@ def prune_to_with(
         raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    share = HOLDOUT_DELTA if delta is None else delta
     if epsilon is None and max_accuracy_drop is not None and delta is not None:
         raise OptionError(
             "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
             fix="leave delta out, or give epsilon instead of max_accuracy_drop",
             option="delta",
         )
-    claim = _claim(epsilon, max_accuracy_drop, share, options.confidence)
+    delta = HOLDOUT_DELTA if delta is None else delta
+    tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
     calibration = data if data_of(data).can_be_read_again else None
@@ -174,45 +168,53 @@ def prune_to_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    if claim.n_needed > points.n:  # known before anything is scored
-        return _none(task.model, grid, 0, (), f"refused: needs n >= {claim.n_needed}, the holdout has {points.words}")
+    if tolerance.n_needed > points.n:  # known before anything is scored
+        return _dense_result(
+            task.model, grid, 0, (), f"refused: needs n >= {tolerance.n_needed}, the holdout has {points.words}"
+        )
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, len(grid), claim, options, _split(ranking, options, calibration))
+    walker = _Walker(ranking, output, len(grid), tolerance, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
-    made_of = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
-    asked = (epsilon, max_accuracy_drop, share, grid, repr(options), repr(output), hash(made_of))
-    use = _recorded(ledger, points, ranking, asked if epsilon is not None else (*asked, points.labels_hash))
+    calibration_id = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
+    terms = (epsilon, max_accuracy_drop, delta, grid, repr(options), repr(output), hash(calibration_id))
+    use = _record_in_ledger(ledger, points, ranking, terms if epsilon is not None else (*terms, points.labels_hash))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
     if n_passed == 0:
-        said = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
-        return _none(ranking.model, grid, start, path, said)
+        verdict = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
+        return _dense_result(ranking.model, grid, start, path, verdict)
     pruned = walker.record(path[n_passed - 1].budget)
     warn_of_dead(pruned)
-    found = measure_outputs(
+    outputs = measure_outputs(
         ranking.model,
         pruned.model,
         holdout,
-        claim.measure,
+        tolerance.measure,
         output,
         calibration,
-        drops_padding=claim.drops_padding,
+        drops_padding=tolerance.drops_padding,
         finest=epsilon,
         progress=progress,
-    )  # without a claim: the walk was the look
-    certificate = claim.certificate(found)
+    )  # no `claim`: the walk is already in the ledger
+    certificate = tolerance.certificate(outputs)
     if certificate.data_hash != points.facts["data_hash"]:
-        raise changed("holdout")
-    if not claim.holds(certificate):  # the last word: no claim leaves that its own numbers contradict
-        return _none(
-            ranking.model, grid, start, path, f"not certified: the certificate contradicts the search; {claim.words}"
+        raise changed_data_error("holdout")
+    if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
+        return _dense_result(
+            ranking.model,
+            grid,
+            start,
+            path,
+            f"not certified: the certificate contradicts the search; {tolerance.words}",
         )
-    ended = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
-    return PrunedTo(pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{ended} {claim.words}")
+    outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
+    return PrunedTo(
+        pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{outcome} {tolerance.words}"
+    )
 
 
 def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
-    """What calibration data (where it can be read again) and holdout hold; they may not share a point."""
+    """The points of the calibration data (None if it cannot be read again) and of the holdout, which share none."""
     if calibration is None:
         return None, survey(holdout, "holdout")
     seen = survey(calibration, "calibration")
@@ -220,7 +222,7 @@ def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None,
 
 
 def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
-    """The points that levels are repaired on; None where they are not repaired."""
+    """The points that levels are repaired on; None without repair."""
     if not options.repair:
         return None
     if calibration is None:
@@ -247,154 +249,92 @@ def _walk(
     return tuple(path), n_passed
 
 
-def _recorded(
+def _record_in_ledger(
     ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
 ) -> dict[str, Any]:
-    """The fields of a certificate that tell of the ledger, after this look was written into it."""
+    """Writes this use of the holdout into the ledger; returns the fields of a certificate about it."""
     facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
     return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """How a level is judged: what is measured of each point, and what the counts prove."""
-
-    measure: MeasureFunction
-    check: Callable[[Tensor, str], None]  # refuses what was measured of all points of a role
-    judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]  # of n different: count, limit, passed
-    certificate: Callable[[MeasuredOutputs], AnyCertificate]
-    holds: Callable[[AnyCertificate], bool]  # whether a certificate's own numbers say the same
-    drops_padding: bool  # padding positions of the output are not compared
-    n_needed: int
-    words: str
-
-
-def _claim(epsilon: float | None, max_drop: float | None, delta: float, confidence: float) -> _Claim:
-    beta = 1.0 - confidence
-    if (epsilon is None) == (max_drop is None):
-        raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
-    if epsilon is not None:
-        check_share("delta", delta)
-        tolerance = check_number("epsilon", epsilon, least=0)
-
-        def judge_errors(ratios: Tensor, _: list[bytes], n: int) -> tuple[int, float, bool]:
-            count, allowed = int(n_violations(ratios, tolerance)), k_allowed(n, delta, beta)
-            return count, share_limit(count, n, beta), allowed is not None and count <= allowed
-
-        words = f"relative output error <= {exactly(epsilon)} for all but {percent(delta)} of inputs"
-        words += f", confidence {percent(confidence)}"
-
-        def holds_error(cert: AnyCertificate) -> bool:
-            return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= tolerance
-
-        return _Claim(
-            measure_of("output"),
-            lambda ratios, role: None,
-            judge_errors,
-            partial(output_claim, epsilon=tolerance, delta=delta, confidence=confidence, measure="output"),
-            holds_error,
-            True,
-            holdout_needed(delta, beta),
-            words,
-        )
-    assert max_drop is not None
-    most = check_drop("max_accuracy_drop", max_drop)
-
-    def check_labels(outcomes: Tensor, role: str) -> None:
-        labelled, all_n = int(outcomes[:, 3].sum()), len(outcomes)
-        if labelled not in (0, all_n):
-            raise DataError(f"{labelled} of {all_n} {role} inputs have labels", fix="give labels throughout, or none")
-
-    def judge_drop(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
-        (lost, gained, differ, labelled), all_n = outcome_counts(outcomes, draws), len(outcomes)
-        count = lost if labelled else differ
-        risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
-        with_labels = drop_limit(lost, gained, n, risk, n_copies=all_n - n)
-        limit = with_labels if labelled else share_limit(differ, n, risk)
-        return count, limit, limit <= most
-
-    words = f"accuracy drop <= {percent(max_drop)}, confidence {percent(confidence)}"
-
-    def holds_drop(cert: AnyCertificate) -> bool:
-        return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
-
-    certificate = partial(accuracy_claim, confidence=confidence, labels="auto")
-    return _Claim(measure_of_classes("auto"), check_labels, judge_drop, certificate, holds_drop, False, 1, words)
-
-
 class _Walker:
-    """One copy of the network whose weights are set level by level; a point's dense output is computed once."""
+    """Tests levels: writes each level's weights into one copy of the network, and caches the dense outputs."""
 
     def __init__(
         self,
         ranking: Ranking,
         output: Output,
         n_levels: int,
-        claim: _Claim,
+        tolerance: Tolerance,
         options: PruneOptions,
         split: DataSplit | None,
     ) -> None:
-        self.ranking, self.output, self.claim, self.options = ranking, output, claim, options
+        self.ranking, self.output, self.tolerance, self.options = ranking, output, tolerance, options
         self.split = split  # None: levels are not repaired
-        self.like: Repair | None = None  # what the first level chose of a joint search
-        self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
+        self.repair_options = RepairOptions(
+            seed=options.seed,
+            chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(ranking.model)),
+            fits_all=False,
+        )
+        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
-        self.roles: set[str] = set()  # whose points were all met
-        self.has_positions: bool | None = None if claim.drops_padding else False
+        self.roles: set[str] = set()  # roles of data that was read to its end
+        self.has_positions: bool | None = None if tolerance.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
-        """Raises a ModelError where the dense output at a point of the first batch depends on anything else."""
-        batch = next(held_out(holdout).batches())
+        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
+        batch = next(holdout_data(holdout).batches())
         with scoring_mode(self.ranking.model, "running"):
             whole = run_model(self.ranking.model, batch, self.output)
             refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
 
     def record(self, budget: int) -> Pruned:
-        """The network of a level, as `prune` gives it."""
+        """The network of a level, as `prune` returns it."""
+        seed = self.options.seed
         if self.split is None:
-            found, fixed = cut(self.ranking, budget, seed=self.options.seed), None
-        else:
-            found, fixed = self._repaired(self.split, budget)
-        return pruned_of(self.ranking, found, repaired=fixed)
+            return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
+        repaired, choice = self._repaired(self.split, budget)
+        sparse = cut_as_given(self.ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice)
+        return pruned_of(self.ranking, sparse, repaired=repaired)
 
-    def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
-        """The repaired network of a level; the first one chooses for all."""
+    def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
+        """The repaired network of a level, and which blend it started from; the first level chooses for all."""
         if budget not in self.repaired:
-            found = cut(self.ranking, budget, seed=self.options.seed)
-            if found.choice is not None and self.ranking.blend is not None:
-                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=found.choice.taken))
-            chunk_bytes = self.options.scoring.chunk_bytes
-            found, fixed = repaired_cut(
-                self.ranking,
-                found,
-                split,
-                [self.options.repair],
-                chunk_bytes=chunk_bytes,
-                like=self.like,
-                fits_all=False,
+            sparse = cut(self.ranking, budget, seed=self.options.seed)
+            if sparse.choice is not None and self.ranking.blend is not None:
+                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
+            repaired = apply_repairs(
+                self.ranking, sparse.masks, split, [self.options.repair], self.repair_options, start=sparse.model
             )
-            if self.like is None and fixed.record.way == "joint" and not fixed.record.undone:
-                self.like = fixed.record  # one that was undone says what it went back to, not what was best
-            self.repaired[budget] = found, fixed
+            record = repaired.record
+            is_chosen = self.repair_options.error_feedbacks is not None
+            # a repair that was undone says what it went back to, not what was best
+            if not is_chosen and record.way == "joint" and not record.undone and record.error_feedback is not None:
+                self.repair_options = replace(
+                    self.repair_options,
+                    error_feedbacks=(record.error_feedback,),
+                    budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
+                )
+            self.repaired[budget] = repaired, sparse.choice
         return self.repaired[budget]
 
     def forget_denser_than(self, budget: int) -> None:
         """Frees the networks of denser levels, which the walk has passed."""
-        self.repaired = {one: made for one, made in self.repaired.items() if one <= budget}
+        self.repaired = {other: level for other, level in self.repaired.items() if other <= budget}
 
     def _set(self, budget: int) -> None:
-        """Makes `sparse` the network of a level."""
+        """Sets `sparse` to the network of a level."""
         if self.split is None:
             write_rows(
                 self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)[0]
             )
         else:
-            self.sparse = self._repaired(self.split, budget)[1].model
+            self.sparse = self._repaired(self.split, budget)[0].model
 
-    def test(self, data: Any, role: str, points: Survey, keep: float, most: int | None = None) -> Level:
-        """The verdict on one level; `points`: what the data held in its first pass. `most` of them are counted."""
+    def test(self, data: Any, role: str, points: Survey, keep: float, n_counted: int | None = None) -> Level:
+        """Tests one level. `points` is what the data held in its first pass; at most `n_counted` of them count."""
         budget = budget_of(keep, self.ranking.n_weights)
         self._set(budget)
         measured, draws = [], list[bytes]()
@@ -407,19 +347,19 @@ class _Walker:
                 if self.has_positions is None:
                     self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
-                measured.append(self.claim.measure(f, g, batch))
+                measured.append(self.tolerance.measure(f, g, batch))
         self.roles.add(role)
         judged, n = torch.cat(measured), points.n
-        self.claim.check(judged, role)
-        if most is not None and most < n:
-            at = integers(0, most) * len(judged) // most
+        self.tolerance.check(judged, role)
+        if n_counted is not None and n_counted < n:
+            at = integers(0, n_counted) * len(judged) // n_counted
             judged, draws = judged[at.to(judged.device)], [draws[i] for i in at.tolist()]
             n = len(set(draws))
-        count, limit, passed = self.claim.judge(judged, draws, n)
+        count, limit, passed = self.tolerance.judge(judged, draws, n)
         return Level(keep, budget, count, limit, passed)
 
     def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
-        """The dense outputs of these points, found by content wherever the points came in the first pass."""
+        """The dense outputs of these points, from the cache if all of them were met before."""
         if batch.real_BT is not None:  # padded otherwise, an output has another shape
             keys = keys_of(replace(batch, real_BT=None))
         if all(key in self.dense_rows for key in keys):
@@ -431,11 +371,11 @@ class _Walker:
 
 
 def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
-    """The level to start from: by bisection on the calibration data, some levels before the sparsest that passes.
+    """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
 
-    Of the holdout only the size is known, so a bad start costs sparsity, never validity. No more calibration points are
-    counted than that: more would prove more than the holdout can. With too few for a test the walk starts at the first
-    level.
+    Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
+    counted than the holdout has, because more would prove more than the holdout can. With too few points for a test,
+    the walk starts at the first level.
     """
     low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
     n_left = len(grid).bit_length()
@@ -454,7 +394,9 @@ def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tup
     return max(0, low - START_MARGIN)
 
 
-def _none(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str) -> PrunedTo:
+def _dense_result(
+    model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str
+) -> PrunedTo:
     return PrunedTo(model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
 
 
@@ -474,7 +416,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
 
 
 def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Refuses a holdout that can be read only once, anything but a model, and a ledger that cannot be read."""
+    """Raises if the holdout can be read only once, if `model` is no model, or if the ledger cannot be read."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"

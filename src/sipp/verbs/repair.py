@@ -44,16 +44,16 @@ def repair(
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask`, a search finds as many weights and their values together; how many of them a layer keeps may
-    change as well.
+    With `moves_mask`, masks and values are searched together. The network keeps as many weights, but a layer may keep
+    more or fewer.
 
-    Layer by layer in the order of execution, each row's kept weights and its intercept are fitted to the dense layer's
-    outputs by least squares, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
-    outputs of the whole network closer to the dense ones (the polish). One input in ten is not fitted. These choose: a
-    layer that does not improve on them is left alone, and the polish stops once it no longer helps. With 80 inputs or
-    more, half of them choose nothing and only judge the result; with fewer, the record has no estimate. The record's
-    `repair` says what was done. All inputs are used unless `n_points` says how many, and all are held in memory.
-    Neither model is changed.
+    Layers are fitted in the order of execution. Least squares fits each row's kept weights and its intercept to the
+    dense layer's outputs, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
+    outputs of the whole network closer to the dense ones (the polish). One input in ten is held back from the fit for
+    validation: a layer that does not improve on these inputs is left alone, and the polish stops when it no longer
+    helps. With 80 inputs or more, half of the held-back inputs only measure the result; with fewer, the record has no
+    error estimate. The record's `repair` says what was done. All inputs are used unless `n_points` says how many, and
+    all are held in memory. Neither model is changed.
 
     Example:
         >>> import sipp, torch
@@ -86,34 +86,34 @@ def repair(
     )
     start = own_weights(dense, given, pruned.masks) if moves_mask else given
     repaired = repair_network(dense, pruned.masks, split, options, start)
-    found = Repaired(repaired.model, repaired.masks, repaired.record, split.keys)
-    about = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
+    result = Repaired(repaired.model, repaired.masks, repaired.record, split.keys)
+    undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     seen, is_all = points_seen(pruned)
     return replace(
-        about,
-        model=found.model,
-        masks=found.masks,
-        layers=_recounted(about.layers, dense, found.masks) if moves_mask else about.layers,
-        described_hash=tensors_hash(found.model),
-        repair=found.record,
-        moved=found.moved,
-        seen=seen | found.keys,
+        undescribed,
+        model=result.model,
+        masks=result.masks,
+        layers=_recounted(undescribed.layers, dense, result.masks) if moves_mask else undescribed.layers,
+        described_hash=tensors_hash(result.model),
+        repair=result.record,
+        moved=result.moved,
+        seen=seen | result.keys,
         seen_all=is_all,
     )
 
 
 def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[str, Tensor]) -> tuple[PrunedLayer, ...]:
-    """The layers with the numbers of weights and dead rows of other masks."""
-    weights = {weight.name: weight for one in masked_layers(dense, masks) for weight in one.weights.values()}
-    found = []
+    """The layers with kept weights and dead rows counted again for new masks."""
+    weights = {weight.name: weight for module in masked_layers(dense, masks) for weight in module.weights.values()}
+    recounted = []
     for layer in layers:
         mask_FK, dense_FK = (
             to_rows(weights[layer.name], tensor.detach()).cpu()
             for tensor in (masks[layer.name], dense.get_parameter(layer.name))
         )
         dead_F = (dense_FK != 0).any(1) & ~mask_FK.any(1)
-        found.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=tuple(dead_F.nonzero().flatten().tolist())))
-    return tuple(found)
+        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=tuple(dead_F.nonzero().flatten().tolist())))
+    return tuple(recounted)
 
 
 def _check_record(pruned: object) -> None:
@@ -126,7 +126,7 @@ def _check_record(pruned: object) -> None:
 
 
 def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raises unless both models hold the same tensors by name and shape, and the masks are those of the zeros."""
+    """Raises unless both models hold the same tensors by name and shape, and pruned weights are 0 off the masks."""
     ours, theirs = tensors_of(dense), tensors_of(given)
     odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
     if odd:

@@ -1,4 +1,4 @@
-"""`save`: a pruned network as one small file."""
+"""`save`: writes a pruned network to one small file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sipp.storage.network_tensors import (
     named_tensors,
 )
 
-MANY_NEGATIVE = 0.01  # of the weights: more -0.0 than that is worth a word
+MANY_NEGATIVE = 0.01  # share of weights that are -0.0; above it, `save` warns
 
 
 @torch.inference_mode(False)
@@ -101,16 +101,17 @@ def save(
         )
     content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
     cpu_masks = {name: mask.detach().to("cpu", copy=True) for name, mask in mask_of.items()}
-    found = contents_of(
+    saved = contents_of(
         index, path=target, sha256=digest, n_bytes=len(content), masks=cpu_masks, certificate=certificate, state=stored
     )
-    is_about_stored = found.certificate_about == "stored values"
+    is_about_stored = saved.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")
-    return replace(found, n_bytes=write_network(target, content, parts))
+    return replace(saved, n_bytes=write_network(target, content, parts))
 
 
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    """The model to save, and its masks."""
     if isinstance(pruned, Pruned):
         if masks is not None:
             raise OptionError(
@@ -129,9 +130,9 @@ def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> 
 
 
 def _warn_of_negative_zeros(groups: Groups) -> None:
-    """A file keeps every bit, and -0.0 is not 0.0: it takes as much space as a weight that was kept."""
-    found = (tensor for _, tensor in groups if tensor.is_floating_point() and tensor.dim() >= 2)
-    weights = [tensor for tensor in found if tensor.element_size() > 1]  # torch has no signbit for float8
+    """Warns of many -0.0: a file keeps every bit, so each takes as much space as a weight that was kept."""
+    candidates = (tensor for _, tensor in groups if tensor.is_floating_point() and tensor.dim() >= 2)
+    weights = [tensor for tensor in candidates if tensor.element_size() > 1]  # torch has no signbit for float8
     n_negative = sum(int(((tensor == 0) & torch.signbit(tensor)).sum()) for tensor in weights)
     if n_negative > MANY_NEGATIVE * sum(tensor.numel() for tensor in weights):
         warn_caller(
@@ -142,29 +143,30 @@ def _warn_of_negative_zeros(groups: Groups) -> None:
 
 
 def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The masks under the first name of their tensor."""
+    """The masks by the first name of each tensor, checked; tied names must have equal masks."""
     first = {name: (names[0], tensor) for names, tensor in groups for name in names}
     if unknown := [str(name) for name in masks if name not in first]:
         raise OptionError(f"masks name no tensor of the model: {listed(unknown)}; it has {listed([*first])}")
-    found: dict[str, Tensor] = {}
+    by_first_name: dict[str, Tensor] = {}
     for name, mask in masks.items():
-        root, tensor = first[name]
+        first_name, tensor = first[name]
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tensor.shape:
             raise OptionError(f"masks[{name!r}] must be a bool tensor of shape {tuple(tensor.shape)}, True = kept")
-        if root in found and not torch.equal(found[root].cpu(), mask.cpu()):
+        if first_name in by_first_name and not torch.equal(by_first_name[first_name].cpu(), mask.cpu()):
             raise OptionError(
-                f"masks[{name!r}] differs from that of {root}, which is the same tensor", fix="give one of them"
+                f"masks[{name!r}] differs from that of {first_name}, which is the same tensor", fix="give one of them"
             )
-        found[root] = mask
-    return found
+        by_first_name[first_name] = mask
+    return by_first_name
 
 
 def _statements(pruned: Pruned) -> StoredStatements:
-    said = pruning_values(up_to_date(pruned))
+    """How the network was pruned and what is guaranteed, as sentences for the file."""
+    values = pruning_values(up_to_date(pruned))
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
     return StoredStatements(
-        **{key: said[key] for key in keys},
-        network=said["bound"]["words"],
-        rows_and_layers=said["guarantee"],
-        measured=said["measured"] and said["measured"]["words"],
+        **{key: values[key] for key in keys},
+        network=values["bound"]["words"],
+        rows_and_layers=values["guarantee"],
+        measured=values["measured"] and values["measured"]["words"],
     )

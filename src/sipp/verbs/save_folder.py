@@ -1,4 +1,4 @@
-"""`save_folder`: a pruned network and its record in a folder."""
+"""`save_folder`: writes a pruned network and its record to a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shrink`: removes dead channels; the network computes the same."""
+"""`shrink`: removes dead rows and channels from a network without changing its output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import allowed, call_of, copies, guessed_call, off_by, own_tensors
+from sipp.runtime.examples import call_of, cloned, guess_call, output_difference, rounding_tolerance, without_aliases
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_of
-from sipp.runtime.shrinking.removing import Smaller, smaller
+from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
@@ -55,25 +55,25 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
-    call = guessed_call(own) if example is None else _on_device(own, own_tensors(*call_of(example)))
+    call = guess_call(own) if example is None else _on_device(own, without_aliases(*call_of(example)))
     expected = _outputs(own, call)
-    if not any(isinstance(one, Tensor) for one in expected):
-        raise ModelError("gives no tensor that could be compared", where=type(own).__name__, fix="let forward give one")
+    if not any(isinstance(output, Tensor) for output in expected):
+        raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         program = program_of(own, *call, is_plain=False)
     channels, plan = _checked_plan(own, call, program)
-    made = copy.deepcopy(own)
-    apply(made, plan)
-    moved = off_by(_outputs(made, call), expected)
-    if not moved <= allowed(expected):
+    small = copy.deepcopy(own)
+    apply(small, plan)
+    moved = output_difference(_outputs(small, call), expected)
+    if not moved <= rounding_tolerance(expected):
         raise _differs(moved)
-    for name, module in made.named_modules():
+    for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
     seen, is_all = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes, smaller_shapes = (
-        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, made)
+        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
     )
     counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
     layers = [
@@ -82,33 +82,33 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         if name in shapes  # others are products without a weight
     ]
     return Shrunk(
-        model=made,
+        model=small,
         layers=tuple(layers),
         n_parameters_before=sum(parameter.numel() for parameter in own.parameters()),
-        n_parameters=sum(parameter.numel() for parameter in made.parameters()),
+        n_parameters=sum(parameter.numel() for parameter in small.parameters()),
         multiply_adds_before=sum(counts.values()),
         multiply_adds=sum(smaller_counts.values()),
         example=_described(call),
         off_by=moved,
         left_alone=tuple(channels.left_alone),
         hash_before=before,
-        described_hash=tensors_hash(made),
+        described_hash=tensors_hash(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=seen,
         seen_all=is_all,
     )
 
 
-def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, Smaller]:
-    """What stays, tried on the example in float64, where rounding hides nothing, and on twice as many points.
+def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, ShrinkPlan]:
+    """Which channels stay, checked on the example in float64, where rounding hides nothing, and on a doubled batch.
 
-    A forward pass may hold numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
-    shows: where it fails with fewer channels, more of them are left alone.
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
+    shows. If it fails with fewer channels, more of them are kept.
     """
     precise = _float64_copy(own, call)
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
     trials = [(points, expected), *_more_points(net, points)]
-    most = allowed(expected) if precise is None else SAME
+    most = rounding_tolerance(expected) if precise is None else SAME
     cpu = {
         id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
     }  # shared ones stay shared
@@ -118,11 +118,11 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     moved = torch.inf
     for rules in (rule_of, without_views, without_numbers):
         channels = channels_of(program, tensors, regroups, rules)
-        plan = smaller(channels)
-        made = copy.deepcopy(net)
-        apply(made, plan)
+        plan = plan_shrinking(channels)
+        small = copy.deepcopy(net)
+        apply(small, plan)
         try:
-            moved = max(off_by(_outputs(made, given), wanted) for given, wanted in trials)
+            moved = max(output_difference(_outputs(small, inputs), outputs) for inputs, outputs in trials)
         except SippError:  # it does not run
             continue
         if moved <= most:
@@ -131,11 +131,8 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
 
 
 def _outputs(model: nn.Module, call: Call) -> list[Any]:
-    """All that the network gives for the example, in eval mode; what this pass changes is put back.
-
-    A network that draws numbers draws the same ones in every such pass.
-    """
-    args, kwargs = copies(*call)
+    """All outputs for the example, in eval mode and with a fixed seed; buffers that the pass changes are restored."""
+    args, kwargs = cloned(*call)
     batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
     with torch.random.fork_rng(), scoring_mode(model, "running"):
         torch.manual_seed(0)
@@ -143,7 +140,7 @@ def _outputs(model: nn.Module, call: Call) -> list[Any]:
 
 
 def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
-    """A float64 copy of the network, the example for it and its outputs; None: it does not run in float64."""
+    """A float64 copy of the network, with example and outputs; None if it does not run in float64."""
     try:
         precise = copy.deepcopy(model).double()
         wide = pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
@@ -153,7 +150,7 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
 
 
 def _more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example with its points twice, and the network's outputs; nothing where it does not take that."""
+    """The example repeated along the batch dimension, and its outputs; empty if the network does not accept it."""
     doubled = pytree.tree_map(lambda x: torch.cat((x, x)) if isinstance(x, Tensor) and x.ndim else x, call)
     try:
         return [(doubled, _outputs(model, doubled))]
@@ -169,7 +166,7 @@ def _differs(moved: float) -> ModelError:
     )
     return ModelError(
         f"the smaller network {how} on the example, so it is not returned",
-        fix="make sure that forward uses no number of channels, nothing random, and gives finite numbers",
+        fix="make sure that forward uses no fixed channel counts and nothing random, and returns finite numbers",
     )
 
 

@@ -1,4 +1,4 @@
-"""`verify`: whether the same networks on the same points give a certificate again (T14, T16)."""
+"""`verify`: checks a certificate by measuring the same networks on the same points again (T14, T16)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from sipp.certificates.claims import accuracy_claim
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
 from sipp.certificates.measures import measure_of, measure_of_classes
@@ -20,15 +21,18 @@ from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_
 from sipp.records.html import text_html, view
 from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
-from sipp.verbs.certify import accuracy_claim
 
-HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")  # of a certificate: what was done besides looking
+HISTORY = (
+    "calibration_checked",
+    "ledger_kept",
+    "prior_uses",
+)  # fields of a certificate that a new measurement cannot repeat
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What checking a certificate found: whether it holds, what differs, and what could not be checked."""
+    """The outcome of checking a certificate: whether it holds, what differs, and what could not be checked."""
 
     ok: bool
     reasons: tuple[str, ...]  # what differs from the networks, the points, the calibration or the ledger
@@ -39,7 +43,7 @@ class Verification:
 
     def __str__(self) -> str:
         lines = ["verified" if self.ok else "not verified:", *self.reasons]
-        return "\n".join(lines + [f"not checked: {one}" for one in self.unchecked])
+        return "\n".join(lines + [f"not checked: {text}" for text in self.unchecked])
 
     def _repr_html_(self) -> str:
         title, *lines = str(self).splitlines()
@@ -57,13 +61,13 @@ def verify(
     ledger: str | os.PathLike[str] | None = None,
     tolerance: float = VERIFY_TOLERANCE,
 ) -> Verification:
-    """Whether the same networks on the same points give this certificate again, what differs, what was not checked.
+    """Checks whether the same networks on the same points give this certificate again.
 
-    `output` is needed only where the certificate was made with a function. Ratios may differ by tolerance * max(1,
-    epsilon), hashes and counts not at all. With `calibration` those points are compared with the holdout again; with
-    `ledger` (which is only read) the uses of the holdout are counted again. What has no such witness is listed as
-    unchecked: that the points are new, what was chosen before they were looked at, flags without their files. What
-    `shrink` gave is measured like any network, and its record says which one it was made of.
+    `output` is needed only if the certificate was made with a function. Ratios may differ by tolerance * max(1,
+    epsilon), hashes and counts not at all. With `calibration`, these points are compared with the holdout again; with
+    `ledger` (which is only read), the uses of the holdout are counted again. What cannot be checked is listed: that the
+    points are new, that epsilon or delta was fixed before the holdout was used, and flags whose files are not given. A
+    `Shrunk` network is measured like any other; its record names the network it was made from.
     """
     if output is None:
         if isinstance(cert.output, str) and cert.output.startswith(CALLABLE):
@@ -74,13 +78,13 @@ def verify(
             )
         output = cert.output
     if calibration is not None and isinstance(holdout, Iterator):
-        holdout = list(holdout)  # it may be gone through twice
+        holdout = list(holdout)  # it may be read twice
     try:
-        evidence, reasons = _look_again(cert, dense, pruned, holdout, output, calibration, tolerance)
+        evidence, reasons = _measured_again(cert, dense, pruned, holdout, output, calibration, tolerance)
     except DataError as error:
         if calibration is None:
             raise
-        evidence, reasons = _look_again(cert, dense, pruned, holdout, output, None, tolerance)
+        evidence, reasons = _measured_again(cert, dense, pruned, holdout, output, None, tolerance)
         reasons.append(f"calibration_checked: {error}")
     reasons += _contradictions(cert)
     smaller = isinstance(pruned, Shrunk) and pruned.hash_before == cert.pruned_hash and pruned.is_as_made
@@ -90,7 +94,7 @@ def verify(
             continue
         if name not in HISTORY and written != value:
             reasons.append(f"{name}: the certificate says {written!r}, now it is {value!r}")
-    unchecked = _believed(cert)
+    unchecked = _unverifiable(cert)
     if smaller:
         unchecked.append(
             "pruned_hash: that this network is the certified one without dead channels, as its record says"
@@ -107,7 +111,7 @@ def verify(
     return Verification(not reasons, tuple(reasons), tuple(unchecked))
 
 
-def _look_again(
+def _measured_again(
     cert: AnyCertificate,
     dense: nn.Module,
     pruned: NetworkLike,
@@ -116,19 +120,19 @@ def _look_again(
     calibration: Any,
     tolerance: float,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a certificate made now, and why ratios, if any, do not give the old one."""
+    """Measures again: the fields of a new certificate, and the reasons why its ratios do not give the old one."""
     if isinstance(cert, Certificate):
-        found = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
-        return found.evidence, _compare_ratios(cert, found.measured, tolerance)
+        outputs = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
+        return outputs.evidence, _compare_ratios(cert, outputs.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     classes = measure_of_classes(labels)
-    found = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
-    again = accuracy_claim(found, confidence=cert.confidence, labels=labels)
+    outputs = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
+    again = accuracy_claim(outputs, confidence=cert.confidence, labels=labels)
     return {field.name: getattr(again, field.name) for field in fields(again)}, []
 
 
 def _contradictions(cert: AnyCertificate) -> list[str]:
-    """Why this record cannot be a certificate; it need not have come from `from_json`."""
+    """Why the record contradicts itself; `from_json` would refuse it, but it may have been built by hand."""
     try:
         from_json(to_json(cert))
     except DataError as error:
@@ -136,8 +140,8 @@ def _contradictions(cert: AnyCertificate) -> list[str]:
     return []
 
 
-def _believed(cert: AnyCertificate) -> list[str]:
-    """What cannot be checked afterwards: what was done before the claim."""
+def _unverifiable(cert: AnyCertificate) -> list[str]:
+    """What cannot be checked afterwards, because it was done before the claim."""
     first = "epsilon, delta" if isinstance(cert, Certificate) and cert.fixed == "epsilon" else "delta"
     chosen = f"fixed, {first}, confidence" if isinstance(cert, Certificate) else "mode, confidence"
     lines = [
@@ -150,7 +154,7 @@ def _believed(cert: AnyCertificate) -> list[str]:
 
 
 def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """Why this ledger does not show the certificate's claim and the uses before it; what it leaves open."""
+    """What the ledger contradicts, and what it leaves open, about the claim and the uses before it."""
     if not os.path.isfile(ledger):
         raise DataError(f"ledger {os.fspath(ledger)!r} is not a file", fix="give the one that was kept, or none")
     lines = ledger_lines(ledger)
@@ -165,11 +169,13 @@ def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple
     if not places:
         return ["ledger_kept: the ledger holds no such claim"], []
     before = [n_uses(lines[:i], lines[i]) for i in places]
-    found = " or ".join(map(str, before))
-    told = f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {found} before this claim"
+    counts = " or ".join(map(str, before))
+    difference = f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {counts} before this claim"
     if cert.prior_uses not in before:
-        return [told], []
-    return [], [told] if len(before) > 1 else []  # one claim made twice: which of its lines is this one's?
+        return [difference], []
+    return [], [difference] if len(
+        before
+    ) > 1 else []  # the claim was made twice: the ledger cannot say which line is this one
 
 
 def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list[str]:

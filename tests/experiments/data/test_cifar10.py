@@ -86,7 +86,7 @@ def test_normalise_is_the_published_formula() -> None:
     for c, (mean, std) in enumerate(((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))):
         expected = (batch[:, c].double() / 255 - mean) / std
         assert torch.allclose(out[:, c].double(), expected, atol=1e-6)
-    with pytest.raises(DataError, match="no images as bytes"):
+    with pytest.raises(DataError, match="not images as bytes"):
         normalise(out)
     with pytest.raises(DataError, match="3 means for the 1 channels"):
         normalise(batch[:, :1])

@@ -67,8 +67,8 @@ def test_holdout_is_a_uniform_choice() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"holdout": torch.tensor([5, 5])}, "held more than once"),
-        ({"calibration": torch.tensor([110])}, "held more than once"),
+        ({"holdout": torch.tensor([5, 5])}, "occurs more than once"),
+        ({"calibration": torch.tensor([110])}, "occurs more than once"),
         ({"holdout": torch.tensor([130])}, "the test set must be"),
         ({"n_train_part": 101}, "the test set must be the items from 101 on"),
     ],

@@ -37,8 +37,8 @@ from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of, load_recipe
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.reading import list_runs
-from sipp.experiments.runs.run_recipe import Finished, Progress, run
-from sipp.experiments.runs.store import code_version, open_run, without_clock
+from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
+from sipp.experiments.runs.store import code_version, open_run, without_times
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
@@ -62,7 +62,7 @@ app = typer.Typer()
 app.command()(as_command(run_command.run))
 
 
-def contents(done: Finished) -> dict[str, object]:
+def contents(done: FinishedRun) -> dict[str, object]:
     """All that a run left behind: the bytes of every file, of JSON files the records without their clock."""
     left = [path for path in sorted(done.folder.rglob("*")) if path.is_file()]
     tensors: dict[str, object] = {
@@ -71,7 +71,7 @@ def contents(done: Finished) -> dict[str, object]:
     names = [str(path.relative_to(done.folder)) for path in left]
     written = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
     assert written == done.records
-    return {**tensors, "files": names, "records": [without_clock(record) for record in written]}
+    return {**tensors, "files": names, "records": [without_times(record) for record in written]}
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The iterative run of one process that nobody disturbed."""
     return run(ITERATIVE, out=tmp_path_factory.mktemp("whole"), device="cpu")
 
@@ -133,7 +133,7 @@ def workers() -> list[int]:
 
 @pytest.mark.usefixtures("cluster")
 def test_two_workers_give_the_records_and_weights_of_one_process(
-    whole: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most_at_once = 0
 
@@ -178,7 +178,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_that_is_asked_to_stop(whole: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [part for setting in SMALL for part in ("--set", setting)]
     command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
 

@@ -23,7 +23,7 @@ from sipp.experiments.data import load_digits
 from sipp.experiments.nets import plain
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.store import read_records, without_clock
+from sipp.experiments.runs.store import read_records, without_times
 from sipp.verbs.prune import prune
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
@@ -79,7 +79,7 @@ def contents(out: Path) -> dict[str, object]:
     tensors: dict[str, object] = {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))
     }
-    return {**tensors, "records": [without_clock(record) for record in read_records(folder)]}
+    return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
 
 
 def main(folder: Path, n_kills: int, seed: int) -> int:

@@ -8,9 +8,10 @@ import torch
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.experiments.runs.reuse import TAKEN, stage_key
-from sipp.experiments.runs.run_recipe import Finished, run
-from sipp.report.results import read_run_result
+from sipp.experiments.runs.reading import read_run
+from sipp.experiments.runs.reuse import stage_key
+from sipp.experiments.runs.run_recipe import FinishedRun, run
+from sipp.experiments.runs.store import TAKEN_FROM
 from sipp.storage.files import read_json, write_json
 from sipp.storage.state_files import load_state
 
@@ -30,8 +31,8 @@ def small(name: str, *settings: str) -> Recipe:
     return load_recipe(name, settings=(*SMALL, "prune.methods=[wt]", *settings))
 
 
-def taken(done: Finished) -> set[str]:
-    return {Stage(r["seed"], r["method"], r["level"]).name for r in done.records if TAKEN in r}
+def taken(done: FinishedRun) -> set[str]:
+    return {Stage(r["seed"], r["method"], r["level"]).name for r in done.records if TAKEN_FROM in r}
 
 
 def keys(recipe: Recipe) -> dict[str, str]:
@@ -80,12 +81,15 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     gradual = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
     assert taken(gradual) == {"seed0.dense"} and gradual.n_made == 1
     assert {record["pipeline"] for record in gradual.records} == {"gradual"}
-    assert gradual.records[0][TAKEN] in {first.folder.name, again.folder.name}  # the run that trained it, or its copy
+    assert gradual.records[0][TAKEN_FROM] in {
+        first.folder.name,
+        again.folder.name,
+    }  # trained there, or copied
     alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
     for stage in ("seed0.dense", "seed0.wt.01"):
         a, b = (load_state(one.folder / stage, "final")[0] for one in (gradual, alone))
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    assert read_run_result(again.folder).marks == () and len(read_run_result(again.folder).origins) == 1
+    assert read_run(again.folder).marks == () and len(read_run(again.folder).origins) == 1
 
 
 def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +103,9 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     assert taken(refused) == set() and refused.n_made == 2
     both = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, erk]")
     done = run(both, out=tmp_path, device="cpu", accept_changes=True)
-    assert taken(done) == {"seed0.dense", "seed0.wt.01"} and done.records[1][TAKEN] == first.folder.name
-    assert [one.code for one in read_run_result(done.folder).origins][-1] == "another"
-    assert len(read_run_result(done.folder).origins) == 2
+    assert taken(done) == {"seed0.dense", "seed0.wt.01"} and done.records[1][TAKEN_FROM] == first.folder.name
+    assert [one.code for one in read_run(done.folder).origins][-1] == "another"
+    assert len(read_run(done.folder).origins) == 2
     hurt = first.folder / "seed0.wt.01" / "final.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
     (done.folder / "seed0.wt.01" / "final.json").unlink()

@@ -15,7 +15,7 @@ import torch
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
-from sipp.experiments.runs.store import load_if_sound, newest_checkpoint, open_run, run_name, save_checkpoint
+from sipp.experiments.runs.store import load_if_intact, newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
 from sipp.records.schemas import OriginRecord
 from sipp.storage import files
@@ -87,7 +87,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     save_state(tmp_path, "final", TENSORS, {})
     (tmp_path / "final.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.")
     with pytest.warns(UserWarning, match="SHA-256"):
-        assert load_if_sound(tmp_path, "final") is None
+        assert load_if_intact(tmp_path, "final") is None
     assert not Path("canary").exists()
 
 

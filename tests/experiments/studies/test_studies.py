@@ -6,7 +6,7 @@ import pytest
 
 from sipp.errors import OptionError
 from sipp.experiments.recipes.catalog import derived_recipe
-from sipp.experiments.recipes.schema import Recipe, described
+from sipp.experiments.recipes.schema import Recipe, recipe_keys
 from sipp.experiments.studies import catalog as studies
 from sipp.experiments.studies import load_study, study_descriptions, study_names
 
@@ -55,7 +55,7 @@ def test_unknown_and_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_key_of_a_recipe_has_its_meaning() -> None:
-    rows = described(load_study("paper-cnn5").recipes[0])
+    rows = recipe_keys(load_study("paper-cnn5").recipes[0])
     assert all(row.meaning for row in rows) and len({row.key for row in rows}) == len(rows) > 40
     found = {row.key: row.value for row in rows}
     assert found["prune.keeps"] == [0.5, 0.2, 0.1, 0.05, 0.02] and found["retrain.distill.weight"] is None

@@ -22,7 +22,7 @@ from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.loop import TrainState, new_state, train
-from sipp.experiments.training.population import Member, fits, make_program, train_together
+from sipp.experiments.training.population import Member, can_train, make_program, train_together
 from sipp.experiments.training.stacking import StackedConv, stack
 from sipp.storage.state_files import load_state
 
@@ -101,7 +101,7 @@ def test_adam_remembers_as_it_does_alone() -> None:
         mine, theirs = one.optimizer.state_dict()["state"], other.optimizer.state_dict()["state"]
         assert mine[0]["step"] == theirs[0]["step"] == 6 and mine[0]["exp_avg"].shape == theirs[0]["exp_avg"].shape
     again = [Member(new_state(one, hyper), 3) for one in networks(2)]  # the same program: nothing is left of the first
-    assert fits(program, again, hyper) and not fits(program, again[:1], hyper)
+    assert can_train(program, again, hyper) and not can_train(program, again[:1], hyper)
     train_together(program, again, data)
     for one, member in zip(states, again):
         assert all(

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import faster_interpreter  # noqa: F401
 import pytest
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+import sipp
 from sipp.errors import DataError
+from sipp.inputs.layers.conv import conv_uses
+from sipp.inputs.patches import values_later
+from sipp.records.batches import Batch
+from sipp.records.options import Reduce
+from sipp.records.ranking import Weight
+from sipp.scoring import kernels
 from sipp.scoring.kernels import chunk_ratios, gpu, reference
+from sipp.scoring.running_sensitivities import RunningSensitivities
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -52,11 +64,81 @@ def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool
     given = a, 2, weight, factors, occurs
     wide = a.double(), 2, weight.double(), factors, occurs
     for one, other in (
-        (gpu.max_chunk(*given, before), chunk_ratios.max_chunk(reference, *wide, before)),
+        (gpu.max_chunk(*given, before.clone()), chunk_ratios.max_chunk(reference, *wide, before)),
         (gpu.sum_chunk(*given), chunk_ratios.sum_chunk(reference, *wide)),
     ):
         torch.testing.assert_close(one[0].double(), other[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(one[1], other[1], rtol=1e-5, atol=1e-9)
+
+
+def images() -> tuple[nn.Module, list[Tensor]]:
+    """Layers of one and of both signs, of several groups, of one patch a point, and rows that lie last in memory."""
+    torch.manual_seed(3)
+    made = [nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, groups=2), nn.Flatten(), nn.Linear(36, 3)]
+    return nn.Sequential(*made), list(torch.randn(7, 2, 8, 8).split(4))
+
+
+@pytest.mark.parametrize("points", [1, 3])
+def test_means_are_the_bits_of_sums_that_are_folded(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "pick", lambda *_: gpu)
+    monkeypatch.setattr(gpu, "MEAN_BLOCK", 32)
+    monkeypatch.setattr(gpu, "MEAN_POINTS", points)
+    model, batches = images()
+    found = sipp.sensitivity(model, batches, reduce="mean")
+    assert all(float(score.max()) > 0 for score in found.values())
+    reference_scores = sipp.sensitivity(model.double(), [x.double() for x in batches], reduce="mean")
+    monkeypatch.delattr(gpu, "mean_chunk")
+    folded = sipp.sensitivity(model.float(), batches, reduce="mean")
+    for name, score in found.items():
+        assert torch.equal(score, folded[name])
+        torch.testing.assert_close(score, reference_scores[name], rtol=1e-4, atol=1e-6)
+
+
+_NO_WORK = {torch.ops.aten.empty, torch.ops.aten.lift_fresh, torch.ops.aten._unsafe_view}
+
+
+class _Launches(TorchDispatchMode):
+    """Counts what a GPU would be asked for: torch's operations, but for memory and views, and kernels."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += not (func.is_view or func.overloadpacket in _NO_WORK)
+        return func(*args, **(kwargs or {}))
+
+    def counted(self, kernel: Any) -> Any:
+        """The kernel as it is called, `kernel[grid](...)`; what the interpreter does for it is not counted."""
+
+        def launch(*given: Any, grid: Any, **options: Any) -> None:
+            self.n += 1
+            with _disable_current_modes():
+                kernel[grid](*given, **options)
+
+        launcher = mock.MagicMock()
+        launcher.__getitem__.side_effect = lambda grid: partial(launch, grid=grid)
+        return launcher
+
+
+def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many it takes to take in one use of a convolution, once more."""
+    model, weight = nn.Conv2d(2, 4, 3), Weight("weight", (), "Conv2d", 4, 18, rows_last=False)
+    running, launches = RunningSensitivities(weight, model, gpu, reduce, 1 << 20), _Launches()
+    running.scale()
+    (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
+    batch, values = Batch(0, "", (), {}, None, 3), values_later(use.windows, gpu.extremes)()
+    with monkeypatch.context() as patch:
+        for name in ("_invert", "_reaches", "_raise_best", "_raise_means"):
+            patch.setattr(gpu, name, launches.counted(getattr(gpu, name)))
+        running.add(use, batch, values, 1)
+        launches.n = 0
+        with launches:
+            running.add(use, batch, values, 1)
+    return launches.n
+
+
+def test_means_take_hardly_more_launches_than_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest, mean = n_launches("max", monkeypatch), n_launches("mean", monkeypatch)
+    assert largest <= 10 and mean <= 12
 
 
 def test_stretches_of_patches_meet(monkeypatch: pytest.MonkeyPatch) -> None:

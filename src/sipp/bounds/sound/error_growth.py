@@ -1,10 +1,10 @@
 """How one operation of a network changes an error bound (T13), given the dense network's values.
 
 Every sample has its own absolute error e = ||a^ - a||, a being the dense network's value and a^ the pruned one's. An
-operation multiplies it by a Lipschitz constant (`gain`) and, where its own weights were changed, adds `injected`, which
-is computed on the dense network's actual values. What is not in the tables below has no bound, and says so.
+operation multiplies it by a Lipschitz constant (`gain`) and, if its own weights changed, adds `injected`, which is
+computed on the dense network's actual values. An operation that is not in the tables below raises NoBound.
 
-The statements are about exact arithmetic on the weights as they are; float64 rounding is met by the slack ROUND_UP.
+The bounds are for exact arithmetic; the slack ROUND_UP covers float64 rounding.
 """
 
 import math
@@ -86,8 +86,8 @@ def nan_as_inf(error_B: Tensor) -> Tensor:
     return torch.where(torch.isnan(error_B), torch.full_like(error_B, math.inf), error_B)
 
 
-def folds(call: Call) -> bool:
-    """Whether a call is a linear map with fixed weights whose rows lie on the axis that a BatchNorm after it scales."""
+def can_fold_batchnorm(call: Call) -> bool:
+    """Whether a call is a linear map with fixed weights, whose rows are the channels of a BatchNorm after it."""
     if isinstance(call.options.get("weight"), ValueAndError) or isinstance(call.options.get("bias"), ValueAndError):
         return False
     return call.op in CONVOLUTIONS or (call.op == "linear" and call.value.dim() == 2)
@@ -183,7 +183,7 @@ def _prelu(call: Call) -> Effect:
 
 
 def _add(call: Call) -> Effect:
-    """The effect of a sum or a difference: the errors add up; a constant adds what it was changed by."""
+    """The effect of a sum or a difference: the errors add up; a constant adds its own change."""
     terms = [(call.options["input"], 1.0), (call.options["other"], abs(float(call.options.get("alpha", 1))))]
     spreads = [_spread(term, call.value) * factor for term, factor in terms if isinstance(term, ValueAndError)]
     tracked_terms = [term for term, _ in terms if isinstance(term, ValueAndError)]
@@ -227,7 +227,7 @@ def _cat(call: Call) -> Effect:
 
 
 def _sides(option: Any) -> tuple[Any, Any]:
-    """A constant as (dense, pruned); what is no ConstantPair is the same in both networks."""
+    """A constant as (dense, pruned); anything but a ConstantPair is the same in both networks."""
     return (option.dense, option.pruned) if isinstance(option, ConstantPair) else (option, option)
 
 

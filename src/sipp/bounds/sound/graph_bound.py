@@ -1,8 +1,8 @@
 """Bounds, for each sample, the distance of a pruned network's output from the dense one's (T13).
 
-The dense network is run in float64 along its traced graph; beside every value goes a bound on the distance of the
-pruned network's value, and only at the end is it divided by ||f(x)||. The bound rests on no assumption, but it is a
-product of operator norms: it grows with depth and says nothing useful about deep networks. T14 is the guarantee there.
+The dense network is run in float64 along its traced graph. Every value carries a bound on the distance of the pruned
+network's value; only at the end is it divided by ||f(x)||. The bound needs no assumption, but it is a product of
+operator norms, which grows with depth and becomes useless for deep networks. For these, use a certificate (T14).
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from sipp.bounds.sound.error_growth import Effect, effect, folds, norm_B
+from sipp.bounds.sound.error_growth import Effect, can_fold_batchnorm, effect, norm_B
 from sipp.bounds.sound.known_operations import (
     METADATA,
     MOVEMENTS,
@@ -24,9 +24,9 @@ from sipp.bounds.sound.known_operations import (
     ValueAndError,
     in_place,
     module_of,
+    name_in_model,
     named_options,
     op_name,
-    spelling,
 )
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.bounds.sound.tracing import Inputs, TracedNetworks, same_output, trace
@@ -45,7 +45,7 @@ _CONSTANT_OPS = MOVEMENTS | frozenset(
 
 @dataclass(frozen=True)
 class NodeBound:
-    """One operation of the network: what it multiplied the error by and what it added, the worst over the batch."""
+    """One operation: its factor on the error, the error it added, and the error after it (worst of the batch)."""
 
     name: str
     op: str
@@ -59,8 +59,8 @@ class NodeBound:
 class GraphBound:
     """The bound for every sample of a batch, or the reason why there is none.
 
-    `epsilon_B` bounds ||f^(x) - f(x)|| / ||f(x)|| (infinite where f(x) = 0 and the networks may differ), `absolute_B`
-    bounds ||f^(x) - f(x)||; both are None where `reason` is not empty. `nodes` are the operations in order.
+    `epsilon_B` bounds ||f^(x) - f(x)|| / ||f(x)|| (infinite if f(x) = 0 and the networks may differ), `absolute_B`
+    bounds ||f^(x) - f(x)||; both are None if `reason` is not empty. `nodes` are the operations in order.
     """
 
     epsilon_B: Tensor | None
@@ -76,7 +76,7 @@ class GraphBound:
 
 @torch.inference_mode(False)
 def sound_bound(dense: nn.Module, pruned: NetworkLike, inputs: Inputs, *, fold_batchnorm: bool = True) -> GraphBound:
-    """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or gives the reason why there is no bound.
+    """Bounds ||f^(x) - f(x)|| for each sample of `inputs`, or returns the reason why there is no bound.
 
     `pruned` is the same architecture with other weights, or what `prune` returned; `inputs` is a batch (a tensor, or
     the model's positional arguments, or its keyword arguments), with samples along the first axis. Both networks are
@@ -158,14 +158,14 @@ def _step(
         if op == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
         call, overwrites = _call(node, op, traced, args, kwargs)
-        if foldable and folds(call):
+        if foldable and can_fold_batchnorm(call):
             return ValueAndError(call.value, torch.full_like(call.input.error_B, math.inf), call)
         done = effect(call)
         result = _with_error(call.value, done)
         if overwrites:
             _overwrite(values, uses, call.input, result)
     except NoBound as why:
-        raise NoBound(f"op {spelling(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
+        raise NoBound(f"op {name_in_model(node, root)} in module {module}{f' ({why})' if str(why) else ''}") from None
     before = call.options.get("input")
     name = f"{before.affine.op}+{op}" if isinstance(before, ValueAndError) and before.affine is not None else op
     worst = (float(done.injected_B.max()), float(done.error_B.max()))
@@ -207,7 +207,7 @@ def _with_error(value: Any, done: Effect) -> Any:
 def _overwrite(
     values: dict[fx.Node, Any], uses: dict[fx.Node, int], before: ValueAndError, after: ValueAndError
 ) -> None:
-    """Gives everything that is used later and was overwritten its new value; refuses where only a part was."""
+    """Updates later values that an in-place operation overwrote; raises NoBound if only a part was."""
 
     def shares(leaf: Any) -> bool:
         storage = before.value.untyped_storage().data_ptr()
@@ -222,7 +222,7 @@ def _overwrite(
 
 
 def _check_movement(leaves: Sequence[Any]) -> None:
-    """Refuses to move values to places that a network value or a changed parameter decides."""
+    """Raises NoBound if a network value or a changed parameter decides where values move."""
     if sum(isinstance(leaf, ValueAndError) for leaf in leaves) != 1:
         raise NoBound("it combines two network values")
     if any(isinstance(leaf, ConstantPair) and not torch.equal(leaf.dense, leaf.pruned) for leaf in leaves):
@@ -272,7 +272,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _placeholder(node: fx.Node, given: Iterator[Any], traced: TracedNetworks) -> Any:
-    """An input of the network, which both networks see alike."""
+    """An input, which is the same for both networks."""
     name = str(node.target)
     value = traced.kwargs[name] if name in traced.kwargs else next(given, node.args[0] if node.args else None)
     if not isinstance(value, Tensor):

@@ -1,8 +1,8 @@
 """Recognises the operation of a graph node, however the model spelled it, and names its arguments.
 
-`nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all come out as op "relu" of "input". Modules are
-known by their type and functions by their identity, never by their name. What PyTorch's own functions compute is taken
-on trust. An operation, or an argument, that is not listed here has no bound.
+`nn.ReLU()`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()` and `aten.relu` all become the op "relu" of "input". Modules are
+recognised by type and functions by identity, never by name. PyTorch's own functions are trusted. An operation or an
+argument that is not listed here has no bound.
 """
 
 import builtins
@@ -26,7 +26,7 @@ class NoBound(Exception):
 
 @dataclass(frozen=True)
 class ConstantPair:
-    """A tensor that does not depend on the input: as the dense and as the pruned network hold it."""
+    """A tensor that does not depend on the input, in the dense and in the pruned network."""
 
     dense: Tensor
     pruned: Tensor
@@ -34,7 +34,7 @@ class ConstantPair:
 
 @dataclass(frozen=True)
 class ValueAndError:
-    """A value of the dense network, one sample per entry of its first axis, and a bound on the pruned one's distance.
+    """A value of the dense network (samples along axis 0), and a bound on the distance of the pruned network's value.
 
     `affine` is set on the output of a linear map whose error is left to the BatchNorm that follows; its own error is
     then infinite, so that nothing else can use it by mistake.
@@ -47,7 +47,7 @@ class ValueAndError:
 
 @dataclass(frozen=True)
 class Call:
-    """One operation met on the way: its name, arguments by name, result, and how to run it on another input."""
+    """One operation: its name, arguments by name, result, and how to run it on another input."""
 
     op: str
     options: dict[str, Any]
@@ -179,14 +179,14 @@ _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 }
 
 
-# What these modules ran when this file was read: one whose class was given another forward since is not known.
+# The forward of these classes when this file was imported: a class that was patched since is not recognised.
 _OWN_FORWARD: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _MODULES}
 
 
 def hidden_behaviour(module: nn.Module) -> str:
-    """Why a module may do something else than its type says, which no graph shows; empty if it is what it seems.
+    """Why a module may not compute what its type says (hooks, a replaced forward); empty if it does.
 
-    A hook or a forward of its own is run in the place of the known operation, and a tracer records the operation.
+    A tracer would record the known operation, although other code runs.
     """
     own, all_modules = vars(module), torch.nn.modules.module  # not by getattr: a model's own may raise anything
     if own["_forward_hooks"] or own["_forward_pre_hooks"]:
@@ -215,7 +215,7 @@ def op_name(node: Node, root: GraphModule) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def spelling(node: Node, root: GraphModule) -> str:
+def name_in_model(node: Node, root: GraphModule) -> str:
     """An operation's name as the model's author knows it."""
     return type(root.get_submodule(str(node.target))).__name__ if node.op == "call_module" else op_name(node, root)
 

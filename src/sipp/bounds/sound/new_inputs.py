@@ -1,10 +1,10 @@
 """Turns T13 into a statement about new inputs: the largest bound over points the pruning never saw (T18).
 
-T13 holds for each point by itself, without assumption: `sound_bound(dense, pruned, x)`. As a function of the point it
-depends on the pruned weights, so the points that chose these cannot speak for others; points that are new can.
+T13 holds for each point by itself, without assumptions: `sound_bound(dense, pruned, x)`. The bound depends on the
+pruned weights, so points that chose these cannot represent other inputs; new points can.
 
-T13 is about exact arithmetic; a network runs in float32, or in less. What rounding does to the two networks at each
-point is measured against float64 and added, so that the statement is about the networks as they run.
+T13 assumes exact arithmetic, but a network runs in float32 or less. The rounding error of both networks is measured
+against float64 at each point and added, so that the statement is about the networks as they run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sipp.records.numerics import device_of
 from sipp.records.pruned import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.records.ranking import Scores
 
-# Rounding depends on the order of sums, and that on the batch and the machine: what was measured counts twice.
+# Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.
 ROUNDING_FACTOR = 2.0
 
 
 def sound_network_bound(
     dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Scores, *, confidence: float
 ) -> NetworkBound:
-    """The network statement from operator norms on the graph of the model, or the operation that has no bound.
+    """The network bound from operator norms on the model's graph, or the operation that has no bound.
 
-    `points` are new to the pruning; those that were scored all the same (by their content) do not count.
+    `points` should be new to the pruning; those that equal a scored point do not count.
     """
     if scores.batch_dependent:
         return no_bound("BatchNorm on batch statistics has no bound for a single input", None, mode="sound")
@@ -65,13 +65,13 @@ def sound_network_bound(
     return NetworkBound("sound", worst, None, None, "; ".join(causes), {}, covered)
 
 
-def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, found: GraphBound) -> Tensor:
+def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, exact: GraphBound) -> Tensor:
     """The bound on ||f^ - f|| / ||f|| for each point, f and f^ being what the networks give in their own precision.
 
     ||f^_run - f_run|| <= ||f^_run - f^|| + ||f^ - f|| + ||f - f_run||, the middle by T13, the others as measured.
     """
-    assert found.absolute_B is not None
-    total_B = found.absolute_B
+    assert exact.absolute_B is not None
+    total_B = exact.absolute_B
     runs = [_rounding(model, batch) for model in (dense, pruned)]
     for rounding_B, _ in runs:
         total_B = total_B + ROUNDING_FACTOR * rounding_B.to(total_B)
@@ -98,7 +98,7 @@ def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _output(model: nn.Module, batch: Batch, kinds: list[torch.dtype]) -> Tensor:
-    """The one tensor that a network returns for a batch, whose numbers get a type of the weights' if they have none."""
+    """The one tensor that a network returns for a batch; inputs are cast to the dtype of its weights."""
 
     def ready(value: Any) -> Any:
         is_other = isinstance(value, Tensor) and value.is_floating_point() and kinds and value.dtype not in kinds
@@ -113,7 +113,7 @@ def _output(model: nn.Module, batch: Batch, kinds: list[torch.dtype]) -> Tensor:
 
 
 def _same_tensors(dense: nn.Module, pruned: nn.Module) -> bool:
-    """Whether two networks hold the same numbers in the same types: then they round alike."""
+    """Whether two networks hold the same values in the same dtypes, so that they round alike."""
     ours, theirs = dense.state_dict(), pruned.state_dict()
     return ours.keys() == theirs.keys() and all(
         isinstance(value, Tensor)

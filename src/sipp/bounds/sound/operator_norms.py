@@ -1,5 +1,4 @@
-"""Upper bounds, in float64, on how much a map can stretch an error (T13): linear layers, convolutions, pooling,
-activations.
+"""Upper bounds, in float64, on the Lipschitz constants of layers, pooling and activations (T13).
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
 stretches some images almost ninefold. Every number comes from a full decomposition and is rounded up; power iteration

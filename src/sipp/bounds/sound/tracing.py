@@ -61,14 +61,16 @@ def trace(models: Sequence[nn.Module], inputs: Inputs) -> TracedNetworks:
             raise NoBound(f"the models do not run on this batch in float64: {_first_line(failure)}") from failure
         for model in copies:
             for name, module in model.named_modules():
-                if module.training:  # a train of its own, or a forward that sets the mode
+                if module.training:  # it overrides train(), or its forward sets the mode
                     raise NoBound(f"module {name or 'the model itself'} ({type(module).__name__}) stays in train mode")
         return TracedNetworks(_graphs(copies, args, kwargs, outputs), outputs, args, kwargs, n_samples)
 
 
 class _Tracer(fx.Tracer):
-    """The tracer of torch.fx, which replaces calls and attributes of nn.Module for all threads: those of others get
-    what they ask for."""
+    """A torch.fx tracer that is safe with other threads.
+
+    torch.fx patches nn.Module for the whole process; calls from other threads pass through unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +150,7 @@ def _arguments(inputs: Inputs, device: torch.device) -> tuple[tuple[Tensor, ...]
 
 
 def _check_model(side: str, model: nn.Module) -> None:
-    """Refuses weights that are no numbers, and modules that are not what they seem, which no graph shows."""
+    """Raises for weights that are NaN or infinite, and for modules with hooks or patches, which no graph shows."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(f"parameter {name} of the {side} model holds NaN or infinity", fix="repair or reload it")
@@ -159,7 +161,7 @@ def _check_model(side: str, model: nn.Module) -> None:
 
 def _export(model: nn.Module, args: Any, kwargs: Any) -> fx.GraphModule:
     program = torch.export.export(model, _fresh(args), _fresh(kwargs))
-    # The graph is compared with the model on the batch: guards of its own, which newer torch adds, are not needed.
+    # The graph is compared with the model on the batch, so the guards that newer versions of torch add are not needed.
     known = inspect.signature(torch.export.ExportedProgram.module).parameters
     return program.module(**({"check_guards": False} if "check_guards" in known else {}))
 
@@ -173,7 +175,7 @@ def _repeats(graph: fx.GraphModule, args: Any, kwargs: Any, output: Tensor) -> b
 
 
 def _check_same_operations(dense: fx.GraphModule, pruned: fx.GraphModule) -> None:
-    """Raises ModelError where the two networks differ in more than their weights."""
+    """Raises a ModelError if the two networks differ in more than their weights."""
     nodes = [list(graph.graph.nodes) for graph in (dense, pruned)]
     if len(nodes[0]) != len(nodes[1]):
         raise ModelError(f"the models differ in more than weights: {len(nodes[0])} and {len(nodes[1])} operations")

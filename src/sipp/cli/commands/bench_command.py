@@ -1,4 +1,4 @@
-"""The command `sipp bench`: a stored network in the sparse runtime and in torch."""
+"""`sipp bench`: times a stored network in the sparse runtime and in torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, No
 from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, plain_table
 from sipp.records.schemas import BenchRecord
+from sipp.report.numbers import counted
 from sipp.storage.outputs import BENCH_NAME
 
-LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # fewer have no spread
+LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
 N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
 
 
@@ -71,12 +72,11 @@ def bench(
     if out is not None:
         with naming_option(f"--out {out}", "give another place"):
             write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
-    return Answer(_shown(record, out), values)
+    return Answer(_report_lines(record, out), values)
 
 
-def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
-    """The tables, and the three numbers on the last line."""
-    threads = f"{record.n_threads} {'thread' if record.n_threads == 1 else 'threads'}"
+def _report_lines(record: BenchRecord, out: Path | None) -> list[RenderableType]:
+    """The tables, and the summary on the last line."""
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:
@@ -97,9 +97,9 @@ def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
         rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
         times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
         calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
-    found = record.bytes
+    sizes = record.bytes
     return [
-        f"{record.network} on {record.machine}, {threads}",
+        f"{record.network} on {record.machine}, {counted(record.n_threads, 'thread')}",
         *([] if record.images is None else [record.images]),
         f"steps with weights, {record.step_points} inputs, one thread:",
         steps,
@@ -107,10 +107,10 @@ def _shown(record: BenchRecord, out: Path | None) -> list[RenderableType]:
         calls,
         "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;",
         "  speed: the median over pairs of calls that take turns, and the range of the middle 80 %",
-        f"file:            {bytes_in_words(found.file)}, before pruning {bytes_in_words(found.dense)} (values and the "
-        f"entropy of their positions: {bytes_in_words(round(found.bound))})",
-        f"in memory:       {bytes_in_words(found.memory)} of weights, before pruning "
-        f"{bytes_in_words(found.memory_dense)}",
+        f"file:            {bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} (values and the "
+        f"entropy of their positions: {bytes_in_words(round(sizes.bound))})",
+        f"in memory:       {bytes_in_words(sizes.memory)} of weights, before pruning "
+        f"{bytes_in_words(sizes.memory_dense)}",
         *([] if out is None else [f"written:         {out}"]),
         record.line,
     ]

@@ -1,4 +1,4 @@
-"""The command `sipp certify`: what pruning costs on held-out points, or whether a certificate holds."""
+"""`sipp certify`: certifies on held-out points what pruning costs, or verifies a certificate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyRequest:
-    """What the user asked for; each field is an option."""
+    """The options of the command; each field is one."""
 
     model: shared.Model
     pruned: shared.PrunedWeights
@@ -57,6 +57,6 @@ def certify(request: CertifyRequest) -> Answer:
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.certify_work import answer
+    from sipp.cli.certify_work import run_certify
 
-    return answer(request)
+    return run_certify(request)

@@ -1,4 +1,4 @@
-"""The command `sipp compare`: a network and data in, a table of all methods and which to use out; it writes no file."""
+"""`sipp compare`: compares pruning methods on a network and data; writes no files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compare(
     from sipp.storage.outputs import check_ledger
 
     shared.load_code(code)
-    shares, names = _numbers(keeps), _names(methods)
+    shares, names = _parse_keeps(keeps), _parse_methods(methods)
     for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
         if holdout is None and value is not None:
             raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
@@ -82,12 +82,12 @@ def compare(
     if chosen.is_noise:
         shown.append("noise: this shows how methods do on random inputs, not on yours")
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
-    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _record(comparison))
+    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _as_json(comparison))
 
 
-def _numbers(keeps: str) -> list[float]:
-    """The shares between the commas."""
-    found = []
+def _parse_keeps(keeps: str) -> list[float]:
+    """Parses a comma-separated list of shares."""
+    shares = []
     for text in keeps.split(","):
         try:
             share = float(text)
@@ -97,20 +97,20 @@ def _numbers(keeps: str) -> list[float]:
             raise CommandError(
                 f"{text!r} is not a share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
             )
-        found.append(share)
-    return found
+        shares.append(share)
+    return shares
 
 
-def _names(methods: str | None) -> list[str] | None:
-    """The methods between the commas; None: the usual ones."""
+def _parse_methods(methods: str | None) -> list[str] | None:
+    """Parses a comma-separated list of methods; None: the default set."""
     if methods is None:
         return None
     with naming_option(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
         return [method_of(text.strip()).name for text in methods.split(",")]
 
 
-def _record(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in JSON's types, without the values of single points."""
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON values, without those of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
     counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}
     best = [comparison.best(keep).name for keep in comparison.keeps]

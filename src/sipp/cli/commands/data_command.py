@@ -1,4 +1,4 @@
-"""The command `sipp data`: which sets there are, whether they are here, and fetching those that can be."""
+"""`sipp data`: lists the data sets, and downloads CIFAR-10."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def data(
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10."""
     if name == "list":
-        found = [_digits(), _cifar10(folder), _imagenet(folder)]
+        data_sets = [_digits(), _cifar10(folder), _imagenet(folder)]
     elif name == "digits":
-        found = [_digits()]
+        data_sets = [_digits()]
     elif name == IMAGENET:
-        found = [_imagenet(folder, is_checked=True)]
+        data_sets = [_imagenet(folder, is_checked=True)]
     else:
-        found = [_fetched(folder)]
+        data_sets = [_download(folder)]
     table = plain_table("set", "here", "what", texts=("here", "what"))
-    for one in found:
-        table.add_row(one["name"], "yes" if one["here"] else "no", one["what"])
-    return Answer([table], {"kind": "data", "sets": found})
+    for data_set in data_sets:
+        table.add_row(data_set["name"], "yes" if data_set["here"] else "no", data_set["what"])
+    return Answer([table], {"kind": "data", "sets": data_sets})
 
 
 def _digits() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _digits() -> dict[str, Any]:
 
 
 def _cifar10(folder: Path) -> dict[str, Any]:
-    """Whether a folder of CIFAR-10 is there; its bytes are checked where it is read or fetched."""
+    """Whether CIFAR-10 is there; its bytes are verified when it is read or downloaded."""
     from sipp.experiments.data.cifar10 import BIN_FOLDER
 
     here = folder / BIN_FOLDER if (folder / BIN_FOLDER).is_dir() else None
@@ -56,7 +56,7 @@ def _cifar10(folder: Path) -> dict[str, Any]:
 
 
 def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
-    """Whether the images are there, and (checked) how many; its licence forbids to fetch them for you."""
+    """Whether the images are there and, if checked, how many. Its licence does not allow us to download them."""
     from sipp.experiments.data import index_folders
 
     root = folder / IMAGENET if (folder / IMAGENET).is_dir() or not is_checked else folder
@@ -71,8 +71,8 @@ def _imagenet(folder: Path, *, is_checked: bool = False) -> dict[str, Any]:
     return {"name": IMAGENET, "here": here, "folder": root if here else None, "what": what}
 
 
-def _fetched(folder: Path) -> dict[str, Any]:
-    """CIFAR-10, downloaded if it is not here."""
+def _download(folder: Path) -> dict[str, Any]:
+    """Downloads CIFAR-10 unless it is there."""
     from sipp.experiments.data import fetch_cifar10
     from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES
 

@@ -1,4 +1,4 @@
-"""The command `sipp demo`: the main job on embedded data, in under a minute."""
+"""`sipp demo`: trains, prunes and compares on built-in data in under a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `sipp eval`: how good a pruned network is beside the dense one, measured."""
+"""`sipp eval`: measures a pruned network against the dense one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sipp.cli.output import Answer
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What the user asked for; each field is an option."""
+    """The options of the command; each field is one."""
 
     model: shared.Model
     pruned: shared.PrunedWeights
@@ -35,6 +35,6 @@ class EvalRequest:
 
 def eval(request: EvalRequest) -> Answer:  # the name of the command
     """Compare a pruned network with the dense one: accuracy, loss, and how far outputs move."""
-    from sipp.cli.eval_work import answer
+    from sipp.cli.eval_work import run_eval
 
-    return answer(request)
+    return run_eval(request)

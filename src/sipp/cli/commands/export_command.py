@@ -1,4 +1,4 @@
-"""The command `sipp export`: the file of a pruned network in, a file that other programs read out."""
+"""`sipp export`: converts a pruned network to a format that other programs read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.storage.outputs import check_place
 
-N_POINTS = 2  # of an example: from one alone torch concludes that there is always one
+N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 OwnModel = Annotated[
     str | None, typer.Option(help="Your own network as package.module:callable; built-in networks are recognised.")
@@ -57,7 +57,7 @@ def export(
     from sipp.runtime.exporting import export as export_network
 
     name: str | None
-    made: Exported | SavedFile
+    written: Exported | SavedFile
     for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
         if value is not None and to not in TRACED:
             raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
@@ -65,33 +65,37 @@ def export(
         check_out(out)
     if to == "reader":
         rounded = None if values == "same" else values
-        for option, given in (("--model", model), ("--values", rounded), ("--shard", shard)):
-            if given is not None:
-                raise CommandError("a reader is for any network", where=f"{option} {given}", fix="leave it out")
+        for option, unused in (("--model", model), ("--values", rounded), ("--shard", shard)):
+            if unused is not None:
+                raise CommandError(
+                    "--to reader writes the same script for every network",
+                    where=f"{option} {unused}",
+                    fix="leave it out",
+                )
         with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
-            name, made = None, export_reader(file, out)
+            name, written = None, export_reader(file, out)
     elif to == "small":
         if shard is not None:
-            raise CommandError("a small file is one file", where=f"--shard {shard}", fix="leave it out")
+            raise CommandError("--to small writes a single file", where=f"--shard {shard}", fix="leave it out")
         stored = stored_network(file, model)
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
-            name, made = stored.name, save_small(stored, out, values)
+            name, written = stored.name, save_small(stored, out, values)
     else:
         stored = stored_network(file, model)
         example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
             chosen = {} if shard is None else {"shard": shard}
             tokenizer = own_tokenizer(stored.name) if to == "hf" else None
-            made = export_network(
+            written = export_network(
                 stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
             )
         name = stored.name
-    said = asdict(made) if isinstance(made, Exported) else contents_record(made, name)
-    return Answer([str(made)], {**said, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
+    record = asdict(written) if isinstance(written, Exported) else contents_record(written, name)
+    return Answer([str(written)], {**record, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
 
 
 def check_out(path: Path) -> None:
-    """Refuses a place that cannot be written, or where something is: what others read may be in use."""
+    """Refuses an unwritable or existing path: exported files may be in use."""
     check_place(path)
     if not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")

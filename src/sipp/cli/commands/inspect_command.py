@@ -1,4 +1,4 @@
-"""The command `sipp inspect`: what is in a file of a pruned network, checked, as a table or as JSON."""
+"""`sipp inspect`: verifies a file from sipp.save and shows its content."""
 
 from __future__ import annotations
 

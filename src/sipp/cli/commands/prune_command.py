@@ -1,4 +1,4 @@
-"""The command `sipp prune`: a network and data in, the sparse network and its report out, as a folder or one file."""
+"""`sipp prune`: prunes a network, and writes it with a report as a folder or one file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class PruneRequest:
-    """What the user asked for: how to prune, and what only a command line asks for. Each field is an option."""
+    """The options of the command: `PruneOptions` and those that only the command line has."""
 
     model: shared.Model
     data: shared.Data = None
@@ -97,17 +97,17 @@ class PruneRequest:
 
     @property
     def is_one_file(self) -> bool:
-        """Whether --out names a file of `sipp.save`, and not a folder."""
+        """Whether --out names a file from `sipp.save`, not a folder."""
         return self.out is not None and self.out.suffix == FILE_SUFFIX
 
     @property
     def rounds(self) -> bool:
-        """Whether values are rounded when they are stored."""
+        """Whether the stored values are rounded."""
         return self.values not in ("fp32", "lossless")
 
     @property
     def allowed_share(self) -> float:
-        """The share of inputs that may be further off."""
+        """The share of inputs whose error may exceed the certified one."""
         return HOLDOUT_DELTA if self.holdout_delta is None else self.holdout_delta
 
     @property
@@ -120,7 +120,7 @@ def prune(context: typer.Context, request: PruneRequest) -> Answer:
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
-    from sipp.cli.prune_work import answer
+    from sipp.cli.prune_work import run_prune
 
     if request.recipe is not None:
         from sipp.cli.prune_recipe import with_recipe
@@ -128,4 +128,4 @@ def prune(context: typer.Context, request: PruneRequest) -> Answer:
         request = with_recipe(request, request.recipe, shared.typed_options(context))
     if request.refit:
         request = replace(request, options=replace(request.options, repair="refit"))
-    return answer(request)
+    return run_prune(request)

@@ -1,4 +1,4 @@
-"""The command `sipp prune-on-disk`: a Hugging Face folder that may be larger than memory in, a sparse one out."""
+"""`sipp prune-on-disk`: prunes a Hugging Face folder that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sipp.cli.output import Answer
 
 @dataclass(frozen=True, kw_only=True)
 class OnDiskRequest:
-    """What the user asked for; each field is an option."""
+    """The options of the command; each field is one."""
 
     model: Annotated[str, option("hf:DIR, a Hugging Face folder with .safetensors.", MODEL_PANEL)]
     data: Annotated[
@@ -65,7 +65,7 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
 
     if not request.model.startswith(PREFIX):
         raise CommandError(
-            f"{request.model} is not a folder of Hugging Face", where=f"--model {request.model}", fix="give hf:DIR"
+            f"{request.model} is not a Hugging Face folder", where=f"--model {request.model}", fix="give hf:DIR"
         )
     if (request.keep is None) == (request.pattern is None):
         raise CommandError(

@@ -1,4 +1,4 @@
-"""The command `sipp recipes`: which recipes there are, and what one says, key by key."""
+"""`sipp recipes`: lists the recipes, or explains one key by key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from sipp.cli.errors import CommandError
 from sipp.cli.output import Answer, listing
 from sipp.experiments.recipes import load_recipe, recipe_descriptions
-from sipp.experiments.recipes.schema import described
+from sipp.experiments.recipes.schema import recipe_keys
 from sipp.records.display import plain_table
 
 
@@ -26,17 +26,19 @@ def recipes(
     if action == "list":
         return listing("recipe", "what it does", "recipes", recipe_descriptions())
     if recipe is None:
-        raise CommandError("there is no name of a recipe", where="sipp recipes show", fix="give one of `sipp recipes`")
+        raise CommandError(
+            "the name of a recipe is missing", where="sipp recipes show", fix="give one of `sipp recipes`"
+        )
     chosen = load_recipe(recipe)
-    rows = described(chosen)
+    rows = recipe_keys(chosen)
     table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
-        table.add_row(row.key, escape(_words(row.value)), escape(row.meaning))
+        table.add_row(row.key, escape(_as_yaml(row.value)), escape(row.meaning))
     return Answer([table], {"kind": "recipe", "name": chosen.name, "keys": [vars(row) for row in rows]})
 
 
-def _words(value: Any) -> str:
-    """The value as YAML writes it."""
+def _as_yaml(value: Any) -> str:
+    """The value in YAML notation."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_words, value))}]"
+        return f"[{', '.join(map(_as_yaml, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

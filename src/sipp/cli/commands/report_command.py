@@ -1,4 +1,4 @@
-"""The command `sipp report`: runs and pruned models as one page, and as figures for print."""
+"""`sipp report`: writes a page about runs and pruned networks, and figures for print."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def report(
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_whole_results(runs)
     if not results:
-        raise CommandError(broken[0].reason, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
+        raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:
         _check_figures(figures, results, force)
-    title = runs[0].resolve().name if len(runs) == 1 else ""  # the study's own folder
+    title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
     text = render(results, version=f"sipp {sipp.__version__}", broken=broken, title=title)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder's name may be no text
+    write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
     drawn = [] if figures is None else write_figures(results, figures)
     names = [result.name for result in results]
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
@@ -52,17 +52,19 @@ def report(
     values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
     values["marked"] = marked
     if broken:
-        values["broken"] = [{"folder": str(one.folder), "what": one.reason, "do": HOW_TO_REPAIR} for one in broken]
+        values["broken"] = [
+            {"folder": str(damaged.folder), "what": damaged.what, "do": HOW_TO_REPAIR} for damaged in broken
+        ]
     what = "1 result" if len(names) == 1 else f"{len(names)} results"
     lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
     lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {one.reason}; {HOW_TO_REPAIR}" for one in broken]
+    lines += [f"broken: {damaged.what}; {HOW_TO_REPAIR}" for damaged in broken]
     return Answer(lines, values)
 
 
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
-    """Refuses figures one of which would be written over anything but a figure."""
+    """Refuses to write figures over files that are not figures."""
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with naming_option(f"--figures {folder}", "give another folder"):

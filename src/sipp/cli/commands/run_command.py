@@ -1,4 +1,4 @@
-"""The command `sipp run`: a recipe's experiments, stopped and resumed at will."""
+"""`sipp run`: runs the experiments of a recipe; can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def run(
         leave_processes(processes)
     if not processes.leads:
         return None
-    made = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
-    shown: list[RenderableType] = [records_table(done.records), f"{made}; records: {done.folder / 'records.jsonl'}"]
+    summary = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
+    shown: list[RenderableType] = [records_table(done.records), f"{summary}; records: {done.folder / 'records.jsonl'}"]
     return Answer(shown, {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})

@@ -1,4 +1,4 @@
-"""The command `sipp score`: the sensitivities of a network's weights, in summary and as a file."""
+"""`sipp score`: computes the sensitivities of a network's weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def score(
             check_file(out, SCORES, force=force)
         if out.suffix != ".safetensors":
             raise CommandError(
-                f"{out.name} is not a name of scores",
+                f"{out.name} does not end in .safetensors",
                 where=f"--out {out}",
                 fix="give a name that ends in .safetensors",
             )
@@ -64,7 +64,7 @@ def score(
         begun = time.perf_counter()
         scores = sipp.sensitivity(network, chosen.batches, reduce=reduce, include=include, exclude=exclude)
         seconds = time.perf_counter() - begun
-    layers = [_layer(name, scores_of) for name, scores_of in scores.items()]
+    layers = [_summarise(name, scores_of) for name, scores_of in scores.items()]
     content = tensors_to_bytes(scores, SCORES_MARK) if out is not None else b""
     if out is not None:
         with naming_option(f"--out {out}", "give another file"):
@@ -78,8 +78,8 @@ def score(
     return Answer(shown, about | values)
 
 
-def _layer(name: str, scores: Any) -> dict[str, Any]:
-    """Minimum, median, maximum and the share of zeros of one weight's scores, a tensor."""
+def _summarise(name: str, scores: Any) -> dict[str, Any]:
+    """Minimum, median, maximum and share of zeros of one weight's scores."""
     flat = scores.detach().flatten().float().cpu()
     return {
         "name": name,

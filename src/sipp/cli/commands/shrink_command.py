@@ -1,4 +1,4 @@
-"""The command `sipp shrink`: a pruned network on the disk in, a smaller one that computes the same out."""
+"""`sipp shrink`: removes dead channels from a stored network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def shrink(
             _write_module(small.model, out)
         else:
             export(small, out, to=kind, example=example)
-    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_values(small), "path": out}
+    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_as_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
@@ -70,7 +70,7 @@ def _write_module(model: Any, path: Path) -> None:
     content = io.BytesIO()
     try:
         torch.save(model, content)
-    except Exception as error:  # their classes: anything may be raised
+    except Exception as error:  # user classes may raise anything
         raise sipp.errors.ModelError(
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
             fix="give a name that ends in .pt2 or .onnx",
@@ -78,8 +78,8 @@ def _write_module(model: Any, path: Path) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _values(small: Any) -> dict[str, Any]:
-    """The record in JSON's types, without the network and the points that chose it."""
+def _as_json(small: Any) -> dict[str, Any]:
+    """The result as JSON values, without the network and the calibration points."""
     from sipp.records.certificate import certificate_values
 
     plain = {f.name: getattr(small, f.name) for f in fields(small) if f.name not in ("model", "seen", "certificate")}

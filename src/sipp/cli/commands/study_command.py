@@ -1,20 +1,24 @@
-"""The command `sipp study`: a figure of the paper, from training to page."""
+"""`sipp study`: reproduces a figure of the paper, from training to page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
-from sipp.storage.outputs import PAGE, check_file
+from sipp.records.schemas import Manifest
+from sipp.storage.outputs import PAGE, check_file, write_file
 
 
 def study(
@@ -41,19 +45,18 @@ def study(
     shared.load_code(code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
-        return _plan(chosen, out, accept_changes)
+        return _show_plan(chosen, out, accept_changes)
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
         check_file(page, PAGE, force=True, makes_folder=True)
     from sipp.cli.run_display import display, records_table
-    from sipp.cli.study_page import write_page
     from sipp.experiments.runs.run_recipe import run as run_recipe
     from sipp.experiments.training.signals import Interrupted
 
     console = Console()
     try:
         with display(console) as on_progress:
-            done = [  # one after the other: what one has made, the next take over
+            done = [  # in order: later runs reuse networks of earlier ones
                 run_recipe(
                     recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
                     on_progress=on_progress,
@@ -63,20 +66,18 @@ def study(
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.exit_status) from None
-    write_page(chosen, [one.folder for one in done], page)
-    runs = [{"folder": one.folder, "n_made": one.n_made, "records": one.records} for one in done]
-    n_made = sum(one.n_made for one in done)
-    made = f"{n_made} networks trained now" if n_made else "nothing left to do"
-    tables = [part for one in done for part in (one.folder.name, records_table(one.records))]
+    _write_page(chosen, [finished.folder for finished in done], page)
+    runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
+    n_made = sum(finished.n_made for finished in done)
+    summary = f"{n_made} networks trained now" if n_made else "nothing left to do"
+    tables = [part for finished in done for part in (finished.folder.name, records_table(finished.records))]
     values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
-    return Answer([*tables, f"{made}; page: {page}"], values)
+    return Answer([*tables, f"{summary}; page: {page}"], values)
 
 
-def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
-    """What each run of the study has, and what is left to train."""
-    from sipp.cli.study_page import planned_runs
-
-    rows = planned_runs(chosen, out, accept_changes=accept_changes)
+def _show_plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
+    """Shows what is left to train in each run of the study."""
+    rows = _planned_runs(chosen, out, accept_changes=accept_changes)
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")
     for row in rows:
         table.add_row(row.run, *(f"{n:,}" for n in (row.n_all, row.n_there, row.n_shared, row.n_new, row.n_epochs)))
@@ -84,3 +85,53 @@ def _plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
     left = f"{total[0]:,} networks and {total[1]:,} epochs to train (if the data are those of the runs there)"
     values = {"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": [vars(row) for row in rows]}
     return Answer([table, left], values)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """How many networks of a run exist, and how many are left to train."""
+
+    run: str  # the name of its folder
+    n_all: int
+    n_there: int  # in its own folder
+    n_shared: int  # in other runs, or trained earlier in this study
+    n_new: int
+    n_epochs: int  # for the new ones
+
+
+def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
+    """What each run of the study still has to train, judged by names and manifests, not by the data."""
+    from sipp.experiments.recipes import config_of
+    from sipp.experiments.runs import store as runs
+    from sipp.experiments.runs.plan import plan
+    from sipp.experiments.runs.reuse import find_reusable, stage_key
+    from sipp.storage import state_files
+
+    planned, before = [], set[str]()
+    code = runs.code_version()
+
+    def suits(manifest: Manifest) -> bool:
+        return accept_changes or all(origin.code == code for origin in manifest.origins)
+
+    for recipe in study.recipes:
+        name, stages = runs.run_name(config_of(recipe)), plan(recipe)
+        there = [stage for stage in stages if state_files.has_state(out / name / stage.name, runs.FINAL)]
+        todo = [stage for stage in stages if stage not in there]
+        reusable = find_reusable(out, recipe, todo, suits)
+        new = [stage for stage in todo if stage not in reusable and stage_key(recipe, stage) not in before]
+        before |= {stage_key(recipe, stage) for stage in stages}
+        n_epochs = sum((recipe.train if stage.method is None else recipe.retraining).epochs for stage in new)
+        planned.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
+    return planned
+
+
+def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
+    """Writes the page of the study: its panels with the paper's claim, then every run."""
+    from sipp.report import read_results, render
+    from sipp.report.contents import About, Finding
+
+    rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
+    finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
+    about = About(f"Study {study.name} ({study.form})", finding, rows)
+    text = render(read_results(list(folders)), version=f"sipp {sipp.__version__}", about=about)
+    write_file(page, text.encode(errors="replace"), PAGE, force=True)

@@ -1,4 +1,4 @@
-"""Data sets: digits (embedded), MNIST, CIFAR-10, ImageNet-style folders, and their splits."""
+"""Data sets (digits, MNIST, CIFAR-10, ImageNet-style folders) and their splits."""
 
 from sipp.experiments.data.cifar10 import fetch_cifar10, load_cifar10
 from sipp.experiments.data.digits import load_digits

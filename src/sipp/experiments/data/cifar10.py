@@ -1,4 +1,4 @@
-"""CIFAR-10: the binary version, downloaded from its official address, and read as one tensor."""
+"""Downloads and reads CIFAR-10 (the official binary version)."""
 
 import http.client
 import shutil
@@ -31,12 +31,14 @@ SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"  # a
 
 
 def load_cifar10(folder: Path | str) -> ImageSet:
-    """All 60,000 images as uint8, 50,000 training images first, from `folder` or from the batches folder inside it.
+    """All 60,000 images as uint8, training images first, from `folder` or from the batches folder inside it.
 
-    Anything but the published bytes is refused.
+    DataError if the bytes are not the published ones.
     """
-    given, n_bytes = Path(folder), N_PER_FILE * RECORD_BYTES
-    place = next((one for one in (given / BIN_FOLDER, given) if (one / f"{FILES[0]}.bin").is_file()), None)
+    root, n_bytes = Path(folder), N_PER_FILE * RECORD_BYTES
+    place = next(
+        (candidate for candidate in (root / BIN_FOLDER, root) if (candidate / f"{FILES[0]}.bin").is_file()), None
+    )
     if place is None:
         raise DataError(
             f"no CIFAR-10 in {folder}",
@@ -64,14 +66,14 @@ def load_cifar10(folder: Path | str) -> ImageSet:
 
 
 def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: str = URL) -> Path:
-    """`folder/cifar-10-batches-bin`, downloaded if it is not there, complete and checked.
+    """Downloads CIFAR-10 unless it is there, checks it, and returns `folder/cifar-10-batches-bin`.
 
-    A download that fails leaves nothing behind; the folder gets its name in one step, once its bytes are the published
-    ones. DataError says what to put where otherwise.
+    The folder appears atomically, once its bytes are verified; a failed download leaves nothing behind. The error says
+    which files to put where instead.
     """
     folder = Path(folder)
     target = folder / BIN_FOLDER
-    if target.exists():  # asked first, so that a folder one may only read is enough
+    if target.exists():  # checked first, so that a read-only folder works
         try:
             load_cifar10(target)
         except DataError as error:
@@ -102,7 +104,7 @@ def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: s
 
 
 def _download(url: str, progress: Advance | None) -> dict[str, bytes]:
-    """The six files of the archive at `url`, unpacked while they come in; no other member of it is looked at."""
+    """The six data files of the archive at `url`, unpacked during the download; other members are ignored."""
     n_bytes = N_PER_FILE * RECORD_BYTES
     files: dict[str, bytearray] = {}
     with (

@@ -1,6 +1,6 @@
-"""ImageNet-style folders (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`) as batches, decoded in worker processes.
+"""Batches from ImageNet-style folders (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`), decoded in worker processes.
 
-What happens to an item depends on (seed, epoch, item number) alone, not on the number of workers or on the order.
+Augmentation depends only on (seed, epoch, item number), not on the number of workers or the order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sipp.errors import DataError
 from sipp.extras import needed_for
 from sipp.storage.files import sha256_of
 
-Picture = Any  # of PIL, which only folders of images need
+Picture = Any  # PIL.Image, imported only when needed
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
-FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders that a file is shown to, whatever its name says
+FORMATS = ("JPEG", "PNG", "BMP")  # the only decoders tried, whatever the file is called
 PARTS = ("train", "val")
 SIDE = 224
 VAL_SHORT_SIDE = 256
-CROP_AREA = (0.08, 1.0)  # share of the image that a random crop covers
+CROP_AREA = (0.08, 1.0)  # share of the image area in a random crop
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
 
@@ -37,9 +37,9 @@ Mode = Literal["train", "val"]
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex:
-    """Paths and labels of all images: `train/` first (items 0 .. n_train - 1), then `val/`, which is the test set.
+    """Paths and labels of all images: `train/` first (items 0 .. n_train - 1), then `val/` as the test set.
 
-    `content` is a SHA-256 over names and sizes, not over the pixels (reading ImageNet takes hours).
+    `content` is a SHA-256 of names and sizes, not of the pixels (reading ImageNet takes hours).
     """
 
     root: Path
@@ -55,7 +55,7 @@ class FolderIndex:
 
 
 def index_folders(root: Path | str) -> FolderIndex:
-    """The index of a folder that holds `train/` and `val/`, each with one folder per class, in sorted order."""
+    """Indexes a folder with `train/` and `val/`, each with one folder per class, in sorted order."""
     with needed_for("reading images"):
         import PIL  # noqa: F401  before any work, and not in each worker
 
@@ -86,7 +86,7 @@ def index_folders(root: Path | str) -> FolderIndex:
 
 
 def _images_in(folder: Path) -> list[tuple[str, int]]:
-    """Sorted (file name, size) of the images directly in a class folder; a class without images is refused."""
+    """Sorted (file name, size) of the images in a class folder; DataError if there are none."""
     if not folder.is_dir():
         raise DataError(f"{folder} is missing: every class needs a folder in train/ and in val/")
     entries = [entry for entry in os.scandir(folder) if Path(entry.name).suffix.lower() in SUFFIXES]
@@ -108,9 +108,9 @@ def folder_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches (uint8 N x 3 x 224 x 224, labels N) of the given items in the given order, for one epoch.
 
-    `mode="train"`: random resized crop and flip; `mode="val"`: shorter side to 256, centre crop of 224. With a `side`
-    the shorter side is brought to it, and the centre crop is side x side: an image of that size stays as it is.
-    An image that cannot be decoded, or a worker that dies, raises DataError: no item is ever left out.
+    `mode="train"`: random resized crop and flip. `mode="val"`: resize the shorter side to 256, centre crop of 224; with
+    `side`, resize the shorter side to it and crop side x side. No item is ever skipped: an image that cannot be
+    decoded, or a worker that dies, raises DataError.
     """
     loader = DataLoader(
         _Decoded(index, items, mode, seed, epoch, side),
@@ -124,9 +124,9 @@ def folder_batches(
             yield images, labels
             n_done += len(labels)
         return
-    except (RuntimeError, OSError, EOFError) as error:  # a dead worker, by the moment of its death
+    except (RuntimeError, OSError, EOFError) as error:  # which one depends on when the worker died
         failure = f"{type(error).__name__}: {error}"
-    # Raised here, where nothing holds the loader any more, so that torch buries the worker now.
+    # Raised here, where nothing references the loader any more, so that torch cleans up the worker now.
     raise DataError(
         f"a worker process failed while items {n_done} .. {min(n_done + batch_size, len(items)) - 1} of {len(items)} "
         f"were awaited: {failure}",
@@ -135,7 +135,7 @@ def folder_batches(
 
 
 class _Decoded(Dataset[tuple[Tensor, int]]):
-    """Item k is the decoded, cropped image number items[k], with its label."""
+    """Item k is image number items[k], decoded and cropped, with its label."""
 
     def __init__(self, index: FolderIndex, items: Tensor, mode: Mode, seed: int, epoch: int, side: int | None) -> None:
         self.index, self.items, self.mode, self.seed, self.epoch, self.side = index, items, mode, seed, epoch, side
@@ -158,7 +158,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
 
 
 def _decode(path: Path, item: int) -> Picture:
-    """The whole image in RGB; anything a broken file can raise becomes a DataError that names file and item."""
+    """The image in RGB; whatever a broken file raises becomes a DataError with its path and item."""
     from PIL import Image
 
     try:
@@ -174,7 +174,7 @@ def _decode(path: Path, item: int) -> Picture:
 
 @dataclass(frozen=True)
 class Crop:
-    """A part of an image, in pixels, and whether it is seen mirrored."""
+    """A crop of an image in pixels, and whether it is mirrored."""
 
     left: int
     top: int
@@ -184,10 +184,10 @@ class Crop:
 
 
 def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
-    """A random part of a width x height image: 8 to 100 % of its area, ratio 3/4 to 4/3, mirrored half the time.
+    """A random crop of a width x height image: 8 to 100 % of its area, ratio 3/4 to 4/3, mirrored half the time.
 
-    Area and log-ratio are uniform, then the place is. Ten tries at once, of which the first that fits is taken; if none
-    does, the largest central part with an allowed ratio.
+    Area and log-ratio are uniform, and so is the position. The first of ten draws that fits is used; if none fits, the
+    largest centre crop with an allowed ratio.
     """
     draws = torch.rand(5, CROP_TRIES, generator=generator, dtype=torch.float64)
     area = (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * draws[0]) * (width * height)
@@ -207,7 +207,7 @@ def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
 
 
 def resized_crop(image: Picture, crop: Crop) -> Picture:
-    """That part of the image, at 224 x 224."""
+    """The crop, resized to 224 x 224."""
     from PIL import Image
 
     box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
@@ -216,12 +216,12 @@ def resized_crop(image: Picture, crop: Crop) -> Picture:
 
 
 def centre_crop(image: Picture, side: int = SIDE, short_side: int = VAL_SHORT_SIDE) -> Picture:
-    """The central side x side pixels of the image with its shorter side brought to `short_side`."""
+    """Resizes the shorter side to `short_side`, then crops the central side x side pixels."""
     from PIL import Image
 
     width, height = image.size
     short = min(width, height)
-    size = (width * short_side // short, height * short_side // short)  # whole numbers: exactly 256, never 255
+    size = (width * short_side // short, height * short_side // short)  # integer arithmetic: exactly 256, never 255
     resized = image.resize(size, Image.Resampling.BILINEAR)
     left, top = (resized.width - side) // 2, (resized.height - side) // 2
     return resized.crop((left, top, left + side, top + side))

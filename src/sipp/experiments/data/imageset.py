@@ -1,4 +1,4 @@
-"""A whole labelled image set in two tensors: training part first, test part behind it."""
+"""A labelled image set in memory: images and labels as two tensors, training items first."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from sipp.storage.files import sha256_of
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images N x C x H x W and labels N; items 0 .. n_train - 1 are the training part, the rest is the test set."""
+    """Images N x C x H x W and labels N; items 0 .. n_train - 1 are for training, the rest are the test set."""
 
     name: str
     images: Tensor
@@ -40,7 +40,7 @@ class ImageSet:
 
 
 def content_hash(data: ImageSet) -> str:
-    """SHA-256 over shapes, element types and all bytes of images and labels: the same on every device."""
+    """SHA-256 of shapes, dtypes and all bytes of images and labels; the same on every device."""
     parts: list[bytes | memoryview] = [f"{data.name} {data.n_train} {data.n_classes}".encode()]
     for tensor in (data.images, data.labels):
         parts.append(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""MNIST from its four official files, plain or packed with gzip, as one tensor."""
+"""Reads MNIST from its four official files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 
 FOLDER = "mnist"
-PARTS = {"train": 60_000, "t10k": 10_000}  # part of a file's name: its items; the training part comes first
+PARTS = {"train": 60_000, "t10k": 10_000}  # prefix of the file name: number of images; training first
 SIDE = 28
 N_CLASSES = 10
 IMAGES, LABELS = (0x803, "images-idx3-ubyte"), (0x801, "labels-idx1-ubyte")  # magic number, end of a file's name
@@ -31,7 +31,7 @@ def load_mnist(root: Path) -> ImageSet:
 
 
 def _read(folder: Path, part: str, kind: tuple[int, str], shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of one file in this shape; its header must say the same."""
+    """The content of one file as an array of this shape, after checking its header."""
     magic, ending = kind
     path = folder / f"{part}-{ending}"
     header = b"".join(number.to_bytes(4, "big") for number in (magic, *shape))
@@ -42,11 +42,11 @@ def _read(folder: Path, part: str, kind: tuple[int, str], shape: tuple[int, ...]
             data = path.read_bytes()
         else:
             with gzip.open(packed) as file:
-                data = file.read(n_expected + 1)  # one more than it may have: what unpacks without end is not read
+                data = file.read(n_expected + 1)  # at most one byte too many, however much it unpacks to
     except (OSError, EOFError) as error:
         raise DataError(
             f"{path} (or {packed.name}) could not be read ({error})", fix=f"put the four files of MNIST into {folder}"
         ) from error
     if len(data) != n_expected or data[: len(header)] != header:
-        raise DataError("it is cut, or not the file of MNIST of this name", where=path)
+        raise DataError("it is truncated, or not this file of MNIST", where=path)
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape).copy()

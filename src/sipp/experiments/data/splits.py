@@ -1,7 +1,7 @@
-"""Train, calibration, holdout and test items of a data set: disjoint, seeded, and named by a hash.
+"""Splits a data set into train, calibration, holdout and test items: disjoint, seeded, identified by a hash.
 
-Calibration (S of T3, T4) and holdout (V of T14) are taken out of the training part, never out of the test set, so
-that a certificate is never earned on the items that the final accuracy is measured on.
+Calibration (S in T3, T4) and holdout (V in T14) come from the training part, never from the test set, so certificates
+never use the items on which the final accuracy is measured.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ PARTS = ("train", "calibration", "holdout", "test")
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted item numbers of the four parts; `content` is the hash of the data they number."""
+    """Sorted item numbers of the four parts; `content` is the hash of the data."""
 
     train: Tensor
     calibration: Tensor
@@ -33,7 +33,7 @@ class Splits:
     def __post_init__(self) -> None:
         trained = torch.cat([self.train, self.calibration, self.holdout])
         if len(torch.cat([trained, self.test]).unique()) < len(trained) + len(self.test):
-            raise DataError("splits must be disjoint, but an item is held more than once")
+            raise DataError("splits must be disjoint, but an item occurs more than once")
         if bool((trained >= self.n_train_part).any()) or bool((self.test < self.n_train_part).any()):
             raise DataError(f"the test set must be the items from {self.n_train_part} on, and no others")
 
@@ -49,7 +49,7 @@ class Splits:
 
 
 def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout: int, seed: int = 0) -> Splits:
-    """Seeded splits of the data's training part, tied to its content; its test part is the test set."""
+    """Splits the training part at random, by the seed; the test part is the test set."""
     if n_calibration < 0 or n_holdout < 0:
         raise OptionError(f"n_calibration={n_calibration} and n_holdout={n_holdout} must not be negative")
     n_taken = n_calibration + n_holdout
@@ -58,7 +58,7 @@ def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout:
             f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has "
             f"{data.n_train} items"
         )
-    # A local generator, so that the record's seed alone says what was drawn.
+    # A local generator, so that the recorded seed alone determines the split.
     order = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(seed))
     calibration, holdout, train = order.split([n_calibration, n_holdout, data.n_train - n_taken])
     return Splits(
@@ -73,7 +73,7 @@ def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout:
 
 
 def epoch_order(items: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """`items` in the order of one epoch: a function of (seed, epoch) alone, so a resumed run sees the same batches."""
+    """`items` shuffled for one epoch; depends only on (seed, epoch), so a resumed run sees the same batches."""
     key = hashlib.sha256(f"epoch order {seed} {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
     return items[torch.randperm(len(items), generator=generator).to(items.device)]

@@ -1,4 +1,4 @@
-"""Batches of images as training takes them: normalised, shifted and mirrored, on the device they are on."""
+"""Normalises, shifts and mirrors batches of images, on their own device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,35 +16,35 @@ CROP_PADDING = 4
 
 
 def normalise(batch: Tensor, *, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """uint8 images N x C x H x W as float32 (x / 255 - mean) / std, on the device they are on.
+    """Converts uint8 images N x C x H x W to float32 (x / 255 - mean) / std.
 
-    One mean is for all channels. Other numbers are refused, so that no batch is normalised twice.
+    A single mean applies to all channels. Other dtypes are refused, so that no batch is normalised twice.
     """
     if batch.dtype != torch.uint8 or batch.dim() != 4:
-        raise DataError(f"{batch.dtype} {tuple(batch.shape)}: these are no images as bytes (uint8, N x C x H x W)")
+        raise DataError(f"{batch.dtype} {tuple(batch.shape)}: these are not images as bytes (uint8, N x C x H x W)")
     if len(mean) not in (1, batch.shape[1]):
         raise DataError(f"{len(mean)} means for the {batch.shape[1]} channels of the images")
     return (batch.to(torch.float32) / 255 - _channels(mean, batch.device)) / _channels(std, batch.device)
 
 
-@cache  # copied to a GPU once: each copy would wait for all work under way there
+@cache  # copied to a GPU only once: every copy synchronises
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One number for each channel, C x 1 x 1."""
+    """One value per channel, C x 1 x 1."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Shifts:
-    """How each of N images is moved: offsets (2 x N x 1, 0 .. 2 * CROP_PADDING) and mirroring (N x 1)."""
+    """Random shifts of N images: offsets (2 x N x 1, 0 .. 2 * CROP_PADDING) and mirroring (N x 1)."""
 
     offsets: Tensor
     mirrored: Tensor
 
 
 def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
-    """Shifts uniform on {-4 .. 4}^2 and mirroring with probability 1/2, independent from image to image.
+    """Draws shifts uniformly from {-4 .. 4}^2 and mirroring with probability 1/2, independently for each image.
 
-    Numbers are drawn on the generator's device: a CPU generator gives the same shifts everywhere.
+    Drawn on the generator's device: a CPU generator gives the same shifts everywhere.
     """
     device, n_offsets = generator.device, 2 * CROP_PADDING + 1
     offsets = torch.randint(n_offsets, (2, n_images, 1), generator=generator, device=device)
@@ -52,7 +52,7 @@ def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
 
 
 def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
-    """The shifts of several batches as those of one, on the device; a GPU is not waited for."""
+    """Concatenates the shifts of several batches on the device, without synchronising a GPU."""
     offsets, mirrored = torch.cat([part.offsets for part in parts], 1), torch.cat([part.mirrored for part in parts])
     if device.type == "cuda":
         offsets, mirrored = offsets.pin_memory(), mirrored.pin_memory()
@@ -60,7 +60,7 @@ def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
 
 
 def shift(batch: Tensor, shifts: Shifts) -> Tensor:
-    """The images moved and mirrored, zeros moving in: a new batch, all images at once on their device."""
+    """Shifts (padding with zeros) and mirrors all images at once."""
     if batch.dim() != 4:
         raise DataError(f"images are N x C x H x W, got {tuple(batch.shape)}")
     n_images, n_channels, height, width = batch.shape

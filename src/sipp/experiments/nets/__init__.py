@@ -1,4 +1,4 @@
-"""The networks the method is measured on, by name: `build("resnet20")`."""
+"""The networks of the experiments, by name: `build("resnet20")`."""
 
 from sipp.experiments.nets.registry import NETS, NetSpec, build, n_classes_in, net_spec
 

@@ -1,4 +1,4 @@
-"""Residual networks for 32 x 32 images: the narrow ones of the first paper, and wide ones that normalise first."""
+"""Residual networks for 32 x 32 images: ResNet (He et al.), and pre-activation WideResNet."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTHS = (16, 32, 64)  # filters of the three stages, before the factor of a wide network
+WIDTHS = (16, 32, 64)  # channels of the three stages; a wide network multiplies them
 WIDE_STEM = 16
 
 
 class SubsampleAndPad(nn.Module):
-    """Every second pixel of the input, with zero channels added on both sides: option A, no parameters."""
+    """Parameter-free shortcut (option A): every second pixel, with zero channels added on both sides."""
 
     def __init__(self, n_pad: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class CifarResNet(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """conv(relu(bn(conv(relu(bn(x)))))) + shortcut; a projection, where there is one, meets relu(bn(x))."""
+    """conv(relu(bn(conv(relu(bn(x)))))) + shortcut; a projection shortcut applies to relu(bn(x))."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PreActBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Wide and without dropout (Zagoruyko and Komodakis 2016); its depth is 6 n_blocks + 4, projections counted."""
+    """WideResNet without dropout (Zagoruyko and Komodakis 2016), of depth 6 n_blocks + 4."""
 
     def __init__(self, n_blocks: int, factor: int, n_classes: int) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ COMPRESSION = 2  # a transition keeps 1 / COMPRESSION of the channels
 
 
 class Unit(nn.Module):
-    """The input with `growth` new channels behind it."""
+    """Appends `growth` new channels to its input."""
 
     def __init__(self, n_in: int, growth: int) -> None:
         super().__init__()

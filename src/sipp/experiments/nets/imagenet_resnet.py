@@ -1,6 +1,6 @@
-"""ImageNet ResNets (He et al. 2016, table 1) with the parameter names that published checkpoints use.
+"""ImageNet ResNets (He et al. 2016, table 1) with the parameter names of published checkpoints.
 
-Bottleneck blocks carry their stride in the 3 x 3 convolution, as those checkpoints were trained.
+As in those checkpoints, the 3 x 3 convolution of a bottleneck block has the stride.
 """
 
 import torch
@@ -11,7 +11,7 @@ WIDTHS = (64, 128, 256, 512)
 
 
 def _projection(n_in: int, n_out: int, stride: int) -> nn.Sequential | None:
-    """The 1 x 1 convolution and norm that fit the shortcut to the block's output, or None where it fits already."""
+    """The 1 x 1 convolution and norm of the shortcut; None if the shapes already match."""
     if stride == 1 and n_in == n_out:
         return None
     return nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False), nn.BatchNorm2d(n_out))
@@ -20,7 +20,7 @@ def _projection(n_in: int, n_out: int, stride: int) -> nn.Sequential | None:
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut."""
 
-    expansion = 1  # channels of the output for each of the width
+    expansion = 1  # output channels / width
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks without shortcuts: LeNets, small convolutional networks, VGG16, and an LSTM that classifies sequences."""
+"""Networks without shortcuts: LeNets, small convolutional networks, VGG16, and an LSTM classifier."""
 
 import torch
 from torch import Tensor, nn
@@ -7,8 +7,8 @@ LENET5_KERNEL, LENET5_FILTERS, LENET5_HIDDEN = 5, (20, 50), 500
 LENET5_LAST_SIDE = 4  # 28 -> 24 -> 12 -> 8 -> 4
 DIGITS_WIDTHS = (16, 32, 64)
 CNN5_MULTIPLES = (1, 2, 4, 8)  # channels of the four convolutions, in units of the width
-CNN5_POOLS = (1, 2, 2, 8)  # max-pool after each; 1 = none. 32 x 32 pixels become one
-CNN5_DIGITS_POOLS = (1, 2, 2, 2)  # and so do 8 x 8
+CNN5_POOLS = (1, 2, 2, 8)  # max-pool after each (1: none), from 32 x 32 pixels to one
+CNN5_DIGITS_POOLS = (1, 2, 2, 2)  # the same from 8 x 8 pixels
 VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # each ends in a max-pool
 
 
@@ -25,7 +25,7 @@ def lenet_300_100(side: int, n_classes: int) -> nn.Sequential:
 
 
 def lenet5(n_classes: int) -> nn.Sequential:
-    """Logits for N x 1 x 28 x 28. The 431 k form that the pruning literature measures, not the 62 k network of 1998."""
+    """Logits for N x 1 x 28 x 28: the 431 k version of the pruning literature, not the 62 k network of 1998."""
     first, second = LENET5_FILTERS
     return nn.Sequential(
         nn.Conv2d(1, first, LENET5_KERNEL),
@@ -64,7 +64,7 @@ def digits_cnn(n_classes: int) -> nn.Sequential:
 class Cnn5(nn.Module):
     """The network of the double-descent study (Nakkiran et al. 2020).
 
-    Logits N x n_classes for images N x n_in x H x W whose pixels the pools make one of.
+    Logits N x n_classes for images N x n_in x H x W that the pools reduce to one pixel.
     """
 
     def __init__(self, width: int, n_in: int, pools: tuple[int, ...], n_classes: int) -> None:
@@ -114,6 +114,6 @@ class LstmClassifier(nn.Module):
         self.linear = nn.Linear(hidden, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        steps = torch.flatten(x, 1, -2)  # N x T x step_size; leaves a plain sequence as it is
+        steps = torch.flatten(x, 1, -2)  # N x T x step_size; no change for a plain sequence
         states = self.lstm(steps)[0]
         return self.linear(states[:, -1])

@@ -1,4 +1,4 @@
-"""Networks by name: what each is built from, which images it takes, how many classes it knows by default."""
+"""The registry of networks: how each is built, its input shape and its default number of classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ Init = Literal["he", "pytorch"]
 
 @dataclass(frozen=True)
 class NetSpec:
-    """How a network is made: `make(n_classes)`, the shape of one input, the default number of classes."""
+    """A network: `make(n_classes)`, the shape of one input, and the default number of classes."""
 
     make: Callable[[int], nn.Module]
     input_shape: tuple[int, ...]
     n_classes: int = 10
-    is_he: bool = True  # starts by He's rule, or (recurrent networks) as torch makes it
+    is_he: bool = True  # He initialisation; False (recurrent networks): torch's default
 
 
 NETS: dict[str, NetSpec] = {
@@ -65,16 +65,16 @@ NETS: dict[str, NetSpec] = {
 
 
 def net_spec(name: str) -> NetSpec:
-    """The entry of `NETS` with this name; an unknown name is refused with the nearest known one."""
+    """The entry of `NETS` with this name; the error for an unknown name suggests the nearest."""
     if name in NETS:
         return NETS[name]
     raise OptionError(f"unknown network {name!r}{nearest(name, NETS)}", fix=f"known: {', '.join(NETS)}")
 
 
 def n_classes_in(name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """How many classes a network of this name knows whose tensors have these shapes; None where they do not say.
+    """The number of classes of a network whose tensors have these shapes; None if they do not tell.
 
-    The last tensor of two or more dimensions is the layer that tells classes apart.
+    It is the number of rows of the last tensor with two or more dimensions, the classifier.
     """
     shape = tuple(shapes.get(_last_layer(name), ()))
     return int(shape[0]) if len(shape) >= 2 and shape[0] else None
@@ -87,10 +87,10 @@ def _last_layer(name: str) -> str:
 
 
 def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.Module:
-    """A freshly initialised network in train mode; `n_classes` left out means the default of its data set.
+    """A freshly initialised network in train mode; `n_classes` defaults to that of its data set.
 
-    `init`: "he" is the rule these networks are built with, "pytorch" that of torch's own layers.
-    Initial weights come from torch's global generator: call `torch.manual_seed` before to fix them.
+    `init`: "he" for He initialisation, "pytorch" for the default of torch's layers. Weights come from torch's global
+    generator: call `torch.manual_seed` first to fix them.
     """
     spec = net_spec(name)
     n_outputs = spec.n_classes if n_classes is None else n_classes
@@ -106,10 +106,9 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
 
 
 def he_init_(net: nn.Module) -> None:
-    """Redraws every convolution and linear weight of `net` from N(0, 2 / fan_in), and sets biases to 0.
+    """Draws all convolution and linear weights from N(0, 2 / fan_in), and sets biases to 0.
 
-    Draws come from torch's global generator, as in every torch constructor: `torch.manual_seed` fixes them.
-    Normalisation layers keep torch's own start (scale 1, shift 0).
+    Uses torch's global generator. Normalisation layers keep torch's default (scale 1, shift 0).
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -119,9 +118,9 @@ def he_init_(net: nn.Module) -> None:
 
 
 def torch_init_(net: nn.Module) -> None:
-    """Redraws every convolution and linear layer of `net` as torch's constructors do.
+    """Draws all convolution and linear layers as torch's constructors do.
 
-    Weights and biases are uniform in +-1/sqrt(fan_in), a sixth of the variance of He's rule. Draws come from torch's
+    Weights and biases are uniform in +-1/sqrt(fan_in), with a sixth of the variance of He initialisation. Uses torch's
     global generator.
     """
     for module in net.modules():

@@ -1,1 +1,1 @@
-"""Several processes for one network, or several networks at once on Ray."""
+"""Trains one network in several processes, or several networks at once on Ray."""

@@ -1,15 +1,13 @@
-"""The stages of a run on Ray, several at once, with the records and weights that one process gives.
+"""Trains several networks of a run at once on Ray, with the same records and weights as one process.
 
     driver (holds the lock)        tasks, one stage each
       starts what is ready    ->   train_network in the run folder: start.*, step-*.*, final.*
       on a signal: stop       ->   checkpoint after the step under way, then end
 
-"stop" is a file in the run folder, like all that they tell each other.
-
-Stages hand on to each other only what is in the run folder: on several machines it must lie on a disk that all of them
-share, and the data at the same path everywhere. A task checks first that it sees this run, this data and this code.
-What a stage gives follows from the configuration and its parent, so neither order nor place can change it; and a
-task that outlives its driver for a moment writes whole files with the bits that any other would write.
+Driver and tasks communicate only through files in the run folder; "stop" is one of them. With several machines, the
+folder must be on a shared disk, and the data at the same path everywhere. A task first checks that it sees the same
+run, data and code. The result of a stage depends only on the configuration and its parent, so order and place do not
+matter, and a task that briefly outlives its driver writes complete files with the same bits as any other.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs import store as runs
 from sipp.experiments.runs.context import RunContext
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.experiments.runs.train_networks import finished, train_network
+from sipp.experiments.runs.train_networks import finished_network, train_network
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
@@ -44,41 +42,41 @@ from sipp.extras import needed_for
 from sipp.records.schemas import OriginRecord
 from sipp.storage.files import child_path, remove_leftovers
 
-LOCAL = "local"  # Ray's own word for: start it here, whatever else may run
+LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
-STOP = "stop"  # a file in the run folder: whoever sees it ends after the step under way
-N_TRIES = 3  # of one stage, before a process that dies in it is no accident
-OBJECT_STORE_BYTES = 100 * 2**20  # only stages travel through Ray; its own choice is a third of the memory
+STOP = "stop"  # a file in the run folder: tasks that see it end after the current step
+N_TRIES = 3  # attempts per stage if its process dies
+OBJECT_STORE_BYTES = 100 * 2**20  # Ray only transports stage names; its default is a third of the memory
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many stages it makes at once."""
+    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many stages to train at once."""
 
     address: str = LOCAL
-    n_at_once: int | None = None  # None: as many as CPUs (of recipe.n_threads each) or GPUs there are
+    n_at_once: int | None = None  # None: as many as the CPUs (recipe.n_threads each) or GPUs allow
 
 
 @dataclass(frozen=True)
 class RunOnRay:
-    """What a task needs to know to make any stage of the run."""
+    """Everything a task needs to train any stage of the run."""
 
     recipe: Recipe
     folder: Path
     data_root: Path
     device: Literal["cpu", "cuda"]
-    n_workers: int  # processes that decode image files, of each task
+    n_workers: int  # image-decoding processes per task
     n_threads: int
     checkpoint_seconds: float
     origin: OriginRecord
-    code: tuple[Path, ...] = ()  # files of scores of the user's own, which every task registers
+    code: tuple[Path, ...] = ()  # files with the user's own scores, loaded by every task
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """How a stage ended: done, stopped by a signal, or with this error; and the warnings on the way.
+    """How a stage ended (done, stopped by a signal, or an error), and its warnings.
 
-    `parents`: the stages before it that were damaged, and were made anew.
+    `parents`: damaged stages before it that were trained again.
     """
 
     end: Literal["done", "stopped", "error"]
@@ -88,12 +86,12 @@ class StageOutcome:
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
-    """Trains the stage in a process of Ray and returns how it ended; its result is in the run folder."""
+    """Runs in a Ray process: trains the stage into the run folder, and returns how it ended."""
     outcome = StageOutcome("done")
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
-            feed, memory = _open(run)
-            remove_leftovers(child_path(run.folder, stage.name))  # of a process that died in it
+            feed, memory = _open_run(run)
+            remove_leftovers(child_path(run.folder, stage.name))  # left by a process that died
             context = RunContext(
                 run.recipe,
                 run.folder,
@@ -103,8 +101,8 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
                 lambda name, row: None,
                 memory=memory,
             )
-            made = tuple(train_network(context, stage))
-            outcome = StageOutcome("done", parents=tuple(done for done in made if done != stage))
+            trained = tuple(train_network(context, stage))
+            outcome = StageOutcome("done", parents=tuple(done for done in trained if done != stage))
         except Interrupted:
             outcome = StageOutcome("stopped")
         except SippError as error:
@@ -112,9 +110,9 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
     return replace(outcome, warned=tuple(str(warning.message) for warning in caught))
 
 
-@functools.lru_cache(maxsize=1)  # Ray gives a process one stage after the other
-def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
-    """The data, and what a pipeline keeps, if this machine sees the run folder and has the driver's data and code."""
+@functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
+def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
+    """The data and the pipeline's cache, after checking that this machine has the same run folder, data and code."""
     here = socket.gethostname()
     if not (run.folder / runs.MANIFEST).is_file() or runs.read_manifest(run.folder).config != config_of(run.recipe):
         raise DataError(
@@ -134,10 +132,10 @@ def _open(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
-    """The stage to start now, None if all wait for others.
+    """The stage to start now; None if all wait for others.
 
-    Of a chain, lower levels come first: many chains then end together. Without chains (at-init), the order of the plan,
-    in which a process's scores serve all levels of a method.
+    In chains, lower levels come first, so that chains finish together. Without chains (at-init), stages follow the
+    order of the plan, where one process can reuse its scores for all levels of a method.
     """
     parents = {stage: parent_of(recipe.pipeline, stage) for stage in todo}
     ready = [stage for stage in todo if parents[stage] not in unfinished]
@@ -147,19 +145,21 @@ def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) ->
 
 
 def check_ray(options: RayOptions) -> None:
-    """Refuses impossible options, and a missing Ray, before any work."""
+    """Checks the options, and that Ray is installed, before any work."""
     if options.n_at_once is not None and options.n_at_once < 1:
         raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
     _ray()
 
 
 def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> Generator[Stage, None, None]:
-    """Yields each stage that had to be made, once it is done. If there is none, Ray is not started.
+    """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
-    A stage whose process died is begun again by another, from its last checkpoint. A signal, or an error in one stage,
-    stops all others after a checkpoint.
+    If a process dies, another resumes its stage from the last checkpoint. A signal, or an error in one stage, stops all
+    others after a checkpoint.
     """
-    stages = [stage for stage in plan(run.recipe) if finished(ALONE, child_path(run.folder, stage.name)) is None]
+    stages = [
+        stage for stage in plan(run.recipe) if finished_network(ALONE, child_path(run.folder, stage.name)) is None
+    ]
     if not stages:
         return
     todo, unfinished = list(stages), set(stages)
@@ -167,10 +167,10 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
     asked: int | None = None
     error: SippError | None = None
     stop = run.folder / STOP
-    stop.unlink(missing_ok=True)  # of a driver that was killed
+    stop.unlink(missing_ok=True)  # left by a driver that was killed
     with _cluster(options.address) as ray:
         n_at_once, resources = _resources(ray.nodes(), run, options.n_at_once)
-        # Ray begins a task anew whose process died.
+        # Ray restarts a task whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
             while running or (unfinished and not stop.exists()):
@@ -181,7 +181,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
                     todo.remove(ready)
                     running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
-                    stage, outcome = running.pop(ref), _outcome(ray, ref)
+                    stage, outcome = running.pop(ref), _get_outcome(ray, ref)
                     for text in outcome.warned:
                         warnings.warn(f"{stage.name}: {text}", stacklevel=2)
                     if outcome.end == "done":
@@ -192,7 +192,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
                         stop.touch()
                 if asked is None and (asked := stop_signal()) is not None:
                     stop.touch()
-        finally:  # files are whole at any moment, so this needs no word from the tasks
+        finally:  # files are complete at any moment, so tasks can be killed
             for ref in running:
                 ray.cancel(ref, force=True)
             stop.unlink(missing_ok=True)
@@ -202,7 +202,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
         raise error
 
 
-def _outcome(ray: Any, ref: Any) -> StageOutcome:
+def _get_outcome(ray: Any, ref: Any) -> StageOutcome:
     try:
         outcome: StageOutcome = ray.get(ref)
         return outcome
@@ -216,7 +216,7 @@ def _outcome(ray: Any, ref: Any) -> StageOutcome:
 def _resources(
     nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None
 ) -> tuple[int, dict[str, float]]:
-    """How many stages run at once, and what each needs: CPUs for its threads, or one GPU."""
+    """How many stages to run at once, and the resources of each: CPUs for its threads, or one GPU."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     cpus = [int(node.get("CPU", 0)) for node in alive]
     if run.device == "cuda":
@@ -227,13 +227,13 @@ def _resources(
     if n_at_once is None:
         share = max(1, min(run.n_threads, max(cpus)))
         return max(1, sum(n // share for n in cpus)), {"num_cpus": share}
-    # More stages than CPUs are what was asked for: each takes a part of one.
+    # If more stages than CPUs were requested, each gets a fraction of one.
     part = sum(cpus) / n_at_once
     return n_at_once, {"num_cpus": min(run.n_threads, int(part) if part >= 1 else part)}
 
 
 def _ray() -> Any:
-    """Ray itself, which is an optional part of the installation."""
+    """Imports Ray, an optional dependency."""
     with needed_for("engine 'ray'"):
         import ray
         import ray.exceptions
@@ -242,7 +242,7 @@ def _ray() -> Any:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Connects to Ray; one that is started here ends here, one that the caller is connected to stays."""
+    """Connects to Ray; shuts it down at the end unless the caller was already connected."""
     ray = _ray()
     if ray.is_initialized():
         yield ray
@@ -252,8 +252,8 @@ def _cluster(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Started in a thread, Ray cannot put its own handler of SIGTERM in the place of ours: a signal stays a wish. The
-    # thread lives as long as Ray does, whose processes end with the thread that started them.
+    # Started in a thread, Ray cannot replace our SIGTERM handler, so a signal still stops the run gracefully. The
+    # thread must live as long as Ray, whose processes end with the thread that started them.
     with ThreadPoolExecutor(1) as thread:
         options = {"log_to_driver": False, "logging_level": "ERROR", **own}
         try:
@@ -264,7 +264,7 @@ def _cluster(address: str) -> Iterator[Any]:
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():
-                # Ray's native code wraps the handler to print a stack; setting it anew takes that away.
+                # Ray's native code wraps the handler to print a stack trace; setting it again undoes that.
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
             yield ray
         finally:

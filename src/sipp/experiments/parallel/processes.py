@@ -1,7 +1,7 @@
-"""Several processes as one: the first leads (draws masks, holds the run folder), all share every training step.
+"""Trains one network in several processes: the leader draws masks and owns the run folder, all share each batch.
 
-Every function here is called by all of the processes in the same order. An error in one of them is raised in all,
-with the same message, so that none is left waiting; what a dead process leaves undone ends in torch's own error.
+All processes call every function here in the same order. An error in one is raised in all, so that none keeps waiting;
+if a process dies, torch's own timeout error ends the others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PATIENCE = timedelta(seconds=45)  # how long a process waits for the others befo
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that work on one run: which one this is, of how many.
+    """This process's index among those that work on one run.
 
-    `group` carries what they agree on (CPU tensors, plain values); None when there is only one.
+    `group` is the torch.distributed group for CPU tensors and plain values; None if there is only one process.
     """
 
     index: int
@@ -44,7 +44,7 @@ ALONE = Processes(0, 1)
 
 
 def join_processes(*, cpu: bool) -> Processes:
-    """The processes that a launcher (accelerate launch, torchrun) started together; ALONE if this is the only one."""
+    """Joins the processes started by accelerate launch or torchrun; ALONE if this is the only one."""
     with needed_for("training in several processes"):
         from accelerate import PartialState
 
@@ -55,7 +55,7 @@ def join_processes(*, cpu: bool) -> Processes:
 
 
 def leave_processes(processes: Processes) -> None:
-    """Closes the connections of this process to the others."""
+    """Closes the connections to the other processes."""
     if processes.count > 1:
         dist.destroy_process_group()
 
@@ -71,7 +71,7 @@ def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
         result = make()
     except SippError as raised:
         error = raised.inside(place)
-    except Exception as raised:  # others may not survive the way to another process
+    except Exception as raised:  # other exceptions may not be picklable
         error = RuntimeError(f"{type(raised).__name__}: {place}: {raised}")
     _raise_first(processes, error)
     return result  # type: ignore[return-value]
@@ -97,7 +97,7 @@ def _raise_first(processes: Processes, error: Exception | None) -> None:
 
 
 def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]:
-    """The largest of each number over all processes."""
+    """Elementwise maximum over all processes."""
     if processes.count == 1:
         return list(values)
     numbers = torch.tensor(values, dtype=torch.int64)
@@ -106,7 +106,7 @@ def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]
 
 
 def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Raises an error in all processes if one holds other tensors than the leader."""
+    """Raises ModelError in all processes if the tensors of one differ from the leader's."""
     if processes.count == 1:
         return
     parts: list[bytes | memoryview] = []
@@ -115,7 +115,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
         parts.append(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     digests: list[str] = [""] * processes.count
     dist.all_gather_object(digests, sha256_of(*parts), group=processes.group)
-    others = [index for index, one in enumerate(digests) if one != digests[0]]
+    others = [index for index, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ModelError(
             f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"
@@ -123,7 +123,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
 
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:
-    """Sums every gradient over all processes, in one reduction."""
+    """Sums all gradients over all processes, in one reduction."""
     if processes.count == 1:
         return
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -142,8 +142,8 @@ def sum_over_processes(processes: Processes, sums: Tensor) -> Tensor:
 
 
 def share_buffers(processes: Processes, model: nn.Module) -> None:
-    """Gives all processes the leader's buffers (statistics of BatchNorm, each process's own until now)."""
+    """Broadcasts the leader's buffers (BatchNorm statistics) to all processes."""
     if processes.count > 1:
         for buffer in model.buffers():
-            if buffer.dtype is not torch.bool:  # masks: equal everywhere since they were drawn
+            if buffer.dtype is not torch.bool:  # masks are equal everywhere already
                 dist.broadcast(buffer, src=0)

@@ -1,8 +1,8 @@
-"""Pipelines: in which order networks are pruned and trained. One file each; the name of the file is that in a recipe.
+"""Pipelines: the order in which networks are pruned and trained. Each is one file, named as in recipes.
 
-A new pipeline is one new file in this folder with a `PIPELINE` in it. Everything else of a run (folders, checkpoints,
-records, several processes, Ray) is the same for all, and in `sipp.experiments.runs.train_networks`. The files import
-torch only where they prune: the page reads their words without it.
+To add a pipeline, add a file that defines `PIPELINE`. The rest of a run (folders, checkpoints, records, several
+processes, Ray) is in `sipp.experiments.runs.train_networks`. The files import torch only inside functions, because the
+report reads their descriptions without it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, Literal
 from sipp.experiments.runs.plan import Stage
 from sipp.records.checking import check_choice
 
-# Records that hold tensors, of runs/context.py and training/loop.py: by their names only, without torch
+# Types from runs/context.py and training/loop.py, which import torch
 RunContext = Any
 Network = Any
 Prepared = Any
 MaskChanges = Any
 
-SHARED = "shared"  # the one file in this folder that is no pipeline
+SHARED = "shared"  # the one file in this folder that is not a pipeline
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a pipeline decides: from which network a stage starts, how it is pruned, when masks change in training."""
+    """A pipeline: which network a stage starts from, how it is pruned, and when masks change during training."""
 
     description: str
     compared_with: str  # what bounds and certificates compare a pruned network with
-    metric: Literal["top1", "delta_top1"]  # of the plot that is shown first: the accuracy, or its change by pruning
-    parent: Callable[[Stage], Stage | None]  # whose trained network a pruned stage starts from; None: the initial one
-    # The network that a pruned stage trains, from its parent's; called by all processes.
+    metric: Literal["top1", "delta_top1"]  # of the plot shown first: accuracy, or its change
+    parent: Callable[[Stage], Stage | None]  # the stage whose network is pruned; None: the initial one
+    # Prunes the parent's network; called by all processes.
     prepare: Callable[[RunContext, Stage, Network | None], Prepared]
-    # Which masks change during a stage's training of so many steps; None: those of `prepare` stay.
+    # The mask changes during a stage's training of n steps; None: the masks of `prepare` stay.
     mask_changes: Callable[[RunContext, Stage, int], MaskChanges] | None = None
-    note_on_time: str = ""  # what a reader of the plot of times should know
+    note_on_time: str = ""  # shown with the plot of times
 
     @property
     def has_parent(self) -> bool:
@@ -46,23 +46,23 @@ class Pipeline:
 
 
 def pipeline_names() -> list[str]:
-    """The names a recipe may give: those of the files in this folder, with - for _."""
+    """The pipelines a recipe may name: the files in this folder, with - for _."""
     files = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted(name.replace("_", "-") for name in files if name != SHARED)
 
 
 def pipeline_of(name: str) -> Pipeline:
-    """The pipeline of this name."""
+    """The pipeline with this name."""
     check_choice("pipeline", name, pipeline_names())
     pipeline: Pipeline = import_module(f"{__name__}.{name.replace('-', '_')}").PIPELINE
     return pipeline
 
 
 def parent_of(name: str, stage: Stage) -> Stage | None:
-    """The stage whose trained network this one is pruned from in the pipeline of this name; None: it needs no other."""
+    """The stage whose trained network this one is pruned from, in the named pipeline; None if there is none."""
     return None if stage.method is None else pipeline_of(name).parent(stage)
 
 
 def no_parent(stage: Stage) -> None:
-    """The parent in a pipeline whose networks all start from the initial one."""
+    """For pipelines in which all networks start from the initial one."""
     return

@@ -1,6 +1,6 @@
-"""Initialise; for each level of the same ladder: prune the initial network once, train.
+"""Pipeline at-init: for each level, prune the initial network, then train.
 
-All methods of one seed share its initial network.
+All methods of a seed share its initial network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sipp.experiments.runs.plan import Stage
 
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
-    """The initial network, cut to the weights of this level of the ladder."""
+    """The initial network, pruned to the budget of this level."""
     from sipp.experiments.pipelines.shared import clock, cut_to, level_budget
 
     began = clock()
@@ -22,14 +22,14 @@ def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -
 
 
 def _ranking(context: RunContext, stage: Stage) -> Any:
-    """The scores of the initial network: the first level of a method scores for all of them."""
+    """The scores of the initial network, computed once per method for all levels."""
     from sipp.experiments.pipelines.shared import rank_for
     from sipp.experiments.runs.context import initial_network
 
     first = Stage(stage.seed, stage.method, 0)
     if first not in context.memory:
-        context.memory.clear()  # one ranking holds all scores of a network
-        # An untrained network has no running statistics worth the name.
+        context.memory.clear()  # a ranking is as large as the network
+        # An untrained network has no useful running statistics.
         context.memory[first] = rank_for(context, first, initial_network(context, stage.seed), norm_stats="batch")
     return context.memory[first]
 

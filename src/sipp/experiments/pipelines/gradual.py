@@ -1,7 +1,7 @@
-"""Train once; then, for each level: train the dense network once more, and prune it little by little on the way.
+"""Pipeline gradual: train once; then, for each level, train the dense network again and prune it gradually.
 
-All methods of one seed share its trained parent. A level needs no other level: it has seen the dense network's training
-and one more of the same length, whatever it keeps. When to cut, and how much: `verbs/gradual.py`.
+All methods of a seed share its trained dense network. Levels do not depend on each other: each is trained for two full
+schedules, whatever it keeps. `verbs/gradual.py` says when and how much is pruned.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ LAST_CUT = "the network just before the last of its cuts, in the middle of its t
 
 
 def parent(stage: Stage) -> Stage:
-    """The dense stage, for every level."""
+    """The dense stage, at every level."""
     return Stage(stage.seed, None, 0)
 
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
-    """The trained dense network, as it is: it is cut while it is trained again."""
+    """The trained dense network, unchanged: it is pruned during training."""
     from sipp.experiments.runs.context import Prepared
 
     assert parent_network is not None
@@ -28,7 +28,7 @@ def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -
 
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
-    """The cuts of one training, each to the share of weights that the schedule says."""
+    """The cuts during one training, each to the share of weights in the schedule."""
     from sipp.experiments.training.loop import MaskChanges
     from sipp.verbs.gradual import CUTS, cut_times
 
@@ -39,20 +39,20 @@ def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges
 def _cut_once(
     context: RunContext, stage: Stage, step: int, t: float, state: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The masks at time t of the schedule, of the network as it is now, and what is known of it since this cut."""
+    """New masks for the current network at time t of the schedule, and the facts to record about this cut."""
     from sipp.experiments.parallel.processes import share_buffers
     from sipp.experiments.pipelines.shared import clock, cut_to, level_budget, rank_for
     from sipp.experiments.runs.context import Network
     from sipp.native.compiling import compiling_seconds
     from sipp.verbs.gradual import budget_at
 
-    share_buffers(context.processes, state.model)  # all score the same network, the leader's
+    share_buffers(context.processes, state.model)  # all processes score the leader's network
     began, compiled = clock(), compiling_seconds()
-    now = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
-    ranking = rank_for(context, stage, now, norm_stats="running")
+    current = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
+    ranking = rank_for(context, stage, current, norm_stats="running")
     budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
     prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
-    state.model.load_state_dict(prepared.network.state)  # sampling changes the weights that it keeps (T8)
+    state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)
     blend = {} if prepared.facts["choice"] is None else {"blend": prepared.facts["choice"]["words"]}
     path = [*state.facts.get("path", []), {"after_step": step, "keep": prepared.facts["keep"], **blend}]
     before = state.facts.get("part_seconds", {})
@@ -63,7 +63,7 @@ def _cut_once(
 
 
 PIPELINE = Pipeline(
-    description="train, then for each level train again and prune little by little on the way",
+    description="train, then for each level train again and prune gradually",
     compared_with=LAST_CUT,
     metric="delta_top1",
     parent=parent,

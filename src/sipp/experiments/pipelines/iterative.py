@@ -1,6 +1,6 @@
-"""Train once; then, level by level: cut what is left to the keep of the level, retrain with the whole schedule.
+"""Pipeline iterative: train once; then, level by level, prune what is left and retrain with the full schedule.
 
-All methods of one seed share its trained parent.
+All methods of a seed share its trained dense network.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from sipp.experiments.runs.plan import Stage
 
 
 def parent(stage: Stage) -> Stage:
-    """The stage of the level above; that of the first level is the dense one."""
+    """The previous level; the dense stage for the first level."""
     return Stage(stage.seed, stage.method if stage.level > 1 else None, stage.level - 1)
 
 
 def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
-    """The trained network of the level above, cut to alpha of the weights it has left, or to this level's keep."""
+    """The trained network of the previous level, pruned to alpha of its remaining weights, or to this level's keep."""
     from sipp.experiments.pipelines.shared import clock, cut_to, level_budget, next_budget, rank_for
 
     assert parent_network is not None

@@ -1,7 +1,7 @@
-"""What pipelines share: scores of a network, the network cut to a budget, and all that is known of it then.
+"""What pipelines share: scoring a network, pruning it to a budget, and recording the result.
 
-A record speaks of one network: the bound in it is about the moment before retraining, against the network that was
-pruned, since retraining starts after it and is covered by no statement.
+The bound in a record compares the network just after pruning with the network it was pruned from. No statement covers
+retraining.
 """
 
 from __future__ import annotations
@@ -23,38 +23,41 @@ from sipp.experiments.training.feed import eval_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import only_alive, rank
+from sipp.pruning.cutting import cut, cut_as_given
+from sipp.pruning.ranking import only_alive, rank, within
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
+from sipp.records.numerics import device_of
 from sipp.records.options import NormStats, PruneOptions, Scoring
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
+from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repaired_cut import repaired_cut
+from sipp.repairing.repair_options import RepairOptions
+from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
-from sipp.verbs.recording import pruned_of
+from sipp.verbs.prune import pruned_of
 
-# Of the certificates in a record (T14): the delta of a recipe is that of the theory, far below what a holdout can show.
+# Of the certificates in a record (T14). A recipe's delta is for the theory, far smaller than a holdout can certify.
 CERTIFICATE_DELTA = 0.05
 CERTIFICATE_CONFIDENCE = 0.95
 
 
 def clock() -> float:
-    """Seconds, not counting compilation, which happens once after an install."""
+    """Seconds without compilation, which happens only once after an install."""
     return time.monotonic() - compiling_seconds()
 
 
 def next_budget(left: int, alpha: float) -> int:
-    """The number of weights of the next level: alpha of what is left, at least one; alpha is the share that is kept."""
+    """The budget of the next level: the share alpha of the weights left, at least one."""
     return max(1, round(alpha * left))
 
 
 def level_budget(context: RunContext, stage: Stage, n_weights: int) -> int:
-    """The number of weights that a stage's level keeps: its keep times `n_weights`, or alpha applied level by level."""
+    """The budget of a stage's level: its keep times `n_weights`, or alpha applied level by level."""
     spec, budget = context.recipe.prune, n_weights
     if spec.alpha is None:
         return max(1, round(spec.keep_at(stage.level) * n_weights))
@@ -64,7 +67,7 @@ def level_budget(context: RunContext, stage: Stage, n_weights: int) -> int:
 
 
 def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats: NormStats) -> Ranking:
-    """The scores of all weights of a network by the stage's arm, on all calibration points."""
+    """Scores all weights of a network with the stage's method, on all calibration points."""
     feed, spec = context.feed, context.recipe.prune
     assert stage.method is not None
     arm, label = arm_of(stage.method), stage.method
@@ -85,9 +88,9 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
 def cut_to(
     context: RunContext, stage: Stage, ranking: Ranking, alive: Mapping[str, Tensor], budget: int, scored_in: float
 ) -> Prepared:
-    """The network cut to `budget` weights out of those alive (all, if no masks are given), the same in all processes.
+    """Prunes to `budget` of the weights still alive (all, without masks); the same result in all processes.
 
-    With it comes all that is known of it before it is trained; `scored_in` are the seconds that its scores took.
+    Returns it with everything to record before training; `scored_in` is the time of scoring in seconds.
     """
     return from_leader(context.processes, lambda: _cut(context, stage, ranking, alive, budget, scored_in))
 
@@ -100,13 +103,14 @@ def _cut(
     left = only_alive(ranking, alive)
     seed, repair, repaired = prune_seed(stage.seed, stage.method, stage.level), context.recipe.prune.repair, None
     sparse = cut(left, budget, seed=seed)
-    if repair:  # what is 0 in the network stays 0, so the dead stay dead
+    if repair:  # weights that are 0 stay 0, so pruned weights stay pruned
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
-        sparse, repaired = repaired_cut(left, sparse, split_data(ranking.model, points, seed=seed), [repair])
+        options = RepairOptions(seed=seed, chunk_bytes=chunk_of("auto", device_of(left.model)))
+        split = split_data(ranking.model, points, seed=seed)
+        repaired = apply_repairs(left, sparse.masks, split, [repair], options, start=sparse.model)
+        sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
     pruned = pruned_of(left, sparse, repaired=repaired)
-    masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
-    # A weight that is alive but exactly zero ties with dead ones; the dead stay dead, and the record's count is exact.
-    masks = {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
+    masks = within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)  # the record's count is exact
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)
@@ -118,9 +122,9 @@ def _cut(
 
 
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
-    """The certificate of the pruned network before retraining (T14), or why there is none; None without a holdout.
+    """The certificate of the pruned network before retraining (T14), or why it was refused; None without a holdout.
 
-    No ledger: every network of a run is certified on the same points, and each claim stands for itself alone.
+    There is no ledger: all networks of a run are certified on the same points, and each claim holds on its own.
     """
     splits = context.feed.splits
     if not len(splits.holdout):
@@ -135,15 +139,15 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
                 delta=CERTIFICATE_DELTA,
                 confidence=CERTIFICATE_CONFIDENCE,
                 calibration=eval_batches(context.feed, splits.calibration),
-                progress=False,  # a run has a display of its own
+                progress=False,  # a run has its own display
             )
-    except (DataError, ModelError) as error:  # such as copies of one image in both parts: no claim, but no stop either
+    except (DataError, ModelError) as error:  # such as duplicates in both parts: no certificate, but the run goes on
         return {"verdict": f"refused: {error}"}
     return certificate_values(certificate)
 
 
 def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
-    """All that is known of a pruned network before it is retrained."""
+    """What the record says about a pruned network before it is retrained."""
     values = pruning_values(pruned)
     layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in values["layers"]]
     for weight, layer in zip(ranking.weights, layers):
@@ -166,6 +170,6 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
 
 
 def accuracy_values(accuracy: Accuracy) -> Values:
-    """The accuracy as it stands in a record."""
+    """The accuracy in the form of a record."""
     loss = json_value(accuracy.loss)
     return {"n": accuracy.n, "top1": accuracy.top1, "top5": accuracy.top5, "loss": loss}

@@ -1,4 +1,4 @@
-"""Experiments as YAML, checked by a schema: the columns of the paper's two tables, short variants, smoke tests."""
+"""Recipes: experiments as YAML files, checked by a schema."""
 
 from sipp.experiments.recipes.catalog import load_recipe, recipe_descriptions, recipe_names
 from sipp.experiments.recipes.schema import Code, Recipe, check_recipe, config_of

@@ -1,4 +1,4 @@
-"""A recipe's name or file in, the checked recipe out; recipes derive from one another by `base:`."""
+"""Loads recipes by name or from a file; a recipe can derive from another with `base:`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from sipp.experiments.own_scores import score_digest
 from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
 from sipp.scoring.methods import own_methods
 
-BASE_PREFIX = "base"  # files of this name are parts that others derive from, not recipes of their own
+BASE_PREFIX = "base"  # files with this prefix only serve as bases
 SUFFIX = ".yaml"
-SHORT = "short"  # the key of what NAME-short changes in the recipe NAME; recipes without it have no short form
+SHORT = "short"  # key with the changes for the recipe NAME-short
 MAX_CHAIN = 8
-# Keys that say the same in two ways: one that is given ends those that a base gave. No two parts share such a name.
-INSTEAD = {
+# Keys that exclude each other: one in a recipe removes those from its base. These names are unique among all sections.
+ALTERNATIVES = {
     "keeps": ("alpha", "levels"),
     "alpha": ("keeps",),
     "levels": ("keeps",),
     "milestones": ("every",),
     "every": ("milestones",),
 }
-MAX_BYTES = 1 << 20  # of a recipe's file
+MAX_BYTES = 1 << 20  # of a recipe file
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes that come with the package."""
+    """The names of all built-in recipes."""
     names = [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
-    return sorted(names + [f"{name}-{SHORT}" for name in names if _packaged(name, ()).get(SHORT)])
+    return sorted(names + [f"{name}-{SHORT}" for name in names if _built_in(name, ()).get(SHORT)])
 
 
 def recipe_descriptions() -> dict[str, str]:
-    """The description of each recipe of the package; recipes are not checked here, which would need torch."""
-    return {name: str(_packaged(name, ()).get("description", "")) for name in recipe_names()}
+    """The description of each built-in recipe; they are not validated here, which would import torch."""
+    return {name: str(_built_in(name, ()).get("description", "")) for name in recipe_names()}
 
 
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
-    """The recipe of this name, or in this .yaml file, with `key=value` settings put in (dotted keys, YAML values).
+    """Loads a recipe by name or from a .yaml file, and applies `key=value` settings (dotted keys, YAML values).
 
-    `code` names a network or data of the caller's own, which then take the place of the recipe's. Methods that were
-    registered are the caller's own too, and the recipe then holds a digest of their source.
+    `code` names the caller's own network or data, which replace the recipe's. For methods that the caller registered,
+    the recipe records a digest of their source.
     """
     if name_or_path.endswith(SUFFIX):
         path, where = Path(name_or_path), name_or_path
@@ -56,10 +56,10 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error
-        values = {"name": path.name.removesuffix(SUFFIX), **_derived(_parsed(text, where), where, ())}
+        values = {"name": path.name.removesuffix(SUFFIX), **_with_base(_parse(text, where), where, ())}
     else:
         values, where = (
-            {**_without_short(_packaged(name_or_path, ())), "name": name_or_path},
+            {**_without_short(_built_in(name_or_path, ())), "name": name_or_path},
             f"recipe {name_or_path!r}",
         )
     values = _with_settings(values, settings)
@@ -68,21 +68,21 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
     if code is not None:
         own: dict[str, Any] = {"net": OWN} if code.net is not None else {}
         own |= {"data": {"name": OWN}} if code.data is not None else {}
-        values = merged(values, {**own, "code": code.model_dump()})
+        values = merge(values, {**own, "code": code.model_dump()})
     return check_recipe(_with_own_methods(values), where=where)
 
 
 def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of these values over those of the packaged recipe that they name as `base`, with settings put in.
+    """A recipe from values that change a built-in recipe, their `base`; then applies the settings.
 
-    Without a `name` it has that of its base.
+    Its name defaults to that of the base.
     """
-    recipe = {"name": values.get("base"), **_derived({"base": None, **values}, where, ())}
+    recipe = {"name": values.get("base"), **_with_base({"base": None, **values}, where, ())}
     return check_recipe(_with_own_methods(_with_settings(recipe, settings)), where=where)
 
 
 def _with_own_methods(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with a digest of each method of the caller's own that they name, and of no other."""
+    """Adds a digest of each user-defined method that the recipe names."""
     prune = values.get("prune")
     named = prune.get("methods") if isinstance(prune, dict) else None
     own = {name: score_digest(row) for name, row in own_methods().items() if isinstance(named, list) and name in named}
@@ -95,27 +95,27 @@ def _file_names() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX))
 
 
-def _packaged(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
+def _built_in(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
     known, whole = _file_names(), name.removesuffix(f"-{SHORT}")
     if whole in known and name not in known and not whole.startswith(BASE_PREFIX):
-        values = _packaged(whole, (*chain, name))
+        values = _built_in(whole, (*chain, name))
         if values.get(SHORT):
-            return merged(_without_short(values), {"description": f"short form of {whole}", **values[SHORT]})
+            return merge(_without_short(values), {"description": f"short form of {whole}", **values[SHORT]})
     if not re.fullmatch(NAME_PATTERN, name) or name not in known or (not chain and name.startswith(BASE_PREFIX)):
         near = difflib.get_close_matches(name, known if chain else recipe_names(), n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
     text = resources.files("sipp.experiments.recipes").joinpath(name + SUFFIX).read_text(encoding="utf-8")
-    return _derived(_parsed(text, f"recipe {name!r}"), f"recipe {name!r}", (*chain, name))
+    return _with_base(_parse(text, f"recipe {name!r}"), f"recipe {name!r}", (*chain, name))
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    return copy.deepcopy(_read(text, where))  # the next reader is given it as it was
+def _parse(text: str, where: str) -> dict[str, Any]:
+    return copy.deepcopy(_read(text, where))  # callers may change it
 
 
-@cache  # a list of recipes needs each base many times
+@cache  # listing all recipes reads each base many times
 def _read(text: str, where: str) -> dict[str, Any]:
-    from sipp.experiments.recipes.yamlfile import read_yaml  # here, since listing runs needs no YAML
+    from sipp.experiments.recipes.yamlfile import read_yaml  # imported here: listing runs needs no YAML
 
     values = read_yaml(text, where=where)
     if not isinstance(values, dict):
@@ -123,35 +123,35 @@ def _read(text: str, where: str) -> dict[str, Any]:
     return values
 
 
-def _derived(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The values merged into those of their base, if they name one."""
+def _with_base(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
+    """Merges the values into those of their base, if they name one."""
     if "base" not in values:
         return values
     base, above = values["base"], {key: value for key, value in values.items() if key != "base"}
     if not isinstance(base, str):
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
     if base in chain or len(chain) >= MAX_CHAIN:
-        raise OptionError(f"'base' leads in a circle or too far: {' -> '.join((*chain, base))}", where=where)
-    below = _packaged(base, chain or (where,))
-    return merged(below if chain else _without_short(below), above)
+        raise OptionError(f"'base' is circular or nested too deeply: {' -> '.join((*chain, base))}", where=where)
+    below = _built_in(base, chain or (where,))
+    return merge(below if chain else _without_short(below), above)
 
 
 def _without_short(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != SHORT}
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merges `above` into `below`, mapping by mapping; a key replaces those it is an alternative to (`INSTEAD`)."""
-    ended = {other for key in above for other in INSTEAD.get(key, ())} - above.keys()
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merges `above` into `below`, mapping by mapping; a key removes its `ALTERNATIVES`."""
+    ended = {other for key in above for other in ALTERNATIVES.get(key, ())} - above.keys()
     values = {key: value for key, value in below.items() if key not in ended}
     for key, value in above.items():
         old = values.get(key)
-        values[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        values[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return values
 
 
 def _with_settings(values: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The values with each `a.b=value` put in, to be checked with all others."""
+    """Applies each `a.b=value`; the result is validated later."""
     from sipp.experiments.recipes.yamlfile import read_yaml
 
     for setting in settings:
@@ -166,5 +166,5 @@ def _with_settings(values: dict[str, Any], settings: Sequence[str]) -> dict[str,
         above: Any = read_yaml(text, where=f"--set {key}")
         for part in reversed(parts):
             above = {part: above}
-        values = merged(values, above)
+        values = merge(values, above)
     return values

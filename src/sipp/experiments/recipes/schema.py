@@ -1,4 +1,4 @@
-"""What a recipe may say: every field, its type and its range. Unknown keys are refused with the nearest known one."""
+"""The schema of a recipe: every key with its type and range. Errors suggest the nearest known key."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
 StepKind = Literal["auto", "eager", "graph", "compiled"]
-OWN = "own"  # a network, or data, of the user's own code
+OWN = "own"  # a network or data from the user's own code
 
-NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # a name becomes part of a folder's name: no slash, no "..", no blank
+NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
 INPUT_SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _known(label: str, info: ValidationInfo) -> str:
+def _valid_label(label: str, info: ValidationInfo) -> str:
     return arm_of(label, own=info.context or ()).label
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-class DataSpec(_Part):
-    """The data set and how many of its training items are set apart for calibration and holdout."""
+class DataSpec(_Section):
+    """The data set, and how many of its training items are set aside for calibration and holdout."""
 
     name: DataName
     """the data set"""
@@ -54,8 +54,8 @@ class DataSpec(_Part):
     """seed of that split, the same for all repetitions"""
 
 
-class Decay(_Part):
-    """factor@{milestones} or factor@{every, ...} of the paper's tables."""
+class Decay(_Section):
+    """Learning-rate decay: factor@{milestones} or factor@{every, ...} in the paper's tables."""
 
     factor: Annotated[float, Field(gt=0, le=1)]
     """factor that a decay multiplies the rate by"""
@@ -70,11 +70,11 @@ class Decay(_Part):
             raise ValueError("give exactly one of milestones (a list of epochs) and every (a number of epochs)")
         rising = self.milestones or ()
         if any(b <= a for a, b in itertools.pairwise(rising)):
-            raise ValueError("milestones must rise")
+            raise ValueError("milestones must increase")
         return self
 
 
-class Training(_Part):
+class Training(_Section):
     """Hyperparameters of training, and of retraining unless `retrain` says otherwise."""
 
     optimizer: Literal["sgd", "adam"]
@@ -121,7 +121,7 @@ class Training(_Part):
         return self
 
 
-class Distill(_Part):
+class Distill(_Section):
     """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
 
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -130,7 +130,7 @@ class Distill(_Part):
     """what both outputs are divided by"""
 
 
-class Retraining(_Part):
+class Retraining(_Section):
     """What differs from `train` when training after a cut."""
 
     epochs: Count | None = None
@@ -145,10 +145,10 @@ class Retraining(_Part):
     """learn the dense parent's outputs as well"""
 
 
-class Pruning(_Part):
-    """Arms, and the ladder of budgets: `keeps`, or `levels` times `alpha` of what the level before kept."""
+class Pruning(_Section):
+    """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
-    methods: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_valid_label)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
     """allowed failure probability of the theory"""
@@ -179,7 +179,7 @@ class Pruning(_Part):
         if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
             raise ValueError("give either alpha and levels, or keeps (a list of shares)")
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
-            raise ValueError("keeps must fall")
+            raise ValueError("keeps must decrease")
         return self
 
     @property
@@ -187,14 +187,14 @@ class Pruning(_Part):
         return len(self.keeps) if self.keeps is not None else self.levels or 0
 
     def keep_at(self, level: int) -> float:
-        """The share of weights that a level is to keep; 1 at level 0."""
+        """The share of weights that a level should keep; 1 at level 0."""
         if self.keeps is not None:
             return self.keeps[level - 1] if level else 1.0
         return float((self.alpha or 0.0) ** level)
 
 
-class Code(_Part):
-    """Code of the user's own, as package.module:callable; named on the command line, never in a file."""
+class Code(_Section):
+    """The user's own code as package.module:callable; named on the command line, never in a file."""
 
     net: str | None = None
     """makes the network"""
@@ -204,8 +204,8 @@ class Code(_Part):
     """the user's own scores that the recipe names, each with a digest of its source"""
 
 
-class Recipe(_Part):
-    """One experiment: a network, data, training, pruning, and the pipeline that puts them in order."""
+class Recipe(_Section):
+    """One experiment: a network, data, training, pruning, and the pipeline that combines them."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
     """the recipe's name, and the start of its runs' folders"""
@@ -236,13 +236,13 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        from sipp.experiments.nets import net_spec  # the networks themselves, which need torch
+        from sipp.experiments.nets import net_spec  # imports torch
 
         code = self.code or Code()
         if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
             raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
         if self.net == OWN and self.init != "he":
-            raise ValueError("init does not reach a network of your own: it has the weights it is made with")
+            raise ValueError("init has no effect on your own network, which sets its own weights")
         if OWN in (self.net, self.data.name):
             return self
         spec = net_spec(self.net)
@@ -260,12 +260,12 @@ class Recipe(_Part):
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
         if self.prune.repair and self.pipeline != "iterative":
             raise ValueError(f"prune.repair belongs to the pipeline iterative, not to {self.pipeline}")
-        assert self.retraining.epochs  # checks it: milestones within the epochs
+        assert self.retraining.epochs  # validates it: milestones within the epochs
         return self
 
     @property
     def retraining(self) -> Training:
-        """How a network is trained after a cut: as `train` says, but for what `retrain` says."""
+        """How a network is trained after pruning: `train` with the changes in `retrain`."""
         if self.retrain is None:
             return self.train
         changes = self.retrain.model_dump(exclude_none=True, exclude={"distill"})
@@ -277,57 +277,57 @@ class Recipe(_Part):
 
 
 def check_recipe(values: Any, *, where: str) -> Recipe:
-    """The recipe with these values; every problem is listed with its key, and an unknown key with the nearest."""
+    """Validates a recipe; the error lists every problem with its key."""
     if not isinstance(values, dict):
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
-        # By way of JSON: there, strict typing tells numbers from text and still takes a list for a tuple.
+        # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
     except ValidationError as error:
-        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
 
 
 def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
-    """The user's own methods that a configuration names; their code need not be here."""
+    """The user's own methods in a configuration; their code need not be loaded."""
     code = values.get("code")
     methods = code.get("methods") if isinstance(code, dict) else None
     return tuple(methods) if isinstance(methods, dict) else ()
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
-    """Everything that decides a run's numbers, as plain values; the description does not."""
+    """Everything that determines a run's results, as plain values (so without the description)."""
     config = recipe.model_dump(mode="json", exclude={"description"})
-    if not recipe.prune.repair:  # runs without it have the names they had before there was one
+    if not recipe.prune.repair:  # so that old runs without this key keep their names
         del config["prune"]["repair"]
     return config
 
 
 @dataclass(frozen=True)
-class Described:
-    """One key of a recipe: its value there, None where it has none, and what it means."""
+class RecipeKey:
+    """One key of a recipe: its value (None if unset) and meaning."""
 
     key: str
     value: Any
     meaning: str
 
 
-def described(recipe: Recipe) -> list[Described]:
-    """Every key that a recipe may have, in order, including those that this one leaves out."""
-    return list(_described(Recipe, recipe.model_dump(mode="json"), ""))
+def recipe_keys(recipe: Recipe) -> list[RecipeKey]:
+    """Every key that a recipe may have, in order, including those this one does not set."""
+    return list(_keys_of(Recipe, recipe.model_dump(mode="json"), ""))
 
 
-def _described(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[Described]:
+def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[RecipeKey]:
     for name, field in model.model_fields.items():
-        inner, value = _part_of(field.annotation), values.get(name)
+        inner, value = _section_of(field.annotation), values.get(name)
         if inner is None:
-            yield Described(prefix + name, value, field.description or "")
+            yield RecipeKey(prefix + name, value, field.description or "")
         else:
-            yield from _described(inner, value or {}, f"{prefix}{name}.")
+            yield from _keys_of(inner, value or {}, f"{prefix}{name}.")
 
 
-def _part_of(annotation: Any) -> type[BaseModel] | None:
-    """The part of a recipe that an annotation stands for, with or without None; None: it is a plain value."""
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class in an annotation (optional or not); None for a plain value."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -335,13 +335,13 @@ def _part_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def known_keys(path: tuple[str, ...]) -> list[str]:
-    """The keys a recipe may have at this place: () is the top, ("train",) its part `train`."""
+    """The keys allowed in a section of a recipe: () is the top level, ("train",) the section `train`."""
     start = "".join(f"{part}." for part in path)
-    below = (row.key.removeprefix(start) for row in _described(Recipe, {}, "") if row.key.startswith(start))
+    below = (row.key.removeprefix(start) for row in _keys_of(Recipe, {}, "") if row.key.startswith(start))
     return list(dict.fromkeys(key.partition(".")[0] for key in below))
 
 
-def _problem(error: dict[str, Any]) -> str:
+def _describe_problem(error: dict[str, Any]) -> str:
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path) or "the recipe"
     if error["type"] == "extra_forbidden":

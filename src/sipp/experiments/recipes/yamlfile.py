@@ -1,7 +1,7 @@
-"""YAML text in, plain dictionaries, lists, numbers and text out; everything else YAML can do is refused.
+"""Reads a plain subset of YAML: dictionaries, lists, numbers and text.
 
-Tags (which make objects), anchors and aliases (which make bombs), merge keys, repeated keys and dates have no use in a
-recipe.
+Tags (which construct objects), anchors and aliases (which can expand exponentially), merge keys, repeated keys and
+dates are refused: a recipe needs none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_yaml(text: str, *, where: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise OptionError(f"{len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})", where=where)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # nothing has been built yet, so nothing can grow
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # before anything is constructed
             at = f"{where}, line {event.start_mark.line + 1}"
             if getattr(event, "anchor", None) is not None:  # aliases have one too
                 raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")
@@ -32,7 +32,7 @@ def read_yaml(text: str, *, where: str) -> Any:
                 raise OptionError(f"the tag {event.tag!r} is not allowed", where=at, fix="give plain values")
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        return None if node is None else _value(loader, node, where)
+        return None if node is None else _construct(loader, node, where)
     except yaml.YAMLError as error:
         raise OptionError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from error
     except RecursionError as error:
@@ -43,10 +43,10 @@ def read_yaml(text: str, *, where: str) -> Any:
         raise OptionError(f"a value cannot be read: {error}", where=where) from error
 
 
-def _value(loader: Any, node: Any, where: str) -> Any:
+def _construct(loader: Any, node: Any, where: str) -> Any:
     at = f"{where}, line {node.start_mark.line + 1}"
     if isinstance(node, yaml.SequenceNode):
-        return [_value(loader, item, where) for item in node.value]
+        return [_construct(loader, item, where) for item in node.value]
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -56,7 +56,7 @@ def _value(loader: Any, node: Any, where: str) -> Any:
             if key in mapping:
                 line = key_node.start_mark.line + 1
                 raise OptionError(f"the key {key!r} is given twice", where=f"{where}, line {line}")
-            mapping[key] = _value(loader, value_node, where)
+            mapping[key] = _construct(loader, value_node, where)
         return mapping
     if node.tag not in _PLAIN:
         raise OptionError(f"{node.value!r} is not a number, text, true, false or null", where=at)

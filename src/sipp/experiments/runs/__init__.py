@@ -1,1 +1,1 @@
-"""A recipe in, a folder of finished networks and their records out, resumable at any point."""
+"""Runs a recipe: a folder of trained networks and their records, resumable at any point."""

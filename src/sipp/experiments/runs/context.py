@@ -1,4 +1,4 @@
-"""What all stages of a run share, and the networks that they hand on to each other."""
+"""What all stages of a run share, and the networks they pass on."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MASK = "mask."
 
 @dataclass(frozen=True)
 class Network:
-    """A network's tensors on the CPU: its state_dict, and the masks of its prunable weights (empty if dense)."""
+    """A network on the CPU: its state_dict, and the masks of its prunable weights (empty if dense)."""
 
     state: dict[str, Tensor]
     masks: dict[str, Tensor]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Both in one dictionary, as they are saved."""
+        """State and masks in one dictionary, as they are saved."""
         states = {MODEL + key: tensor for key, tensor in self.state.items()}
         return {**states, **{MASK + key: tensor for key, tensor in self.masks.items()}}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What training starts from, and what is known before it."""
+    """The network that training starts from, and the facts to record about it."""
 
     network: Network
     facts: Values
@@ -51,13 +51,13 @@ class RunContext:
     """What all stages of a run share."""
 
     recipe: Recipe
-    folder: Path  # of the run, which is locked
+    folder: Path  # of the run; locked
     feed: Feed
     stop_signal: StopSignal
     checkpoint_seconds: float
     on_epoch: Callable[[str, EpochRow], None]
     processes: Processes = ALONE
-    memory: dict[Any, Any] = field(default_factory=dict)  # what a pipeline keeps from one stage to the next
+    memory: dict[Any, Any] = field(default_factory=dict)  # a cache that a pipeline keeps between stages
 
     def stage_folder(self, stage: Stage) -> Path:
         """The folder of a stage."""
@@ -69,26 +69,26 @@ class RunContext:
 
 
 def network_from_tensors(tensors: Mapping[str, Tensor]) -> Network:
-    """The network saved in these tensors."""
-    return Network(below(tensors, MODEL), below(tensors, MASK))
+    """The inverse of `Network.tensors`."""
+    return Network(strip_prefix(tensors, MODEL), strip_prefix(tensors, MASK))
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with this prefix, without it."""
+def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with the prefix, under the rest of their names."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def module_of(context: RunContext, network: Network) -> nn.Module:
-    """The network as a module on the device; torch's global generator is left as it was."""
+    """The network as a module on the device; does not advance torch's global generator."""
     with torch.random.fork_rng(devices=[]):
-        model = _built(context)
+        model = _build(context)
     model.load_state_dict(network.state)
     if context.feed.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.to(context.feed.device)
 
 
-def _built(context: RunContext) -> nn.Module:
+def _build(context: RunContext) -> nn.Module:
     recipe = context.recipe
     if recipe.code is not None and recipe.code.net is not None:
         return own_network(recipe.code.net)
@@ -99,5 +99,5 @@ def initial_network(context: RunContext, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _built(context)
+        model = _build(context)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})

@@ -1,4 +1,4 @@
-"""The networks of a run and their names, in the order in which they are made. Needs no torch."""
+"""The networks of a run, in the order in which they are trained. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.experiments.arms import BETWEEN
+from sipp.experiments.arms import SEPARATOR
 
-Recipe = Any  # its schema lists the pipelines, which import this file
+Recipe = Any  # importing it would be circular
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One network of a run: level 0 is the dense one, which has no method; others have the label of an arm."""
+    """One network of a run: the dense one (level 0, no method), or a level of an arm (`method` is its label)."""
 
     seed: int
     method: str | None
@@ -21,13 +21,13 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """What its folder is called."""
-        arm = None if self.method is None else self.method.replace(BETWEEN, "-")
+        """The name of its folder."""
+        arm = None if self.method is None else self.method.replace(SEPARATOR, "-")
         return f"seed{self.seed}.dense" if arm is None else f"seed{self.seed}.{arm}.{self.level:02d}"
 
 
 def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
-    """The networks of these seeds, methods and levels, in the order in which they are made."""
+    """All networks for these seeds, methods and levels, in training order."""
     stages = []
     for seed in seeds:
         stages.append(Stage(seed, None, 0))
@@ -37,5 +37,5 @@ def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list
 
 
 def plan(recipe: Recipe) -> list[Stage]:
-    """All networks of a recipe's run, in the order in which they are made."""
+    """All networks of a recipe's run, in training order."""
     return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)

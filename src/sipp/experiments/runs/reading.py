@@ -1,28 +1,29 @@
-"""Reads run folders for display: how far a run is, and its records. Needs no torch.
+"""Reads run folders: the progress of a run, and its records. Imports no torch.
 
-What `sipp run` would refuse to go on with, or make anew, is refused here by the same checks. What cannot be checked
-(a network's file is not here, a folder has another name) is told in a mark. Folders of `sipp prune` are in
-`sipp.storage.pruned_folder`.
+A file that `sipp run` would not resume from is refused here by the same checks. What cannot be checked (a network's
+file is missing, a folder was renamed) becomes a mark. `sipp.storage.pruned_folder` reads folders of `sipp prune`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, SippError
+from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
-from sipp.storage.files import CHANGED, Values, child_path
+from sipp.storage.files import CHANGED, child_path
 
 RunState = Literal["running", "finished", "stopped"]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far the run in a folder is, as `sipp runs` shows it."""
+    """The progress of a run, as `sipp runs` shows it."""
 
     folder: Path
     recipe: str
@@ -30,21 +31,21 @@ class RunStatus:
     n_done: int
     n_stages: int
     state: RunState
-    n_origins: int  # above 1: it was resumed with other data, code or device
+    n_origins: int  # more than 1: resumed with different data, code or device
 
 
 @dataclass(frozen=True)
-class UnreadableRun:
-    """A run folder that cannot be read: the others are listed all the same."""
+class UnreadableFolder:
+    """A result folder that cannot be read, and why."""
 
     folder: Path
     what: str
-    fix: str  # empty: what went wrong says nothing of it
+    fix: str = ""  # empty if the error suggests none
 
 
-def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
-    """Every run below `out`, by name; one that cannot be read does not hide the others."""
-    runs: list[RunStatus | UnreadableRun] = []
+def list_runs(out: Path) -> list[RunStatus | UnreadableFolder]:
+    """Every run in `out`, by name, including those that cannot be read."""
+    runs: list[RunStatus | UnreadableFolder] = []
     for folder in store.folders_in(out):
         try:
             if not (folder / store.MANIFEST).exists():
@@ -56,15 +57,15 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableRun]:
             n_origins = len(manifest.origins)
             runs.append(RunStatus(folder, config["name"], config["pipeline"], n_done, len(stages), state, n_origins))
         except SippError as error:
-            runs.append(UnreadableRun(folder, error.fault, error.fix))
+            runs.append(UnreadableFolder(folder, error.fault, error.fix))
         except OSError as error:
             what = f"{error.filename or folder}: {error.strerror or error}"
-            runs.append(UnreadableRun(folder, what, "allow reading it"))
+            runs.append(UnreadableFolder(folder, what, "allow reading it"))
     return runs
 
 
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
-    """The manifest of a run, and its stages."""
+    """The manifest and the stages of a run."""
     manifest = store.read_manifest(folder)
     config = checked(PlanConfig, manifest.config, child_path(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
@@ -72,20 +73,32 @@ def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """A run's configuration, its origins and the records of its networks; `marks` say what was not as it should be."""
+class Run:
+    """A run folder, finished or not: its configuration, where it was computed, and the records of its networks."""
 
-    config: Values
+    name: str
+    config: Mapping[str, Any]
     origins: tuple[OriginRecord, ...]
+    records: tuple[NetworkRecord, ...]
     n_stages: int
-    records: tuple[tuple[str, NetworkRecord], ...]  # where a record was read, and the record
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # warnings for the reader: what could not be checked, or is not as `sipp run` left it
+
+    @property
+    def finished(self) -> bool:
+        return len(self.records) >= self.n_stages
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline that made it; None if this version has no pipeline of that name."""
+        name = str(self.config["pipeline"])
+        return pipeline_of(name) if name in pipeline_names() else None
 
 
-def read_run_files(folder: Path) -> RunFiles:
-    """The run in this folder, finished or not; DataError where `sipp run` would not take a file for its own.
+def read_run(folder: Path) -> Run:
+    """Reads a run folder, finished or not; raises DataError for a file that `sipp run` would refuse to resume from.
 
-    A record stands in `records.jsonl`, and with a checksum beside its network. Both are the same, or one was changed.
+    Each record is stored twice, in `records.jsonl` and (with a checksum) beside its network. If the two differ, one of
+    them was edited.
     """
     manifest, stages = _plan(folder)
     names = {(stage.seed, stage.method, stage.level): stage.name for stage in stages}
@@ -94,7 +107,7 @@ def read_run_files(folder: Path) -> RunFiles:
         where = f"{folder / store.RECORDS} line {number}"
         stage = names.get(_key_of(record))
         if stage is None:
-            raise DataError(f"its seed, method, level are those of no network of this run; {CHANGED}", where=where)
+            raise DataError(f"no network of this run has its seed, method and level; {CHANGED}", where=where)
         if stage in seen:
             raise DataError(f"{stage} is in the file twice; {CHANGED}", where=where)
         seen.add(stage)
@@ -102,20 +115,23 @@ def read_run_files(folder: Path) -> RunFiles:
         if own is None:
             n_unchecked += 1
         elif own != record:
-            raise DataError(f"not the record that lies beside its network in {folder / stage}; {CHANGED}", where=where)
-        records.append((where, checked(NetworkRecord, record, where)))
+            raise DataError(
+                f"differs from the record stored with its network in {folder / stage}; {CHANGED}", where=where
+            )
+        records.append(checked(NetworkRecord, record, where))
     marks = _marks(folder, manifest, n_unchecked, len(records))
-    return RunFiles(manifest.config, manifest.origins, len(stages), tuple(records), marks)
+    name = folder.resolve().name
+    return Run(name, manifest.config, manifest.origins, tuple(records), len(stages), marks)
 
 
 def _key_of(record: Any) -> Any:
-    """The seed, method and level of a record as it was read, which may be anything."""
+    """The seed, method and level of a record that is not validated yet."""
     values = tuple(record.get(key) for key in ("seed", "method", "level")) if isinstance(record, dict) else ()
     return values if all(isinstance(value, str | int | None) for value in values) else None
 
 
 def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:
-    """What a reader must be told: a name that is not the configuration's, records without networks, other code."""
+    """Warnings for the reader: a renamed folder, records without their networks, results of other code."""
     marks = []
     name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
     if folder.resolve().name != name:

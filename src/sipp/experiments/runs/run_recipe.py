@@ -1,4 +1,4 @@
-"""A recipe in, a finished run out: data, folder, pipeline and records put together."""
+"""Runs a recipe: loads its data, opens its folder, trains its networks and writes their records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKPOINT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Progress:
-    """What a display shows: the stage, its newest epoch (None when a stage was finished), and how far the run is."""
+    """Progress of a run: the stage, its last epoch (None when the stage is finished), and the counts done so far."""
 
     stage: str
     epoch: EpochRow | None
@@ -42,12 +42,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The records of a run and where they are."""
+class FinishedRun:
+    """The records of a run, and its folder."""
 
     folder: Path
     records: list[Values]
-    n_made: int  # stages that were done now, not before
+    n_made: int  # stages trained by this call
 
 
 def run(
@@ -64,21 +64,21 @@ def run(
     engine: Engine = "process",
     ray: RayOptions | None = None,
     code_files: tuple[Path, ...] = (),
-) -> Finished:
-    """All records of the recipe's run, which goes on from wherever it was left; a finished one is only read.
+) -> FinishedRun:
+    """Runs a recipe, or resumes it from where it was stopped, and returns all its records.
 
-    Networks that other runs in `out` have made with the same data, code and device are taken over, not trained again.
-    Several processes call this with the same arguments; only the leader touches the folder. SIGTERM and Ctrl-C
-    save a checkpoint after the step under way and raise `Interrupted`. Engine "ray" makes several networks at once, in
-    processes of their own, and gives the same records; `ray` says where (without it: on this machine), and its
-    processes register the methods of `code_files`, which the caller has loaded.
+    Networks that other runs in `out` trained with the same data, code and device are copied, not trained again. With
+    several processes, all call this with the same arguments, and only the leader writes to the folder. SIGTERM and
+    Ctrl-C save a checkpoint after the current step and raise `Interrupted`. Engine "ray" trains several networks at
+    once in separate processes, with the same records; `ray` says where (default: this machine), and its processes load
+    the methods in `code_files`, which the caller has already loaded.
     """
     _check_engine(engine, ray, processes, recipe.train.together)
-    # On Ray the GPUs may be those of other machines, and this process trains nothing.
+    # On Ray the GPUs may be on other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
     n_epochs = max(recipe.train.epochs, recipe.retraining.epochs)
-    version = code_version_of(recipe)  # before anything is written: this calls the user's own code, if there is any
+    version = code_version_of(recipe)  # calls the user's own code, so do it before writing anything
     records: dict[str, Values] = {}
     with threads(recipe.n_threads), stop_on_signals() as stop_signal, ExitStack() as stack:
         place = torch.device("cpu") if engine == "ray" else target
@@ -93,7 +93,7 @@ def run(
                 on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
 
         def add_records(done: list[str]) -> None:
-            """Adds the records of stages that are done, and writes all of them in the order of the plan."""
+            """Adds the records of finished stages, and rewrites all records in the order of the plan."""
             records.update(from_leader(processes, lambda: runs.stage_records(folder, done)))
             from_leader(processes, lambda: runs.write_records(folder, names, records))
 
@@ -109,10 +109,10 @@ def run(
         else:
             context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)
             finished = train_networks(context)
-        for stage in stack.enter_context(closing(finished)):  # closed before the lock is given back
+        for stage in stack.enter_context(closing(finished)):  # closed before the lock is released
             add_records([stage.name])
             show(stage.name, None)
-    return Finished(folder, [records[name] for name in names if name in records], len(records) - n_before)
+    return FinishedRun(folder, [records[name] for name in names if name in records], len(records) - n_before)
 
 
 def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:

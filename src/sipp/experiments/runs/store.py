@@ -1,10 +1,10 @@
-"""A run's folder: named by the hash of its configuration, locked while a process works in it, resumable.
+"""The files of a run: a folder named by the hash of its configuration, locked while in use, resumable.
 
 ROOT/RECIPE-HASH/
-    manifest.json    the configuration, and the data, code and device its numbers come from
-    lock             held by the one process that works here
+    manifest.json    the configuration, and the data, code and device of its results
+    lock             held by the process that works here
     records.jsonl    one line per finished stage, in the order of the plan
-    STAGE/           start.*, step-*.* while it runs (the last two), final.* when it is done
+    STAGE/           start.* and the last two step-*.* during training, final.* when done
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sipp.storage.files import Values
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing keeps two runs out of one folder there
+except ImportError:  # Windows: nothing prevents two runs in one folder there
     fcntl = None  # type: ignore[assignment]
 
-Tensor = Any  # of torch, which whoever only reads records does not wait for
+Tensor = Any  # torch's, which need not be imported to read records
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -39,26 +39,28 @@ RECORDS = "records.jsonl"
 START = "start"
 FINAL = "final"
 STEP = "step"
-N_CHECKPOINTS = 2  # the newest, and the one before it in case the newest turns out to be damaged
-CLOCK_FIELDS = ("seconds", "part_seconds")  # of a record: what a clock decides; the rest follows from the configuration
+N_CHECKPOINTS = 2  # the newest, and the previous one in case it is damaged
+TAKEN_FROM = "taken_from"  # in the record of a network copied from another run: that run's folder
+CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
 
 
-@functools.cache  # of the code that this process has loaded, which does not change
+@functools.cache  # the loaded code does not change
 def code_version() -> str:
-    """The version of the package and of torch, and a digest of the package's own source."""
+    """The versions of the package and of torch, and a digest of the package's source."""
     root = Path(sipp.__file__).parent
     sources = (f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in sorted(root.rglob("*.py")))
     digest = files.sha256_of(*sources)
-    return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"  # without importing it
+    # without importing torch
+    return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"
 
 
 def is_of_this_code(code: str) -> bool:
-    """Whether an origin's code is this package's; code of the user's own that it names after it is not looked at."""
+    """Whether an origin names this version of the package; user code listed after it is ignored."""
     return f"{code}, ".startswith(f"{code_version()}, ")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the configuration, whatever the order of its keys."""
+    """SHA-256 of the configuration, independent of the order of keys."""
     return files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
 
 
@@ -68,7 +70,7 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 
 def folders_in(root: Path) -> list[Path]:
-    """The folders directly in `root`, by name; those with a manifest are runs."""
+    """The folders in `root`, by name; those with a manifest are runs."""
     return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
@@ -76,10 +78,10 @@ def folders_in(root: Path) -> list[Path]:
 def open_run(
     root: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool = False
 ) -> Iterator[Path]:
-    """The locked folder of this configuration, made if need be; a second process is refused at once.
+    """Creates or opens the folder of this configuration and locks it; OptionError if it is in use.
 
-    A folder whose data, code or device were others is refused too, unless `accept_changes`: then the manifest keeps
-    the list of all of them, since the run's numbers no longer have one origin.
+    Also refuses a folder with results of other data, code or device, unless `accept_changes`: then the manifest lists
+    all origins.
     """
     files.make_folder(root)
     folder = files.child_path(root, run_name(config))
@@ -92,9 +94,9 @@ def open_run(
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuses a folder with content that is no run: records and temporary files of others would be written over."""
+    """Refuses a folder that holds other files and is not a run."""
     names = sorted(path.name for path in folder.iterdir())
-    ours = (MANIFEST, LOCK)  # a run that was killed at its first step has a lock and a temporary file
+    ours = (MANIFEST, LOCK)  # a run killed at its first step has only a lock and a temporary file
     foreign = [name for name in names if name not in ours and files.target_of_temporary(Path(name)) is None]
     if foreign and MANIFEST not in names:
         raise OptionError(
@@ -109,7 +111,7 @@ def _locked(folder: Path) -> Iterator[None]:
         path.touch()
     except OSError as error:
         raise DataError(f"the lock could not be opened ({error.strerror})", where=path) from error
-    with open(path, "r+", encoding="utf-8", errors="replace") as file:  # a process that dies gives its lock back too
+    with open(path, "r+", encoding="utf-8", errors="replace") as file:  # the lock is released even if the process dies
         if not _lock(file, shared=False):
             raise OptionError(
                 f"{folder} is in use by process {file.read(64).strip() or 'unknown'}",
@@ -123,7 +125,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: IO[str], *, shared: bool) -> bool:
-    """Whether the lock could be taken at once; where the system has no such locks (Windows) it always can."""
+    """Tries to take the lock; always succeeds on Windows, which has no such locks."""
     if fcntl is None:
         return True
     try:
@@ -134,7 +136,7 @@ def _lock(file: IO[str], *, shared: bool) -> bool:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in this run folder now."""
+    """Whether a process is using this run folder."""
     try:
         with open(files.child_path(folder, LOCK), encoding="utf-8", errors="replace") as file:
             return not _lock(file, shared=True)
@@ -143,34 +145,34 @@ def is_locked(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in this folder, as `sipp run` and all who show a run read it; DataError names what is wrong."""
+    """Reads and validates the manifest in a run folder."""
     path = files.child_path(folder, MANIFEST)
     return checked(Manifest, files.read_json(path), path)
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool) -> None:
-    """Writes the manifest of a new run; refuses one that was begun with something else."""
-    path, now = files.child_path(folder, MANIFEST), given_values(origin)
+    """Writes the manifest of a new run; refuses a run that was started with something else."""
+    path, current = files.child_path(folder, MANIFEST), given_values(origin)
     if not path.exists():
-        files.write_json(path, {"config": config, "origins": [now]})
+        files.write_json(path, {"config": config, "origins": [current]})
         return
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
     origins = [given_values(source) for source in known.origins]
     last = origins[-1]
-    changed = [f"{key} (was: {last[key]}; now: {now[key]})" for key in now if last[key] != now[key]]
+    changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
     if changed and not accept_changes:
         raise OptionError(
             f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
             "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
         )
     if changed:
-        files.write_json(path, {"config": config, "origins": [*origins, now]})
+        files.write_json(path, {"config": config, "origins": [*origins, current]})
 
 
 def add_origins(folder: Path, other: Manifest) -> None:
-    """Adds to the manifest the origins of another run whose networks become part of this one; the newest stays last."""
+    """Adds the origins of another run, whose networks are reused here, to the manifest; the newest stays last."""
     known = read_manifest(folder)
     origins = [given_values(source) for source in known.origins]
     new = [source for source in map(given_values, other.origins) if source not in origins]
@@ -183,7 +185,7 @@ def add_origins(folder: Path, other: Manifest) -> None:
 
 
 def step_name(epoch: int, step: int) -> str:
-    """The name of a checkpoint; names sort as training proceeds."""
+    """The name of a checkpoint; names sort in training order."""
     return f"{STEP}-{epoch:06d}-{step:09d}"
 
 
@@ -193,23 +195,23 @@ def checkpoints(stage: Path) -> list[str]:
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Saves the checkpoint, and removes those older than the one before it."""
+    """Saves a checkpoint, and removes all but the last two."""
     state_files.save_state(stage, name, tensors, values)
     for old in checkpoints(stage)[N_CHECKPOINTS:]:
         state_files.remove_state(stage, old)
 
 
 def newest_checkpoint(stage: Path) -> tuple[dict[str, Tensor], Values] | None:
-    """The newest checkpoint that is sound; a damaged one is named in a warning and the one before it is taken."""
+    """The newest intact checkpoint; warns about a damaged one and uses the one before it."""
     for name in checkpoints(stage):
-        loaded = load_if_sound(stage, name)
+        loaded = load_if_intact(stage, name)
         if loaded is not None:
             return loaded
     return None
 
 
-def load_if_sound(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
-    """What was saved under this name; None if nothing was, or (with a warning) if it is damaged."""
+def load_if_intact(stage: Path, name: str) -> tuple[dict[str, Tensor], Values] | None:
+    """Loads what was saved under this name; None if there is nothing or (with a warning) if it is damaged."""
     if not state_files.has_state(stage, name):
         return None
     try:
@@ -226,8 +228,9 @@ def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> 
 
 
 def drop_checkpoints(stage: Path) -> None:
-    """Removes what was saved on the way to the stage's result."""
-    halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}  # a kill may leave one without values
+    """Removes the intermediate files of a stage."""
+    # a kill may leave tensors without values
+    halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}
     for name in (*checkpoints(stage), *halves, START):
         state_files.remove_state(stage, name)
 
@@ -236,22 +239,22 @@ def drop_checkpoints(stage: Path) -> None:
 
 
 def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
-    """The record of each of these stages that is done, from its own folder."""
+    """The records of those of these stages that are finished, from their folders."""
     records = {}
     for name in names:
         stage = files.child_path(folder, name)
         if state_files.has_state(stage, FINAL):
             try:
                 records[name] = state_files.load_values(stage, FINAL)["record"]
-            except DataError:  # damaged: its stage says so in its turn, and is done again
+            except DataError:  # damaged: training reports it and repeats the stage
                 continue
     return records
 
 
 def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Values]) -> None:
-    """Writes `records.jsonl` as a whole, in the order of the names.
+    """Rewrites `records.jsonl`, in the order of the names.
 
-    A run begins by reading all records from their stages, so that no stop at any moment can lose or double one.
+    A run starts by reading all records from the stages, so an interruption can neither lose nor duplicate one.
     """
     in_order = (records[name] for name in names if name in records)
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in in_order)
@@ -261,7 +264,7 @@ def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Valu
 
 
 def read_records(folder: Path) -> list[Values]:
-    """The records of a run, which may still be going on."""
+    """The records of a run, finished or not."""
     path = files.child_path(folder, RECORDS)
     if not path.is_file():
         return []
@@ -279,9 +282,9 @@ def read_records(folder: Path) -> list[Values]:
 
 
 def stage_record(folder: Path, name: str) -> Values | None:
-    """The record beside the network of this stage, None if there is no such network; DataError if either was changed.
+    """The record stored with the network of a stage; None if there is none, DataError if either was changed.
 
-    The checks are those that a run makes before it goes on from a network.
+    Makes the same checks as a run before it resumes from a network.
     """
     if not files.is_name(name) or not state_files.has_state(files.child_path(folder, name), FINAL):
         return None
@@ -293,6 +296,6 @@ def stage_record(folder: Path, name: str) -> Values | None:
     return dict(values["record"])
 
 
-def without_clock(record: Values) -> Values:
-    """The record without what a clock decides: equal for every undisturbed or resumed run of a configuration."""
+def without_times(record: Values) -> Values:
+    """The record without times: equal for all runs of a configuration, resumed or not."""
     return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}

@@ -1,7 +1,7 @@
-"""For each stage of a run that is not done yet: prepare a network, train it, record it.
+"""Trains the networks of a run: for each stage that is not done, prepare a network, train it, record it.
 
-In a stage's folder:  prepare -> start.* -> train (step-*.*) -> final.*, each of which is not made twice. What a network
-is prepared from, and whether its masks change while it is trained, says the recipe's pipeline.
+Files of a stage:  prepare -> start.* -> train (step-*.*) -> final.*; what exists is not computed again. The recipe's
+pipeline decides which network a stage starts from, and whether its masks change during training.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from sipp.experiments.runs.context import (
     Network,
     Prepared,
     RunContext,
-    below,
     initial_network,
     module_of,
     network_from_tensors,
+    strip_prefix,
 )
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
-from sipp.experiments.training.population import Member, Program, fits, make_program, train_together
+from sipp.experiments.training.population import Member, Program, can_train, make_program, train_together
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
@@ -55,7 +55,7 @@ SUMS = "sums"
 
 
 def train_networks(context: RunContext) -> Generator[Stage, None, None]:
-    """Each stage that had to be made, once it is done; those done before are only looked at."""
+    """Trains all stages that are not done, and yields each when it is."""
     if context.recipe.train.together > 1:
         yield from _train_side_by_side(context)
         return
@@ -64,23 +64,23 @@ def train_networks(context: RunContext) -> Generator[Stage, None, None]:
 
 
 def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
-    """The stages made on the way to this one, which is the last: itself, and its parents if they were damaged."""
-    if finished(context.processes, context.stage_folder(stage)) is not None:
+    """Trains a stage (and its parents, if they were damaged), and yields each when it is done."""
+    if finished_network(context.processes, context.stage_folder(stage)) is not None:
         return
     parent = parent_of(context.recipe.pipeline, stage)
     if parent is not None:
-        yield from train_network(context, parent)  # at once if it is done, as it is in the order of the plan
+        yield from train_network(context, parent)  # normally done already
     prepared = _prepare(context, stage)
-    _stop_if_asked(context)
+    _stop_if_signalled(context)
     with training_stream(context.feed.device):
         started = _start(context, stage, prepared)
         _record(context, started, _train(context, started))
     yield stage
 
 
-def finished(processes: Processes, folder: Path) -> Network | None:
-    """A stage's result if it was done before and is sound; checkpoints that a kill left beside it are dropped."""
-    saved = from_leader(processes, lambda: runs.load_if_sound(folder, runs.FINAL))
+def finished_network(processes: Processes, folder: Path) -> Network | None:
+    """The network of a finished stage, None if it is not finished or damaged; removes leftover checkpoints."""
+    saved = from_leader(processes, lambda: runs.load_if_intact(folder, runs.FINAL))
     if saved is None:
         return None
     from_leader(processes, lambda: runs.drop_checkpoints(folder))
@@ -88,16 +88,16 @@ def finished(processes: Processes, folder: Path) -> Network | None:
 
 
 def _prepare(context: RunContext, stage: Stage) -> Prepared:
-    """The network that training starts from: as it was saved, or made now and saved."""
+    """The network that training starts from: loaded, or created and saved."""
     folder, clock, compiled = context.stage_folder(stage), time.monotonic(), compiling_seconds()
-    saved = from_leader(context.processes, lambda: runs.load_if_sound(folder, runs.START))
+    saved = from_leader(context.processes, lambda: runs.load_if_intact(folder, runs.START))
     if saved is not None:
         return Prepared(network_from_tensors(saved[0]), dict(saved[1]))
     if stage.method is None:
         prepared = Prepared(initial_network(context, stage.seed), {})
     else:
         parent = parent_of(context.recipe.pipeline, stage)
-        network = None if parent is None else finished(context.processes, context.stage_folder(parent))
+        network = None if parent is None else finished_network(context.processes, context.stage_folder(parent))
         prepared = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
     tensors, facts = prepared.network.tensors(), {**prepared.facts, "seconds": time.monotonic() - clock}
     if "part_seconds" in facts:
@@ -109,15 +109,15 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
 
 @dataclass(frozen=True)
 class _Started:
-    """A stage whose training begins, or goes on from its newest checkpoint."""
+    """A stage ready for training, from the start or from its newest checkpoint."""
 
     stage: Stage
     state: TrainState
     changes: MaskChanges | None
-    facts: Values  # what was known before training
-    parts: dict[str, float]  # seconds of what came before training
+    facts: Values  # to record, from before training
+    parts: dict[str, float]  # seconds of each step before training
     prepared_in: float
-    spent: float  # seconds, all in all
+    spent: float  # seconds in total
 
 
 def _start(context: RunContext, stage: Stage, prepared: Prepared) -> _Started:
@@ -135,9 +135,9 @@ def _start(context: RunContext, stage: Stage, prepared: Prepared) -> _Started:
 
 
 def _record(context: RunContext, started: _Started, seconds: float) -> None:
-    """Saves the trained network and its record, which ends the stage."""
+    """Saves the trained network and its record, which finishes the stage."""
     stage, state, recipe = started.stage, started.state, context.recipe
-    cuts = state.facts.pop("part_seconds", {})  # of masks that changed on the way
+    cuts = state.facts.pop("part_seconds", {})  # of pruning during training
     parts = {**started.parts, **cuts, "train": seconds - started.prepared_in - sum(cuts.values())}
     release(state.model)
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
@@ -168,43 +168,43 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
     from_leader(context.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
 
 
-# --- many stages at once ----------------------------------------------------------------------------------------------
+# --- stages side by side ----------------------------------------------------------------------------------------------
 
 
 def _train_side_by_side(context: RunContext) -> Iterator[Stage]:
-    """Each stage that had to be made: those whose parents are done, as many at once as the recipe says."""
+    """Trains stages whose parents are done side by side, `train.together` at a time, and yields each."""
     if context.processes.count > 1 or not isinstance(context.feed.data, ImageSet):
         raise OptionError(
             "train.together trains in one process, on images in memory", option="train.together", fix="set it to 1"
         )
     at_once = context.recipe.train.together
-    programs: list[Program] = []  # the last one, which serves the next stages too where it fits
+    programs: list[Program] = []  # the last one, reused for the next stages if it fits
     depths = {stage: _depth(context.recipe.pipeline, stage) for stage in plan(context.recipe)}
     for depth in sorted(set(depths.values())):
         same = [stage for stage in depths if depths[stage] == depth]
-        todo = [stage for stage in same if finished(context.processes, context.stage_folder(stage)) is None]
+        todo = [stage for stage in same if finished_network(context.processes, context.stage_folder(stage)) is None]
         for first in range(0, len(todo), at_once):
             yield from _train_group(context, todo[first : first + at_once], programs)
 
 
 def _depth(pipeline: str, stage: Stage) -> int:
-    """How many stages lie between this one and the initial network; the dense one comes first, it may teach."""
+    """The number of stages before this one; dense networks come first, because they may be teachers."""
     parent = parent_of(pipeline, stage)
     return int(stage.method is not None) if parent is None else 1 + _depth(pipeline, parent)
 
 
 def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Program]) -> Iterator[Stage]:
-    """These stages, trained by one program; each one's seconds of training are an equal share of all.
+    """Trains these stages with one program; each is charged an equal share of the time.
 
-    It is saved at the ends of epochs, and can be stopped there.
+    Checkpoints are saved, and the run can be stopped, at the ends of epochs.
     """
     hyper, group = context.hyper(stages[0]), list[_Started]()
     with training_stream(context.feed.device):
         for stage in stages:
             group.append(_start(context, stage, _prepare(context, stage)))
-            _stop_if_asked(context)
+            _stop_if_signalled(context)
         if len({(started.state.epoch, started.state.step) for started in group}) > 1:
-            # killed while their checkpoints were saved
+            # the run was killed while saving their checkpoints
             for stage in stages:
                 runs.drop_checkpoints(context.stage_folder(stage))
             yield from _train_group(context, stages, programs)
@@ -225,7 +225,7 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
 
         members = [Member(started.state, started.stage.seed, started.changes) for started in group]
         teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
-        if teachers or not programs or not fits(programs[-1], members, hyper):
+        if teachers or not programs or not can_train(programs[-1], members, hyper):
             programs[:] = [make_program(members, context.feed, hyper, teachers)]
         train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
         seconds = (time.monotonic() - began) / len(stages)
@@ -234,11 +234,11 @@ def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Pr
     yield from stages
 
 
-# --- training that can be stopped at any moment -----------------------------------------------------------------------
+# --- training that can be interrupted ---------------------------------------------------------------------------------
 
 
 def _train(context: RunContext, started: _Started) -> float:
-    """The seconds spent on this stage by all processes that worked on it, once its network is trained."""
+    """Trains the network of a stage; returns the seconds spent on it, including earlier processes."""
     began = last_saved = time.monotonic()
     stage, hyper = started.stage, context.hyper(started.stage)
 
@@ -271,8 +271,8 @@ def _train(context: RunContext, started: _Started) -> float:
             teacher=_teacher(context, stage),
         )
     except DataError:
-        # Ctrl-C reaches the processes that decode images too: their death is no fault then. Only fetching a batch
-        # raises DataError, so the state is that after a whole step.
+        # Ctrl-C also kills the image-decoding workers; then this is not an error. Only fetching a batch raises
+        # DataError, so the state is that after a complete step.
         asked = context.stop_signal()
         if asked is None or context.processes.count > 1:
             raise
@@ -282,7 +282,7 @@ def _train(context: RunContext, started: _Started) -> float:
 
 
 def _save(context: RunContext, started: _Started, seconds: float) -> None:
-    """Saves a checkpoint, from which training goes on to the same bits; nothing random is part of it."""
+    """Saves a checkpoint from which training resumes bit for bit; it needs no random state."""
     processes, state, folder = context.processes, started.state, context.stage_folder(started.stage)
     share_buffers(processes, state.model)
     tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
@@ -305,31 +305,31 @@ def _save(context: RunContext, started: _Started, seconds: float) -> None:
 
 
 def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
-    """The dense network of the stage's seed, where the recipe has its outputs learned in retraining."""
+    """The dense network of the stage's seed as teacher, if the recipe asks for distillation."""
     spec = None if context.recipe.retrain is None else context.recipe.retrain.distill
     if spec is None or stage.method is None:
         return None
-    dense = finished(context.processes, context.stage_folder(Stage(stage.seed, None, 0)))
+    dense = finished_network(context.processes, context.stage_folder(Stage(stage.seed, None, 0)))
     if dense is None:
         raise DataError(f"{stage.name} learns from the dense network, which is not done", fix="run the recipe again")
     model = module_of(context, dense).eval().requires_grad_(False)
     return Teacher(model, spec.weight, spec.temperature)
 
 
-def _stop_if_asked(context: RunContext) -> None:
+def _stop_if_signalled(context: RunContext) -> None:
     (asked,) = max_over_processes(context.processes, (context.stop_signal() or 0,))
     if asked:
         raise Interrupted(asked)
 
 
 def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *, leads: bool) -> float:
-    """The seconds spent before; the state is the saved one. The sums of all processes go to the leader."""
+    """Restores the state from a checkpoint; returns the seconds spent before. The sums go to the leader."""
     saved = network_from_tensors(tensors)
     if saved.masks:
         set_masks(state, saved.masks)
     state.model.load_state_dict(saved.state)
     entries: dict[int, dict[str, Any]] = {}
-    for key, tensor in below(tensors, OPTIMIZER).items():
+    for key, tensor in strip_prefix(tensors, OPTIMIZER).items():
         index, _, name = key.partition(".")
         entries.setdefault(int(index), {})[name] = tensor
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
@@ -337,5 +337,5 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
     state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
-    state.facts = values.get("facts", {})  # a checkpoint of a version whose masks never changed has none
+    state.facts = values.get("facts", {})  # missing in old checkpoints
     return float(values["seconds"])

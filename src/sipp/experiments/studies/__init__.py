@@ -1,4 +1,4 @@
-"""Studies: named sets of recipes, each of which makes one figure of the paper. One YAML file each, no code."""
+"""Studies: named sets of recipes, each reproducing a figure of the paper. One YAML file each."""
 
 from sipp.experiments.studies.catalog import Form, Study, load_study, study_descriptions, study_names
 

@@ -1,4 +1,4 @@
-"""A study's name in, its recipes out, checked; short or full."""
+"""Loads the recipes of a study, in short or full form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sipp.errors import OptionError
-from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merged
+from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merge
 from sipp.experiments.recipes.schema import Recipe
 from sipp.records.checking import first_problem, nearest
 
@@ -20,21 +20,21 @@ Panel = str | dict[str, Any]  # the name of a recipe, or a recipe's values over 
 
 
 class StudySpec(BaseModel):
-    """What a study's file says."""
+    """The content of a study's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     description: str  # one line for the list of studies
-    source: str  # which figure of the paper it makes
-    claim: str  # what the paper says of it
-    common: dict[str, Any] = Field(default_factory=dict)  # values of every recipe of the study
-    short: Annotated[tuple[Panel, ...], Field(min_length=1)]  # minutes on two cores, or on one GPU
-    full: Annotated[tuple[Panel, ...], Field(min_length=1)]  # as the paper has it
+    source: str  # the figure of the paper
+    claim: str  # what the paper says about it
+    common: dict[str, Any] = Field(default_factory=dict)  # values shared by all recipes of the study
+    short: Annotated[tuple[Panel, ...], Field(min_length=1)]  # takes minutes on two cores or one GPU
+    full: Annotated[tuple[Panel, ...], Field(min_length=1)]  # as in the paper
 
 
 @dataclass(frozen=True)
 class Study:
-    """One form of a study: its recipes, in the order in which they run, which is that of the panels."""
+    """One form of a study: its recipes, in the order of the panels, in which they also run."""
 
     name: str
     form: Form
@@ -51,17 +51,17 @@ def study_names() -> list[str]:
 
 
 def study_descriptions() -> dict[str, str]:
-    """What each study says of itself."""
+    """The description of each study."""
     return {name: _spec(name).description for name in study_names()}
 
 
 def load_study(name: str, *, form: Form = "short", settings: Sequence[str] = ()) -> Study:
-    """The study of this name; the settings (`key=value`) are put into every one of its recipes."""
+    """Loads a study by name, and applies the settings (`key=value`) to all its recipes."""
     spec = _spec(name)
     recipes = []
     for number, panel in enumerate(spec.short if form == "short" else spec.full, start=1):
         values = {"base": panel} if isinstance(panel, str) else panel
-        over = merged(spec.common, values)
+        over = merge(spec.common, values)
         recipes.append(derived_recipe(over, where=f"study {name!r}, {form}, recipe {number}", settings=settings))
     return Study(name, form, spec.description, spec.source, spec.claim, tuple(recipes))
 

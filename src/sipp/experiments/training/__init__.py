@@ -1,1 +1,1 @@
-"""Training with masks held: batches, schedules, one step, the loop."""
+"""Training with fixed masks: batches, schedules, single steps, and the loop."""

@@ -1,4 +1,4 @@
-"""Distillation: the loss of a network that learns from labels and from another network's outputs at once."""
+"""Knowledge distillation: a loss that combines labels with the outputs of a teacher network."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sipp.experiments.training.feed import NO_LABEL
 
 @dataclass(frozen=True)
 class Teacher:
-    """The network whose outputs are learned, in eval mode, and how much they count."""
+    """The teacher network, in eval mode, and the weight of its outputs."""
 
     model: nn.Module
-    weight: float  # in (0, 1]: 1 takes no notice of the labels
-    temperature: float  # both networks' outputs are divided by it
+    weight: float  # in (0, 1]; 1 ignores the labels
+    temperature: float  # divides the logits of both networks
 
 
 def distilled_losses(logits: Tensor, labels: Tensor, taught: Tensor, teacher: Teacher) -> Tensor:
-    """Of every item (1 - w) CE(labels) + w T^2 KL(teacher || network), both softened by T.
+    """The loss of each item: (1 - w) CE(labels) + w T^2 KL(teacher || network), with temperature T.
 
-    T^2 keeps the size of the second gradient, which softening divides by T^2 (Hinton et al. 2015). Items that are
-    labelled `NO_LABEL` count for neither.
+    The factor T^2 compensates for the softening, which divides gradients by T^2 (Hinton et al. 2015). Items labelled
+    `NO_LABEL` have loss 0.
     """
     hard_N = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
     t = teacher.temperature

@@ -1,7 +1,7 @@
-"""Batches for training, evaluation and calibration, from images in memory or from folders of image files.
+"""Batches for training, evaluation and calibration, from images in memory or folders of image files.
 
-What a batch holds is a function of (seed, epoch, step) alone: the order comes from `epoch_order`, the augmentation from
-a generator made for that one step. So nothing random has to be saved for a resumed run to see the same batches.
+A batch depends only on (seed, epoch, step): its order comes from `epoch_order`, its augmentation from a generator made
+for that step. So a resumed run sees the same batches without any saved random state.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sipp.experiments.data import (
 from sipp.experiments.seeds import step_seed
 
 Batch = tuple[Tensor, Tensor]
-Share = tuple[int, int]  # number of a process, number of processes
+Share = tuple[int, int]  # index of this process, number of processes
 
-EVAL_BATCH = 1000  # images at once where no gradient is kept; for image files 256, they are 49 times larger
+EVAL_BATCH = 1000  # images per batch without gradients; image files are 49 times larger
 FOLDER_EVAL_BATCH = 256
-AHEAD = 4096  # images of training batches that are made at once
+AHEAD = 4096  # training images prepared at a time
 NO_LABEL = -100  # torch's own ignore_index
 
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """A data set with its splits, where its batches go to, and how many processes decode image files."""
+    """A data set with its splits, the device of its batches, and the number of image-decoding processes."""
 
     data: ImageSet | FolderIndex
     splits: Splits
@@ -49,17 +49,17 @@ class Feed:
 
 
 def n_steps(feed: Feed, batch_size: int) -> int:
-    """The steps of one epoch; the last batch may be short, no item is left out."""
+    """Steps per epoch, including a short last batch."""
     return math.ceil(len(feed.splits.train) / batch_size)
 
 
 def train_batches(
     feed: Feed, *, seed: int, epoch: int, batch_size: int, start: int = 0, augmented: bool, share: Share = (0, 1)
 ) -> Iterator[tuple[int, Batch]]:
-    """(step, batch) of one epoch from step `start` on, in the order of (seed, epoch).
+    """Yields (step, batch) for one epoch from step `start`, in the order given by (seed, epoch).
 
-    With share (i, n): every n-th item of each batch, from item i on. Where that is none (a short last batch), one item
-    labelled `NO_LABEL`, which a loss leaves out, so that n processes make the same number of steps.
+    With share (i, n): every n-th item of each batch, starting at item i. If a short last batch has none for a process,
+    it gets one item labelled `NO_LABEL`, which the loss ignores, so that all processes make the same number of steps.
     """
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
@@ -69,12 +69,12 @@ def train_batches(
     step, (index, count) = start, share
     if isinstance(feed.data, FolderIndex):
         if batch_size % count:
-            raise OptionError(f"batch_size={batch_size} cannot be shared out evenly among {count} processes")
+            raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {count} processes")
         own = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
         loaded = folder_batches(
             feed.data,
             torch.cat(own),
-            mode="train" if augmented else "val",  # cropping and flipping happen while decoding
+            mode="train" if augmented else "val",  # crops and flips while decoding
             batch_size=batch_size // count,
             n_workers=feed.n_workers,
             seed=seed,
@@ -82,17 +82,17 @@ def train_batches(
         )
         for offset, (images, labels) in enumerate(loaded):
             is_padding = index >= len(order) - offset * batch_size
-            yield start + offset, _ready(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+            yield start + offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
         return
-    # Several batches at a time: a GPU gets few large pieces of work, and is not waited for at each step.
+    # Several batches at a time: fewer, larger GPU operations, and no synchronisation at each step.
     at_once = max(1, AHEAD // batch_size) * batch_size
     for items in order.to(feed.data.images.device).split(at_once):
         images, sizes = feed.data.images[items], [len(batch) for batch in items.split(batch_size)]
-        if augmented:  # drawn for whole batches: an item looks the same in any number of processes
+        if augmented:  # drawn for whole batches, so that it does not depend on the number of processes
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
-            drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
+            drawn = [draw_shifts(n, torch.Generator().manual_seed(shift_seed)) for n, shift_seed in zip(sizes, seeds)]
             images = shift(images, join_shifts(drawn, images.device))
-        images, labels = _ready(feed, images, feed.data.labels[items])
+        images, labels = _to_device(feed, images, feed.data.labels[items])
         for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):
             if index < len(targets):
                 yield step, (batch[index::count], targets[index::count])
@@ -106,14 +106,14 @@ def eval_batches(feed: Feed, items: Tensor, *, batch_size: int | None = None) ->
     if isinstance(feed.data, FolderIndex):
         size = batch_size or FOLDER_EVAL_BATCH
         for images, labels in folder_batches(feed.data, items, mode="val", batch_size=size, n_workers=feed.n_workers):
-            yield _ready(feed, images, labels)
+            yield _to_device(feed, images, labels)
         return
     for chosen in items.to(feed.data.images.device).split(batch_size or EVAL_BATCH):
-        yield _ready(feed, feed.data.images[chosen], feed.data.labels[chosen])
+        yield _to_device(feed, feed.data.images[chosen], feed.data.labels[chosen])
 
 
-def _ready(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
-    """The batch as the network takes it: on the device, float32, bytes normalised."""
+def _to_device(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
+    """The batch on the device, as float32 (bytes are normalised)."""
     images = images.to(feed.device, non_blocking=True)
     if images.dtype == torch.uint8:
         images = normalise(images)

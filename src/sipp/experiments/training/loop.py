@@ -1,7 +1,7 @@
-"""A network, data and hyperparameters in; a trained network and one row per epoch out.
+"""The training loop: trains a network and records one row per epoch.
 
-All of training's state is in `TrainState`: weights, masks, optimizer, how far it is, the sums of the epoch under way.
-Batches and all other draws follow from (seed, epoch, step), so a state saved after any step continues to the same bits.
+`TrainState` holds everything: weights, masks, optimizer, progress, and the sums of the current epoch. All randomness
+derives from (seed, epoch, step), so training resumed from a state saved after any step gives the same bits.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ TOP_K = 5
 
 @dataclass
 class TrainState:
-    """Where training stands: `epoch` epochs and `step` steps of the next one are done."""
+    """The state of training after `epoch` epochs and `step` steps of the next."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    sums: Tensor  # float64: loss times items, correct items, items, of the epoch under way
+    sums: Tensor  # float64, of the current epoch: loss times items, correct items, items
     rows: tuple[EpochRow, ...] = ()
     epoch: int = 0
     step: int = 0
-    masks: dict[str, Tensor] = field(default_factory=dict)  # of the weights that are held, on the CPU
-    facts: dict[str, Any] = field(default_factory=dict)  # what is known of the network since its masks last changed
+    masks: dict[str, Tensor] = field(default_factory=dict)  # of pruned weights, on the CPU
+    facts: dict[str, Any] = field(default_factory=dict)  # to record, since the masks last changed
 
 
 @dataclass(frozen=True)
 class MaskChanges:
     """Masks that shrink during training.
 
-    `after`: the steps after which they do, counted from 1 over all epochs; they are known before, so that several
-    processes agree on them. `masks` then gives the new ones (a weight that is gone stays gone, a parameter that is not
-    named keeps its mask) and what there is to say of the network now; all processes call it with the same state.
+    `after`: the steps after which they do, counted from 1 over all epochs; fixed in advance, so that all processes
+    agree. `masks(step, state)` returns the new masks (pruned weights stay pruned; parameters not named keep their mask)
+    and facts to record; all processes call it with the same state.
     """
 
     after: frozenset[int]
@@ -67,7 +67,7 @@ OnStep = Callable[[TrainState], None]
 
 
 def new_state(model: nn.Module, hyper: Training, *, masks: Mapping[str, Tensor] | None = None) -> TrainState:
-    """The state before the first step; with masks, pruned weights are held at zero from now on."""
+    """The initial state; with masks, pruned weights are held at zero."""
     device = next(model.parameters()).device
     state = TrainState(model, make_optimizer(model, hyper), torch.zeros(3, dtype=torch.float64, device=device))
     if masks is not None:
@@ -76,18 +76,18 @@ def new_state(model: nn.Module, hyper: Training, *, masks: Mapping[str, Tensor] 
 
 
 def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
-    """Holds the weights outside of these masks at zero from now on; what the optimizer remembers of them is gone.
+    """Holds the weights outside these masks at zero, and clears their optimizer state.
 
-    A mask may only shrink: one that would bring a weight back is refused.
+    Masks may only shrink: bringing a weight back is an error.
     """
     hold(state.model, masks, optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
 def make_optimizer(model: nn.Module, hyper: Training) -> torch.optim.Optimizer:
-    """A fresh optimizer over all parameters; its rate is set anew before every step.
+    """A new optimizer over all parameters; its learning rate is set before every step.
 
-    On a GPU it is one kernel for all parameters, and reads its rate from a tensor, so that a graph can be made of it.
+    On a GPU it is fused and reads its rate from a tensor, so that it can be recorded in a CUDA graph.
     """
     device = next(model.parameters()).device
     fused = device.type == "cuda"
@@ -117,13 +117,13 @@ def train(
     processes: Processes = ALONE,
     teacher: Teacher | None = None,
 ) -> TrainState:
-    """The state after the last epoch; `on_step` sees it after every step and may stop training by raising.
+    """Trains to the last epoch; `on_step` is called after every step and may stop training by raising.
 
-    With a `teacher` the loss is that of `distill.py`, and so are the losses in the rows of epochs.
-    Masks change right after a step (`changes`), before `on_step` and before an epoch is evaluated, so that a state
-    saved by `on_step` has its new masks already. Several processes share out every batch and add up their gradients:
-    the same step as one process makes, but for rounding and for BatchNorm, which sees a process's own share (the
-    leader's statistics are kept). torch's global generator (dropout) is seeded for every step and given back as it was.
+    With a `teacher`, the loss (also in the rows of epochs) is that of `distill.py`. Masks change (`changes`) right
+    after a step, before `on_step` and before the epoch is evaluated, so a saved state has the new masks. Several
+    processes split every batch and sum their gradients: the same step as in one process, except for rounding and for
+    BatchNorm, which sees only a process's own share (the leader's statistics are kept). torch's global generator (for
+    dropout) is seeded for every step and restored at the end.
     """
     in_memory = isinstance(feed.data, ImageSet)
     kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.count)
@@ -150,7 +150,7 @@ def train(
                     n_done = state.epoch * n_all + state.step
                     if changes is not None and n_done in changes.after:
                         change_masks(state, changes, n_done, processes)
-                        # a recorded graph has the old masks
+                        # a recorded graph would use the old masks
                         step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
                     if state.step < n_all and on_step is not None:
                         on_step(state)
@@ -174,10 +174,10 @@ def train(
 def make_train_step(
     state: TrainState, hyper: Training, kind: StepKind, *, teacher: Teacher | None = None, processes: Processes = ALONE
 ) -> Step:
-    """The function that makes one step of this network, without waiting for the device anywhere."""
+    """A function that makes one training step, without synchronising with the device."""
 
     def compute(forward: Forward, images: Tensor, labels: Tensor, n_items: int) -> None:
-        """Makes a step on a batch of `n_items`, of which `images` are this process's share."""
+        """One step on a batch of `n_items`, of which `images` are this process's share."""
         state.optimizer.zero_grad(set_to_none=True)
         logits = logits_of(forward, images, hyper.precision)
         if teacher is not None:
@@ -203,7 +203,7 @@ def make_train_step(
 
 
 def change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes: Processes = ALONE) -> None:
-    """Sets the masks that are due after this many steps."""
+    """Applies the mask changes after this many steps."""
     masks, facts = changes.masks(n_done, state)
     check_same(processes, masks, what=f"masks after step {n_done}")
     set_masks(state, masks)
@@ -211,14 +211,14 @@ def change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes
 
 
 def is_evaluated(hyper: Training, number: int) -> bool:
-    """Whether the network is evaluated after this epoch, counted from 1; after the last it always is."""
+    """Whether to evaluate after this epoch, counted from 1; always after the last."""
     return number % hyper.eval_every == 0 or number == hyper.epochs
 
 
 def end_epoch(
     state: TrainState, hyper: Training, sums: Sequence[float], test: Accuracy | None, *, n_all: int, seed: int
 ) -> None:
-    """Appends the epoch's row, of its sums (loss x items, right, items), and starts the next epoch."""
+    """Appends the epoch's row, computed from its sums (loss x items, right, items), and starts the next epoch."""
     loss, n_right, n_items = sums
     number = state.epoch + 1
     if not math.isfinite(loss):
@@ -239,7 +239,7 @@ def end_epoch(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precision = "float32") -> Accuracy:
-    """Top-1, top-5 and loss on the given items in eval mode; the mode of every module is given back as it was."""
+    """Top-1, top-5 and loss on the given items in eval mode; restores the mode of every module."""
     if not len(items):
         raise DataError("there is nothing to evaluate on: the split is empty")
     modes = [(module, module.training) for module in model.modules()]
@@ -259,6 +259,6 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
 
 
 def top_hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Which of the five largest logits (on the last axis, largest first) are the label's."""
+    """Which of the five largest logits (last axis, largest first) belongs to the label."""
     hits = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1).indices == labels[..., None]
-    return hits & logits.isfinite().all(-1, keepdim=True)  # NaN sorts as the largest: it must not count as right
+    return hits & logits.isfinite().all(-1, keepdim=True)  # NaN sorts as the largest, but must not count as correct

@@ -1,8 +1,8 @@
-"""Many networks of one architecture trained as one program: the same steps as each alone, but for rounding.
+"""Trains many networks of one architecture as one program, with the same steps as each alone, up to rounding.
 
-A small network leaves most of a GPU idle: its kernels are over before they are all started. P networks side by side
-(`stacking.py`) make the same number of kernels, each P times larger. What the networks do not share (weights, masks,
-order of batches, augmentation) is kept apart; what they share is the architecture and the hyperparameters.
+A small network leaves most of a GPU idle: its kernels finish faster than they can be launched. P networks side by side
+(`stacking.py`) take the same number of kernels, each P times larger. The networks share the architecture and the
+hyperparameters, but not weights, masks, order of batches or augmentation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sipp.records.schemas import Accuracy
 
 @dataclass(frozen=True)
 class Member:
-    """One network of a group: its state, the seed of its batches, and how its masks change, if they do."""
+    """One network of a group: its state, the seed of its batches, and its mask changes, if any."""
 
     state: TrainState
     seed: int
@@ -42,16 +42,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Program:
-    """What trains so many networks at once: memory that their numbers are copied into, and the step on it.
+    """A module that holds several networks, and its training step.
 
-    One program serves any number of groups, one after the other, so a step is compiled and recorded once.
+    One program can train many groups in turn, so the step is compiled and recorded only once.
     """
 
     stacked: nn.Module
     optimizer: torch.optim.Optimizer
-    masks: dict[str, Tensor]  # of all weights that may be held, as numbers: what gradients are multiplied by
-    sums: Tensor  # P x 3, float64: loss times items, correct items, items, of the epoch under way
-    teacher: Teacher | None  # whose module is stacked too
+    masks: dict[str, Tensor]  # of all prunable weights, as factors for the gradients
+    sums: Tensor  # P x 3, float64, of the current epoch: loss times items, correct items, items
+    teacher: Teacher | None  # a stacked module too
     hyper: Training
     step: Step
 
@@ -61,7 +61,7 @@ class Program:
 
 
 def make_program(members: Sequence[Member], feed: Feed, hyper: Training, teachers: Sequence[Teacher] = ()) -> Program:
-    """The program for as many networks as these, like these."""
+    """A program for this number and kind of networks."""
     stacked = stack([member.state.model for member in members])
     is_held = any(member.state.masks or member.changes is not None for member in members)
     matrices = {name: param for name, param in stacked.named_parameters() if param[0].dim() > 1}
@@ -74,7 +74,7 @@ def make_program(members: Sequence[Member], feed: Feed, hyper: Training, teacher
     optimizer = make_optimizer(stacked, hyper)
 
     def compute(forward: Forward, images: Tensor, labels: Tensor, n_items: int) -> None:
-        """Makes a step of all members: their losses are added up, so each gets the gradient of its own."""
+        """One step of all members: the sum of their losses gives each the gradient of its own."""
         optimizer.zero_grad(set_to_none=True)
         n_nets, flat = len(sums), labels.flatten()
         logits = logits_of(forward, images, hyper.precision).unflatten(1, (n_nets, -1))  # N P classes
@@ -100,8 +100,8 @@ def make_program(members: Sequence[Member], feed: Feed, hyper: Training, teacher
     return Program(stacked, optimizer, masks, sums, teacher, hyper, step)
 
 
-def fits(program: Program, members: Sequence[Member], hyper: Training) -> bool:
-    """Whether a program made for other members can train these: as many, as held, as trained, and untaught."""
+def can_train(program: Program, members: Sequence[Member], hyper: Training) -> bool:
+    """Whether a program can be reused: same number of members and hyperparameters, with masks or not, no teacher."""
     is_held = any(member.state.masks or member.changes is not None for member in members)
     alike = program.n_nets == len(members) and program.hyper == hyper and bool(program.masks) == is_held
     return alike and program.teacher is None
@@ -110,11 +110,10 @@ def fits(program: Program, members: Sequence[Member], hyper: Training) -> bool:
 def train_together(
     program: Program, members: Sequence[Member], feed: Feed, *, on_epoch: Callable[[], None] | None = None
 ) -> None:
-    """Trains all members from where they stand, the start of one and the same epoch, to the end of the last.
+    """Trains all members to the last epoch; all must be at the start of the same epoch.
 
-    Each is trained as `train` would alone, with its own seed's batches. At the end of an epoch, when `on_epoch` is
-    called, all states are whole: it may save them, and stop training by raising. No random numbers are drawn but for
-    the batches: a network that draws while it runs (dropout) cannot be stacked.
+    Each is trained as by `train`, with the batches of its own seed. `on_epoch` is called at the end of each epoch, when
+    all states are complete: it may save them, and stop training by raising. Networks with dropout cannot be stacked.
     """
     hyper, n_all = program.hyper, n_steps(feed, program.hyper.batch_size)
     _from_members(program, members)
@@ -124,7 +123,7 @@ def train_together(
             program.step(images, labels, learning_rate(hyper, epoch + number / n_all), len(labels))
             _change_masks(program, members, epoch * n_all + number + 1)
         is_tested = is_evaluated(hyper, epoch + 1)
-        tests = _evaluated(program, feed) if is_tested else [None] * len(members)
+        tests = _evaluate(program, feed) if is_tested else [None] * len(members)
         for member, sums, test in zip(members, program.sums.tolist(), tests):
             end_epoch(member.state, hyper, sums, test, n_all=n_all, seed=member.seed)
         program.sums.zero_()
@@ -133,12 +132,12 @@ def train_together(
             on_epoch()
 
 
-# --- between the members and their population -------------------------------------------------------------------------
+# --- copying between members and program ------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _from_members(program: Program, members: Sequence[Member]) -> None:
-    """Copies weights, statistics, masks and what the optimizers remember; in place, for a recorded step reads them."""
+    """Copies weights, statistics, masks and optimizer state into the program; in place, where a recorded step reads."""
     tensors, params = program.stacked.state_dict(), dict(program.stacked.named_parameters())
     for index, member in enumerate(members):
         for key, tensor in member.state.model.state_dict().items():
@@ -154,13 +153,13 @@ def _from_members(program: Program, members: Sequence[Member]) -> None:
                 if key not in kept:
                     kept[key] = value.clone() if value.dim() == 0 else torch.zeros_like(params[name])
             for key, memory in kept.items():
-                place = memory if memory.dim() == 0 else memory[index]  # a count of steps is the same for all
+                place = memory if memory.dim() == 0 else memory[index]  # the step count is shared
                 place.copy_(own[key]) if key in own else place.zero_()
 
 
 @torch.no_grad()
 def _to_members(program: Program, members: Sequence[Member]) -> None:
-    """Copies weights, statistics and what the optimizer remembers to the members."""
+    """Copies weights, statistics and optimizer state back to the members."""
     tensors, params = program.stacked.state_dict(), dict(program.stacked.named_parameters())
     for index, member in enumerate(members):
         state = member.state
@@ -172,7 +171,7 @@ def _to_members(program: Program, members: Sequence[Member]) -> None:
 
 
 def _change_masks(program: Program, members: Sequence[Member], n_done: int) -> None:
-    """Sets new masks where they are due after this many steps."""
+    """Applies the mask changes of all members after this many steps."""
     due = [member for member in members if member.changes is not None and n_done in member.changes.after]
     if not due:
         return
@@ -187,7 +186,7 @@ def _change_masks(program: Program, members: Sequence[Member], n_done: int) -> N
 
 
 def _batches(feed: Feed, hyper: Training, seeds: Sequence[int], epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(step, images N x (P C) x H x W, labels N x P) of one epoch: every member sees the batches of its seed."""
+    """Yields (step, images N x (P C) x H x W, labels N x P) for one epoch, with each member's own batches."""
     distinct = list(dict.fromkeys(seeds))
     places = [distinct.index(seed) for seed in seeds]
     each = [
@@ -195,14 +194,14 @@ def _batches(feed: Feed, hyper: Training, seeds: Sequence[int], epoch: int) -> I
         for seed in distinct
     ]
     for number, batches in enumerate(zip(*each)):
-        ready = [(_filled_up(images, hyper.precision), labels) for _, (images, labels) in batches]
+        ready = [(_pad_channels(images, hyper.precision), labels) for _, (images, labels) in batches]
         images = torch.cat([ready[place][0] for place in places], 1)
         labels = torch.stack([ready[place][1] for place in places], 1)
         yield number, images.contiguous(memory_format=torch.channels_last), labels
 
 
-def _filled_up(images: Tensor, precision: Precision) -> Tensor:
-    """Images for a GPU with as many channels as its kernels want, those that are added all zero."""
+def _pad_channels(images: Tensor, precision: Precision) -> Tensor:
+    """On a GPU, pads images with zero channels up to what grouped kernels need."""
     if not images.is_cuda:
         return images
     images = images.bfloat16() if precision == "bfloat16" else images
@@ -210,13 +209,13 @@ def _filled_up(images: Tensor, precision: Precision) -> Tensor:
 
 
 @torch.no_grad()
-def _evaluated(program: Program, feed: Feed) -> list[Accuracy | None]:
-    """The accuracy of every member on the test set, in eval mode."""
+def _evaluate(program: Program, feed: Feed) -> list[Accuracy | None]:
+    """The test accuracy of every member, in eval mode."""
     n_nets, items, precision = program.n_nets, feed.splits.test, program.hyper.precision
     program.stacked.eval()
     totals = torch.zeros(n_nets, 3, dtype=torch.float64, device=feed.device)
     for images, labels in eval_batches(feed, items):
-        side_by_side = _filled_up(images, precision).repeat(1, n_nets, 1, 1)
+        side_by_side = _pad_channels(images, precision).repeat(1, n_nets, 1, 1)
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
         logits = logits_of(program.stacked, side_by_side, precision).unflatten(1, (n_nets, -1))
         targets = labels[:, None].expand(-1, n_nets)

@@ -1,4 +1,4 @@
-"""A recipe as training takes it: its data with splits, the code it names, the device, the number of threads."""
+"""Prepares training for a recipe: data with splits, code version, device and number of threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
-    """The recipe's data with its splits; images that fit are put on the device as a whole."""
+    """Loads the recipe's data and splits it; images in memory are moved to the device."""
     spec, channels_last = recipe.data, recipe.train.channels_last
     data = _load(recipe, data_root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
@@ -48,16 +48,16 @@ def _load(recipe: Recipe, root: Path) -> ImageSet | FolderIndex:
 
 
 def code_version_of(recipe: Recipe) -> str:
-    """Which code a run's numbers come from: this package's, torch's, and the user's own where it has a part."""
+    """The code behind a run's results: this package, torch, and the user's own code if any."""
     names = () if recipe.code is None else (recipe.code.net, recipe.code.data)
     if recipe.code is not None and recipe.code.net is not None:
         with torch.random.fork_rng(devices=[]):
-            own_network(recipe.code.net)  # makes a network, or the run ends here
+            own_network(recipe.code.net)  # fails early if it cannot be built
     return ", ".join([store.code_version(), *(source_digest(name) for name in names if name is not None)])
 
 
 def device_named(name: Device) -> torch.device:
-    """The device of this name; "auto" is a GPU if there is one."""
+    """The device with this name; "auto" is a GPU if there is one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise OptionError("torch finds no CUDA device on this machine", fix="use device cpu, or leave it out")
@@ -66,7 +66,7 @@ def device_named(name: Device) -> torch.device:
 
 @contextmanager
 def threads(n_threads: int | None) -> Iterator[None]:
-    """A stretch with this many threads in torch; None leaves them as they are."""
+    """Sets torch's number of threads inside the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if n_threads is not None:
         torch.set_num_threads(n_threads)

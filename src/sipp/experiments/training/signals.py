@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a request: the step under way is finished, a checkpoint is saved, then the run ends."""
+"""Turns SIGTERM and Ctrl-C into a request: finish the current step, save a checkpoint, then stop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXIT_BASE = 128  # a process that ends by signal n has the status 128 + n: 130 for Ctrl-C, 143 for SIGTERM
+EXIT_BASE = 128  # exit status of a process ended by signal n is 128 + n: 130 for Ctrl-C, 143 for SIGTERM
 
-StopSignal = Callable[[], int | None]  # the number of the signal that asked to stop, None if none did
+StopSignal = Callable[[], int | None]  # the signal that requested a stop, or None
 
 
 class Interrupted(Exception):
-    """A run stopped because a signal asked for it; everything up to the last step is saved."""
+    """A run was stopped by a signal; everything up to the last step is saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}; run the same command again to resume")
@@ -28,10 +28,10 @@ class Interrupted(Exception):
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
-    """A function that says which signal asked to stop, None if none did. Handlers are given back at the end.
+    """Yields a function that returns the signal that requested a stop, or None. Restores the handlers at the end.
 
-    A second signal finds the original handler: whoever cannot wait for the step to end need not. Handlers can only be
-    set in the main thread; elsewhere (and below another handler of the same kind) no signal is looked at.
+    A second signal reaches the original handler, so one can stop without waiting for the step. Handlers can only be set
+    in the main thread; elsewhere signals are ignored.
     """
     asked: list[int] = []
     originals: dict[int, Any] = {}

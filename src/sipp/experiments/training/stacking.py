@@ -1,8 +1,8 @@
-"""Networks of one architecture side by side in one module: P networks as P groups of channels.
+"""Stacks P networks of one architecture into one module, as P groups of channels.
 
-Images are N x (P C) x H x W, logits N x (P classes); parameters and buffers have the names of the members', with one
-more axis in front. What cuDNN does well decides the form of a convolution: it has grouped kernels for stride 1 and at
-least `WELL_GROUPED` channels a network; all else it does one group after the other, which is what this is to avoid.
+Images are N x (P C) x H x W, logits N x (P classes). Parameters and buffers keep their names, with an extra leading
+axis. Convolutions are written for what cuDNN does well: it has fast grouped kernels for stride 1 and at least
+`WELL_GROUPED` channels per network; otherwise it runs one group after another, which would defeat the purpose.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sipp.errors import ModelError
 from sipp.experiments.nets.cifar_resnet import SubsampleAndPad
 from sipp.pruning.masking import release
 
-WELL_GROUPED = 16  # channels of a network; images have fewer, and are filled up
+WELL_GROUPED = 16  # channels per network; images have fewer and are padded
 
-# Modules that treat every channel, or every value, by itself: P networks side by side need nothing else.
+# Modules that treat every channel or value separately, so they also work on stacked networks.
 CHANNELWISE = (
     nn.ReLU,
     nn.MaxPool2d,
@@ -32,9 +32,9 @@ CHANNELWISE = (
 
 
 class StackedConv(nn.Module):
-    """The convolutions of P networks: P groups of channels.
+    """The convolutions of P networks as a grouped convolution.
 
-    Images may have more channels than the weights: those are not looked at.
+    Images may have more channels than the weights; these are ignored.
     """
 
     def __init__(self, convs: Sequence[nn.Conv2d]) -> None:
@@ -49,7 +49,7 @@ class StackedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
         n_nets = len(weight)
-        if lacking := x.shape[1] // n_nets - weight.shape[2]:  # times zero
+        if lacking := x.shape[1] // n_nets - weight.shape[2]:  # zero weights
             weight = F.pad(weight, (0, 0, 0, 0, 0, lacking))
         bias = None if self.bias is None else self.bias.flatten()
         if self.stride == 1:
@@ -59,7 +59,7 @@ class StackedConv(nn.Module):
 
 
 def _by_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """The convolution as a product of patches and weights, network by network: what strides above 1 are faster with."""
+    """The convolution as a batched product of patches and weights, which is faster for strides above 1."""
     n_nets, n_out, n_in, side, _ = weight.shape
     height, width = ((size + 2 * padding - side) // stride + 1 for size in x.shape[2:])
     apart = F.pad(x, (padding,) * 4).permute(0, 2, 3, 1).unflatten(3, (n_nets, n_in))  # N H W P C
@@ -71,7 +71,7 @@ def _by_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 
 
 class StackedNorm(nn.Module):
-    """The BatchNorms of P networks: one with P times the channels."""
+    """The BatchNorms of P networks as one with P times the channels."""
 
     def __init__(self, norms: Sequence[nn.BatchNorm2d]) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class StackedLinear(nn.Module):
 
 
 class StackedPad(nn.Module):
-    """`SubsampleAndPad` of P networks: each one's channels are padded."""
+    """`SubsampleAndPad` for P networks: pads the channels of each."""
 
     def __init__(self, n_nets: int, n_pad: int) -> None:
         super().__init__()
@@ -122,18 +122,18 @@ class StackedPad(nn.Module):
 def stack(models: Sequence[nn.Module]) -> nn.Module:
     """One module that runs all of them: images N x (P C) x H x W in, logits N x (P classes) out."""
     stacked = copy.deepcopy(models[0])
-    release(stacked)  # masks are the population's matter
+    release(stacked)  # the program applies the masks
     for path, module in models[0].named_modules():
         if any(True for _ in module.children()) or isinstance(module, CHANNELWISE):
             continue
-        together = _stacked([model.get_submodule(path) for model in models], path)
+        together = _stack_modules([model.get_submodule(path) for model in models], path)
         parent, _, name = path.rpartition(".")
         setattr(stacked.get_submodule(parent), name, together)
     return stacked
 
 
-def _stacked(modules: Sequence[nn.Module], path: str) -> nn.Module:
-    """One module in place of those at the same path of all members."""
+def _stack_modules(modules: Sequence[nn.Module], path: str) -> nn.Module:
+    """One module that replaces those of all members at the same path."""
     first = modules[0]
     if isinstance(first, nn.Conv2d) and first.groups == 1 and first.dilation == (1, 1):
         return StackedConv([module for module in modules if isinstance(module, nn.Conv2d)])

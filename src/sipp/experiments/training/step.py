@@ -1,9 +1,7 @@
-"""One step of training and its learning rate.
+"""A training step: plain, recorded as a CUDA graph, or compiled; and the learning-rate schedule.
 
-A step runs as it is written, or is recorded once as a CUDA graph and replayed, optionally compiled.
-
-A small network on a large GPU spends its time on starting kernels. A graph starts all of a step's kernels at once; the
-compiler (`torch.compile`) also makes fewer of them. Recorded are the very operations of the plain step, masks included.
+A small network on a large GPU spends its time launching kernels. A CUDA graph launches all kernels of a step at once;
+`torch.compile` also reduces their number. The graph holds exactly the operations of the plain step, masks included.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from sipp.errors import OptionError
 from sipp.experiments.recipes.schema import Precision, StepKind, Training
 
 Forward = Callable[[Tensor], Tensor]
-Compute = Callable[[Forward, Tensor, Tensor, int], None]  # makes a step: network, images, labels, items of the batch
-Step = Callable[[Tensor, Tensor, float, int], None]  # images, labels, rate, items of the batch in all processes
+Compute = Callable[[Forward, Tensor, Tensor, int], None]  # one step: network, images, labels, batch size
+Step = Callable[[Tensor, Tensor, float, int], None]  # images, labels, rate, batch size over all processes
 
-WARM_UP_STEPS = 3  # plain ones before recording: they make the optimizer's buffers and let libraries choose kernels
+WARM_UP_STEPS = 3  # before recording, to create optimizer state and let libraries choose kernels
 
 
 def resolve_step(kind: StepKind, device: torch.device, *, in_memory: bool, n_processes: int) -> StepKind:
-    """The kind of step this run makes: "auto" is a graph on a GPU with all images in memory, else the plain step."""
+    """Resolves "auto": a CUDA graph on a GPU with all images in memory, otherwise the plain step."""
     recordable = device.type == "cuda" and in_memory and n_processes == 1
     if kind == "auto":
         return "graph" if recordable else "eager"
@@ -41,7 +39,7 @@ def resolve_step(kind: StepKind, device: torch.device, *, in_memory: bool, n_pro
 
 @contextmanager
 def training_stream(device: torch.device) -> Iterator[None]:
-    """A stretch on a stream of its own, where a graph can be recorded, with convolutions chosen by trying them out."""
+    """Runs the block on its own CUDA stream, so that a graph can be recorded, with cuDNN benchmarking on."""
     if device.type != "cuda":
         yield
         return
@@ -66,9 +64,9 @@ def make_step(
     batch_size: int,
     is_recorded: bool,
 ) -> Step:
-    """The function that makes one step; a short last batch is always a plain step on the network as it is."""
+    """A function that makes one step; a short last batch always takes the plain step."""
     forward: Forward = torch.compile(model, dynamic=False) if kind == "compiled" else model
-    recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None  # and the memory that it reads a batch from
+    recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None  # and the tensors from which it reads a batch
     n_warm = 0
 
     def step(images: Tensor, labels: Tensor, lr: float, n_items: int) -> None:
@@ -82,7 +80,7 @@ def make_step(
         else:
             if recorded is None:
                 recorded = (torch.cuda.CUDAGraph(), images.clone(), labels.clone())
-                with torch.cuda.graph(recorded[0], stream=torch.cuda.current_stream()):  # which runs nothing
+                with torch.cuda.graph(recorded[0], stream=torch.cuda.current_stream()):  # records without running
                     compute(forward, *recorded[1:], n_items)
             graph, read_images, read_labels = recorded
             read_images.copy_(images)
@@ -93,11 +91,11 @@ def make_step(
 
 
 def learning_rate(hyper: Training, epoch: float) -> float:
-    """The rate after `epoch` epochs, a number with a fraction: 2.5 is the middle of the third epoch.
+    """The learning rate after `epoch` epochs, a fractional number: 2.5 is the middle of the third epoch.
 
-    It rises linearly from 0 over the warm-up and is multiplied by the decay's factor at each milestone, or every so
-    many epochs. Epochs count from the start of training, the warm-up included. Retraining repeats the whole schedule
-    (learning-rate rewinding), unless a recipe gives it one of its own (`retrain`).
+    It rises linearly from 0 during warm-up, and is multiplied by the decay factor at each milestone, or every so many
+    epochs, counted from the start including warm-up. Retraining repeats the whole schedule (learning-rate rewinding),
+    unless the recipe changes it (`retrain`).
     """
     rise = 1.0 if hyper.warmup_epochs == 0 else min(1.0, epoch / hyper.warmup_epochs)
     decay = hyper.decay
@@ -106,7 +104,7 @@ def learning_rate(hyper: Training, epoch: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate, in place where it is a tensor that a graph reads."""
+    """Sets the learning rate; in place if it is a tensor that a graph reads."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -115,6 +113,6 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def logits_of(forward: Forward, images: Tensor, precision: Precision) -> Tensor:
-    """The network's output in float32 (the loss is always computed so), the network itself in the given precision."""
+    """The network's output in float32, as the loss needs it; the network runs in the given precision."""
     with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         return forward(images).float()

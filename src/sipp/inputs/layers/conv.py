@@ -29,8 +29,9 @@ def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_poi
     _check(module, inputs)
     n_images = len(inputs)
     attributed = n_images % n_points == 0
-    windows = _windows(module, _pad(module, inputs), n_points if attributed else 1)
-    yield WeightUse("weight", windows, n_position_dims=1 + n_axes, attributed=attributed)
+    padded = _pad(module, inputs)
+    windows, is_own_copy = _windows(module, padded, n_points if attributed else 1), padded is not inputs
+    yield WeightUse("weight", windows, n_position_dims=1 + n_axes, attributed=attributed, is_own_copy=is_own_copy)
 
 
 def _check(module: Conv, inputs: Tensor) -> None:

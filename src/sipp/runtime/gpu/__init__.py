@@ -1,1 +1,1 @@
-"""A pruned network on a CUDA GPU: layouts of weights without zeros, their kernels, the choice, the recorded call."""
+"""Runs a pruned network on a CUDA GPU: sparse weight layouts, their kernels, the choice among them, CUDA graphs."""

@@ -1,7 +1,7 @@
-"""What `kernels.py` says in PTX, for which Triton has no words: the input in shared memory, four steps of a walk.
+"""PTX for what Triton cannot express in `kernels.py`: the input in shared memory, and four steps of a walk.
 
-A step is five instructions: where to go on (`dp4a` adds up the distances of a word, in bytes), one load, two numbers
-made float32, one multiply-add. Triton's own, which loads from global memory, takes 10 to 15.
+A step takes five instructions: the next position (`dp4a` sums the distances in a word, in bytes), one load, two
+conversions to float32, one multiply-add. Triton's own code, which loads from global memory, needs 10 to 15.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from functools import cache
 import torch
 
 MOST_SHARED = 48 * 1024  # bytes that a kernel may declare
-# outputs: the place and four sums; inputs: the place, a word of distances, four words of values, the sums
+# outputs: the position and four sums; inputs: the position, a word of distances, four words of values, the sums
 OPERANDS = "=&r,=&f,=&f,=&f,=&f,r,r,r,r,r,r,f,f,f,f"
 STORE_4 = "st.shared.b32 [$2], $1; mov.u32 $0, 0;"
 STORE_8 = "st.shared.b64 [$2], $1; mov.u32 $0, 0;"
 STORE_16 = (
     "st.shared.v4.b32 [$8], {$4, $5, $6, $7}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; // $9 $10 $11"
 )
-# the barrier behind which all of the input is there, and whether any thread has seen what is not finite
+# a barrier after which all of the input is in shared memory, and whether any thread saw a value that is not finite
 ANY_BEHIND_BARRIER = "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; bar.red.or.pred q, 0, p; selp.s32 $0, 1, 0, q; }"
 
 
 def declared(n_bytes: int) -> str:
-    """So much shared memory, and its address."""
+    """Declares this much shared memory and returns its address."""
     return f".shared .align 16 .b8 sipp_input[{n_bytes}]; mov.u32 $0, sipp_input; // $1"
 
 
 @cache
 def four_steps(value: torch.dtype, x: torch.dtype, n_tokens: int) -> str:
-    """Four weights of a walk times their inputs, for one token or for four of 16 bits that lie side by side."""
+    """Four weights of a walk times their inputs, for one token or for four adjacent 16-bit tokens."""
     a_column = x.itemsize * n_tokens
     so_far = [sum(a_column << 8 * i for i in range(k + 1)) for k in range(4)]
     lines = [
@@ -51,12 +51,12 @@ def four_steps(value: torch.dtype, x: torch.dtype, n_tokens: int) -> str:
 
 
 def _as_float(to: str, half: str, dtype: torch.dtype) -> str:
-    """A number of 16 bits as float32; those of bf16 are the upper half of it."""
+    """Converts a 16-bit number to float32; bf16 is its upper half."""
     return f"cvt.f32.f16 {to}, {half};" if dtype == torch.float16 else f"mov.b32 {to}, {{zero, {half}}};"
 
 
 def _weights(value: torch.dtype) -> list[str]:
-    """w0 to w3, of the words $7 to $10 or as many of them as it takes."""
+    """Unpacks w0 to w3 from the words $7 to $10, or as many as needed."""
     if value == torch.float32:
         return [f"mov.b32 w{k}, ${7 + k};" for k in range(4)]
     if value == torch.int8:

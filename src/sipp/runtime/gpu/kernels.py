@@ -1,11 +1,11 @@
-"""A linear layer on few tokens in Triton: weights without zeros are read once, only kept ones cost time.
+"""Triton kernels for a linear layer on few tokens: only the kept weights are read, each once.
 
-A program owns the rows of a slice. Its first blocks of weights are on their way before anything else; meanwhile the
-input is looked through and put into shared memory, from which each weight picks its own. A block that was used makes
-room for one further on. A zero times what is not finite would have been NaN, so all sums of such a token are.
-Sums are float32.
+A program computes the rows of a slice. It first starts loading its first blocks of weights; meanwhile it checks the
+input and copies it into shared memory, where each weight looks up its value. Each block that was used is replaced by a
+later one. A dense layer would multiply zeros with infinities and give NaN, so a token with a value that is not finite
+gets NaN in all rows. Sums are float32.
 
-On Hopper GPUs and newer a kernel starts early, before the one in front of it has ended.
+On Hopper GPUs and newer, a kernel starts before the previous one has finished (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from sipp.runtime.gpu.layouts import LEVELS, Walks, depth_of
 
 WARP = 32  # threads
 LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
-ALIGNED = 16  # what Triton looks for in numbers and addresses
+ALIGNED = 16  # divisibility of sizes and addresses that Triton specialises for
 STARTS_EARLY = (9, 0)  # compute capability
-TURNED = 64  # columns of one program that lays several tokens side by side
-STATE_SIZE = 256  # of an LSTM, a program
-# bits of the exponent of a number, which are all 1 where it is not finite; the sign comes after them
+TURNED = 64  # columns per program that transposes several tokens
+STATE_SIZE = 256  # elements of an LSTM state per program
+# exponent bits of a number, all 1 if it is not finite; and the bit that carries into the sign
 EXPONENT = {torch.float16: (0x7C00, 0x0400), torch.bfloat16: (0x7F80, 0x0080), torch.float32: (0x7F800000, 0x00800000)}
 STORE_4, STORE_8, STORE_16 = (tl.constexpr(a) for a in (assembly.STORE_4, assembly.STORE_8, assembly.STORE_16))
 OPERANDS, ANY_BEHIND_BARRIER = tl.constexpr(assembly.OPERANDS), tl.constexpr(assembly.ANY_BEHIND_BARRIER)
 
 
 def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> Tensor:
-    """x (tokens x columns) times the weight's transpose, plus the bias; up to 4 blocks are on their way."""
-    is_nvidia = x.is_cuda and torch.version.hip is None  # torch calls AMD's GPUs cuda too
+    """x (tokens x columns) times the weight's transpose, plus the bias; prefetches up to 4 pairs of blocks."""
+    is_nvidia = x.is_cuda and torch.version.hip is None  # for torch, AMD GPUs are cuda too
     early = is_nvidia and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
     launch = {"launch_pdl": True} if early else {}
     n_tokens, (n_rows, n_columns) = len(x), weight.shape
     out = torch.empty(n_tokens, n_rows, dtype=x.dtype, device=x.device)
     dtype, n_threads = x.dtype, weight.n_rows * weight.n_lanes
-    a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens that a thread reads in one load
+    a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens per load
     n_words = triton.cdiv(n_tokens, a_word)
     if n_tokens > 1:
         transposed_x = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
-        _turn[(triton.cdiv(n_columns, TURNED),)](
+        _transpose[(triton.cdiv(n_columns, TURNED),)](
             x, transposed_x, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
             early, **launch,
         )  # fmt: skip
@@ -52,10 +52,10 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
         is_whole = all(n * x.itemsize % 4 == 0 for n in (n_columns, x.storage_offset()))
         input_words = x.view(-1).view(torch.int32 if is_whole else torch.int16)
     n_input_words = input_words.numel() // n_words
-    chunk = n_threads * 16 if n_tokens == 1 else n_threads * 8  # bytes of the input at a time
+    chunk = n_threads * 16 if n_tokens == 1 else n_threads * 8  # bytes of the input per iteration
     shared = triton.cdiv(n_input_words * input_words.itemsize, chunk) * chunk
     in_shared = is_nvidia and input_words.dtype != torch.int16 and a_word != 2 and shared <= assembly.MOST_SHARED
-    # by these Triton knows that a thread can read, and so has, four neighbouring words
+    # lets Triton give each thread four neighbouring words
     four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
     mask, carry = (_repeated(bits, dtype, input_words.dtype) for bits in EXPONENT[dtype])
     _few_tokens[(len(weight.slices) - 1, n_words)](
@@ -72,15 +72,15 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
 
 
 def _repeated(bits: int, dtype: torch.dtype, word: torch.dtype) -> int:
-    """The bits of a number in each of those that a word holds."""
+    """The bits of a number, repeated for each number in a word."""
     return sum(bits << 8 * dtype.itemsize * i for i in range(word.itemsize // dtype.itemsize))
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
+def _transpose(  # type: ignore[no-untyped-def]
     x, transposed_x, n_tokens, n_columns, n_padded, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
 ):
-    """transposed_x[k, t] = x[t, k], and 0 beyond the last token."""
+    """transposed_x[k, t] = x[t, k], 0 beyond the last token."""
     k = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.arange(0, TOKENS)
     inside = (k < n_columns)[:, None]
@@ -108,7 +108,7 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load(values, distances, block, n_blocks, at, distance_at, A_BLOCK: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two blocks as words: the values and distances of one, and of the other. Zeros past the end."""
+    """Loads two blocks as words: values and distances of each. Zeros past the end."""
     there, next_there = block < n_blocks, block + 1 < n_blocks
     values += block * (A_BLOCK * BITS // 32)
     distances += block * (A_BLOCK // 4)
@@ -120,8 +120,8 @@ def _load(values, distances, block, n_blocks, at, distance_at, A_BLOCK: tl.const
 
 
 @triton.jit
-def _multiplied(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
-    """The sums with a weight times its inputs."""
+def _accumulate(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
+    """Adds a weight times its inputs to the sums."""
     if A_WORD == 1:
         a += weight * tl.load(x + place).to(tl.float32)
     else:
@@ -139,7 +139,7 @@ def _four(  # type: ignore[no-untyped-def]
     x, place, step, v0, v1, v2, v3, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
     FOUR: tl.constexpr,
 ):  # fmt: skip
-    """Four steps of a walk: the new place, and the sums with four weights times their inputs."""
+    """Four steps of a walk: adds four weights times their inputs, and returns the new position."""
     if FOUR != "":
         place, a, b, c, d = tl.inline_asm_elementwise(
             FOUR, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
@@ -153,13 +153,13 @@ def _four(  # type: ignore[no-untyped-def]
         else:
             w0, w1, w2, w3 = _part(v0, 0, like), _part(v1, 0, like), _part(v2, 0, like), _part(v3, 0, like)
         place += step & 255
-        a, b, c, d = _multiplied(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 8) & 255
-        a, b, c, d = _multiplied(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 16) & 255
-        a, b, c, d = _multiplied(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
         place += (step >> 24) & 255
-        a, b, c, d = _multiplied(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
     return place, a, b, c, d
 
 
@@ -168,7 +168,7 @@ def _block(  # type: ignore[no-untyped-def]
     x, place, value, step, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
     FOUR: tl.constexpr,
 ):  # fmt: skip
-    """The steps of a block."""
+    """All steps of one block."""
     if BITS == 32:
         even, odd = tl.split(tl.reshape(value, (value.shape[0], 2, 2)))
         v0, v2 = tl.split(even)
@@ -203,10 +203,10 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     EARLY: tl.constexpr, AHEAD: tl.constexpr, A_COLUMN: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
     DECLARED: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
-    """One slice, for the tokens of one word of 64 bits, or for the only token."""
+    """One slice, for the tokens of one 64-bit word, or for a single token."""
     s = tl.program_id(0)
     token_word = tl.program_id(1)
-    if KNOWN:  # no need to wait for where it lies
+    if KNOWN:  # the offset can be computed, without a load
         begin = s * n_least + tl.minimum(s, longer_1) + tl.minimum(s, longer_2) + tl.minimum(s, longer_3)
         begin += tl.minimum(s, longer_4) + tl.minimum(s, longer_5)
         end = (s + 1) * n_least + tl.minimum(s + 1, longer_1) + tl.minimum(s + 1, longer_2)
@@ -217,7 +217,7 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         n = tl.load(slices + s + 1) - begin
     THREADS: tl.constexpr = ROWS * LANES
     A_BLOCK: tl.constexpr = THREADS * DEPTH
-    thread = tl.arange(0, THREADS)  # in one dimension: of two, Triton may put neighbours into different warps
+    thread = tl.arange(0, THREADS)  # one-dimensional: with two, Triton may put neighbours into different warps
     WORDS: tl.constexpr = DEPTH * BITS // 32
     at = thread[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
     if DEPTH == 8:
@@ -308,22 +308,22 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     to = out + token * n_rows + row
     if A_WORD == 1:
         if FOUR == "":
-            found = tl.reduce(bad, 0, _or)
-            is_bad = (found >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (found >> (SIZE - 1))
+            flags = tl.reduce(bad, 0, _or)
+            is_bad = (flags >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (flags >> (SIZE - 1))
         _finish(a + b, is_bad, scale, more, to, writes, LANES)
     else:
-        found = tl.reduce(bad, 0, _or)
-        _finish(a, found >> (SIZE - 1), scale, more, to, writes, LANES)
-        _finish(b, found >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
+        flags = tl.reduce(bad, 0, _or)
+        _finish(a, flags >> (SIZE - 1), scale, more, to, writes, LANES)
+        _finish(b, flags >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
         if A_WORD == 4:
             to += 2 * n_rows
-            _finish(c, found >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
-            _finish(d, found >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
+            _finish(c, flags >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
+            _finish(d, flags >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
 
 
 @triton.jit
 def _finish(total, is_bad, scale, more, to, writes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Writes the sums of one token: NaN where the last bit says that a number of its input is not finite."""
+    """Writes the sums of one token; NaN if the last bit of `is_bad` marks its input as not finite."""
     THREADS: tl.constexpr = total.shape[0]
     ROWS: tl.constexpr = THREADS // LANES
     of_rows = tl.sum(tl.reshape(total, (ROWS, LANES)), axis=1)[:, None]
@@ -336,7 +336,7 @@ def _finish(total, is_bad, scale, more, to, writes, LANES: tl.constexpr):  # typ
 
 
 def gates(sums: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """The new state and cell (points x hidden), of sums (points x 4 hidden: i, f, g, o) and the old cell."""
+    """The new state and cell (points x hidden), from sums (points x 4 hidden: i, f, g, o) and the old cell."""
     cell = cell.contiguous()
     new_state, new_cell, n_all = torch.empty_like(cell), torch.empty_like(cell), cell.numel()
     _gates[(triton.cdiv(n_all, STATE_SIZE),)](sums, cell, new_state, new_cell, cell.shape[1], n_all, STATE_SIZE)

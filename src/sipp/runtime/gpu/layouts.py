@@ -1,11 +1,11 @@
-"""A weight with zeros in, the same weight without them out, laid out as the threads of `kernels.py` read it.
+"""Packs a weight without its zeros, in the layout that the threads of `kernels.py` read.
 
-Each thread walks along a row from kept weight to kept weight: it knows the column of its first one in 16 bits, and how
-far it is to the next in 8. Where that is further than 255 columns, a 0 stands in between. Neighbouring threads hold
-neighbouring weights of the row, as long as 8 bits reach: what they pick from the input lies close together.
+Each thread walks along a row from kept weight to kept weight: 16 bits give the column of its first one, 8 bits the
+distance to each next one. Distances beyond 255 columns are bridged by zeros. Neighbouring threads hold neighbouring
+weights of the row as far as 8 bits reach, so they read nearby inputs.
 
-Rows are sorted by length and taken a few at a time, a slice; a slice is some blocks, in each of which a thread has
-four weights (eight of int8): it reads their values at once, and their distances.
+Rows are sorted by length and grouped into slices of a few rows. A slice consists of blocks, in which each thread has
+four weights (eight for int8), whose values and distances it loads at once.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-MOST_COLUMNS = 1 << 16  # that 16 bits can say
-FURTHEST = 255  # that 8 bits can say
-LIKELY = 170  # columns to the next weight on average, so that few are further than 255
-LEVELS = 5  # numbers of blocks, beyond the least, that need not be looked up
+MOST_COLUMNS = 1 << 16  # addressable with 16 bits
+FURTHEST = 255  # largest distance in 8 bits
+LIKELY = 170  # average distance at which few are beyond 255
+LEVELS = 5  # if slices differ by at most this many blocks, their offsets are computed, not loaded
 MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
 class Walks:
-    """Values and distances. Where a walk is shorter than its slice it stays where it is, on zeros."""
+    """A packed weight: values and distances. Walks shorter than their slice end in zero weights at distance 0."""
 
     shape: tuple[int, int]
-    n_lanes: int  # threads a row
-    n_rows: int  # of a slice
-    n_least: int  # blocks that every slice has
-    n_longer: tuple[
-        int, ...
-    ]  # slices with more than that, with more than one more, ...; empty where that says too little
-    slices: Tensor  # int32: the block with which each slice begins, and the end
-    order: Tensor  # int32: the row of the weight that each row of the slices is; -1 for none
-    starts: Tensor  # uint16: the column with which each thread of each slice begins
+    n_lanes: int  # threads per row
+    n_rows: int  # per slice
+    n_least: int  # blocks of the shortest slice
+    n_longer: tuple[int, ...]  # how many slices have more than 0, 1, .. further blocks; empty if more than LEVELS
+    slices: Tensor  # int32: first block of each slice, and the end
+    order: Tensor  # int32: the row of the weight for each row of the slices; -1 for padding
+    starts: Tensor  # uint16: the first column of each thread of each slice
     values: Tensor
-    distances: Tensor  # uint8: columns from the weight before
-    scales: Tensor  # float32: what the values of each row of the slices are multiplied with; empty for 1
+    distances: Tensor  # uint8: columns from the previous weight
+    scales: Tensor  # float32: factor for the values of each row of the slices; empty: 1
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -49,7 +47,7 @@ class Walks:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def on(self, tensors: tuple[Tensor, ...]) -> Walks:
-        """The same weight in other memory."""
+        """The same weight in other tensors."""
         slices, order, starts, values, distances, scales = tensors
         return replace(
             self, slices=slices, order=order, starts=starts, values=values, distances=distances, scales=scales
@@ -57,12 +55,12 @@ class Walks:
 
 
 def depth_of(dtype: torch.dtype) -> int:
-    """Weights of a thread in a block."""
+    """Weights per thread and block."""
     return 8 if dtype == torch.int8 else 4
 
 
 def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None = None) -> Walks:
-    """The weight (rows x columns, of at most 65,536) without its zeros, as int8 where each row has a scale."""
+    """Packs a weight (rows x columns, at most 65,536 columns); as int8 if each row has a scale."""
     device, n_all = weight.device, len(weight)
     kept = weight != 0
     row, column = kept.nonzero(as_tuple=True)
@@ -78,27 +76,27 @@ def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None
     distance = torch.zeros_like(column)
     distance[1:] = column.diff()
     distance[is_first] = 0
-    n_between = (distance - 1).clamp(min=0) // FURTHEST  # zeros that bridge what is too far
+    n_between = (distance - 1).clamp(min=0) // FURTHEST  # zeros that bridge large distances
     number = (1 + n_between).cumsum(0) - 1
     begin = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
     begin[walk[is_first]] = number[is_first]
-    number -= begin[walk]  # of each weight in its walk
+    number -= begin[walk]  # index of each weight in its walk
     lengths = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
     lengths = lengths.scatter_reduce_(0, walk, number + 1, "amax").view(n_all, n_lanes).amax(-1)
 
     order = lengths.argsort(descending=True, stable=True)
     n_blocks = torch.zeros(n_slices * n_rows, dtype=torch.int64, device=device)
     n_blocks[:n_all] = -(-lengths[order] // depth)
-    per_slice = n_blocks.view(n_slices, n_rows)[:, 0]  # the longest comes first
+    per_slice = n_blocks.view(n_slices, n_rows)[:, 0]  # the longest row comes first
     slices = torch.zeros(n_slices + 1, dtype=torch.int64, device=device)
     slices[1:] = per_slice.cumsum(0)
     place = torch.empty_like(order)
     place[order] = torch.arange(n_all, dtype=torch.int64, device=device)
-    place = place[row]  # row of the slices that each kept weight goes to
+    place = place[row]  # the slice row of each kept weight
     thread = place % n_rows * n_lanes + lane
 
     def positions(number: Tensor, of: Tensor) -> Tensor:
-        """Where weight `number` of the walk lies in an array of blocks, threads, weights."""
+        """The index of weight `number` of a walk in an array of blocks x threads x weights."""
         block = slices[place[of] // n_rows] + number // depth
         return (block * n_rows * n_lanes + thread[of]) * depth + number % depth
 
@@ -127,17 +125,17 @@ def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None
 
 
 def _lanes(row: Tensor, counts: Tensor, n_lanes: int, keep: float) -> Tensor:
-    """The thread of each kept weight: neighbours go to neighbouring threads, as many as 8 bits reach over."""
+    """The thread of each kept weight: neighbours go to neighbouring threads, as far as 8 bits reach."""
     n_neighbours = n_lanes
     while n_neighbours > 1 and n_neighbours > LIKELY * keep:
         n_neighbours //= 2
     number = torch.arange(len(row), dtype=torch.int64, device=row.device) - (counts.cumsum(0) - counts)[row]
-    part = (-(-counts // n_lanes) * n_neighbours)[row]  # of the row, that so many threads share
+    part = (-(-counts // n_lanes) * n_neighbours)[row]  # weights of a row shared by these threads
     return number // part * n_neighbours + number % part % n_neighbours
 
 
 def int8_scales(weight: Tensor) -> Tensor | None:
-    """The scale of each row, whose weights are int8 times it, to rounding of their dtype; None where one has none."""
+    """A scale for each row such that its weights are int8 times the scale, up to rounding; None if not all rows fit."""
     scales = weight.abs().amax(-1).double() / MOST_INT8
     scales = torch.where(scales > 0, scales, 1.0)
     back = (weight.double() / scales[:, None]).round() * scales[:, None]

@@ -1,4 +1,4 @@
-"""A pruned network on a CUDA GPU as a callable that skips its zeros where that is faster, recorded as a CUDA graph."""
+"""Compiles a pruned network for a CUDA GPU: skips zeros where that is faster, recorded as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,140 +14,148 @@ from torch import Tensor, nn
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
 from sipp.records.html import view
-from sipp.runtime.examples import in_order, kind_of, off_by, own_tensors, try_example
+from sipp.runtime.examples import (
+    cloned_results,
+    in_signature_order,
+    input_signature,
+    output_difference,
+    try_example,
+    without_aliases,
+)
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
-from sipp.runtime.graph import reads_memory, trace_plain
+from sipp.runtime.graph import depends_on_layout, trace_unfused
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.plan_cache import PlanCache, refuse_copy
 from sipp.runtime.steps import LEAST_GAIN, Step
-from sipp.runtime.table import MB, MS, Words, as_html, as_text, left_to_torch, steps_table
+from sipp.runtime.table import MB, MS, Labels, as_html, as_text, left_to_torch, steps_table
 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
 AS_CALLED = "torch runs all of it, as called"
-N_ROUNDINGS = 8  # of one product, that a whole network may be off by
+N_ROUNDINGS = 8  # allowed error of a network, in multiples of that of one product
 
 
 @dataclass(frozen=True)
 class CompiledOnGpu:
-    """How inputs of one kind are run. Steps that lost to torch are a table, without their weights."""
+    """How inputs of one signature are run. Steps that lost to torch keep their table row, not their weights."""
 
     steps: list[Step]
     run: Callable[[list[Any]], Any]
     how: str
-    seconds: float  # of a call from Python
-    dense_seconds: float  # of torch's faster way, recorded or as called
-    why: str = ""  # it was not recorded, or not by steps
+    seconds: float  # per call from Python
+    dense_seconds: float  # torch's time, recorded or not, whichever is faster
+    why: str = ""  # why it was not recorded, or does not use the steps
 
     @property
     def is_dense(self) -> bool:
         return self.how != BY_STEPS
 
 
-def _why_off(found: Any, expected: Any) -> str:
-    """Why the steps are not to run the network, where they give something else than it; empty where they do not."""
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
-    for one, other in pairs:
+def _why_different(outputs: Any, expected: Any) -> str:
+    """Why the steps cannot replace the network: their outputs differ on the example; empty if they agree."""
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    for output, other in pairs:
         if isinstance(other, Tensor) and other.is_floating_point():
-            by = off_by([one], [other])
+            by = output_difference([output], [other])
             if not by <= N_ROUNDINGS * AGREEMENT.get(other.dtype, AGREEMENT[torch.float32]):
                 return f"its steps are {by:.0e} off on the example"
     return ""
 
 
 class SparseOnGpu:
-    """A network compiled for a CUDA GPU: call it as you call the model. `print` shows what runs where, and how fast.
+    """A network compiled for a CUDA GPU: call it like the model. `print` shows what runs where, and how fast.
 
-    It is compiled for the shapes of the example; a call with other shapes compiles once more, up to eight of them.
-    Beyond these torch runs the network, dense. Calls are launched one at a time, on the caller's stream.
+    It is compiled for the shapes of the example, and again for other shapes, up to eight; for further shapes torch runs
+    the dense network. Calls are launched one at a time, on the caller's stream.
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
-        self._on = next(t for t in (*self._model.parameters(), *self._model.buffers()))  # whose GPU it is
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        self._device_tensor = tensors[0]  # gives the GPU to use
         self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
         self._lock = self._compiled.lock
-        self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
+        self.n_dense_bytes = sum(t.nbytes for t in tensors)
         self.seconds = 0.0  # of compilation
-        kwargs = in_order(self._model, kwargs)
-        self.latest = self._compile(kind_of(args, kwargs, DEVICE), args, kwargs)  # compiled last
+        kwargs = in_signature_order(self._model, kwargs)
+        self.latest = self._compile(input_signature(args, kwargs, DEVICE), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = in_order(self._model, kwargs)
-        kind = kind_of(args, kwargs, DEVICE)
-        compiled = self._compiled.plan_for(kind, lambda: self._compile(kind, args, kwargs))
-        with self._lock, torch.no_grad(), torch.cuda.device_of(self._on):
+        kwargs = in_signature_order(self._model, kwargs)
+        signature = input_signature(args, kwargs, DEVICE)
+        compiled = self._compiled.plan_for(signature, lambda: self._compile(signature, args, kwargs))
+        with self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
             if compiled is not None:
                 return compiled.run(pytree.tree_leaves((args, kwargs)))
-            return recording.own_results(self._model(*args, **kwargs))
+            return cloned_results(self._model(*args, **kwargs))
 
     def __reduce__(self) -> Any:
         refuse_copy()
 
     @torch.inference_mode(False)
-    def _compile(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
-        """The way to run inputs like these, now known. What is kept outlives the mode that the caller is in."""
-        # locks in this order; torch.export is for one thread at a time
-        with ONE_AT_A_TIME, self._lock, torch.no_grad(), torch.cuda.device_of(self._on):
-            if (known := self._compiled.used(kind)) is not None:  # by now, by another thread
+    def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
+        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
+        # always lock in this order; torch.export is not thread-safe
+        with ONE_AT_A_TIME, self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
+            if (known := self._compiled.used(signature)) is not None:  # another thread was faster
                 return known
             start = time.perf_counter()
-            args, kwargs = own_tensors(args, kwargs)
+            args, kwargs = without_aliases(args, kwargs)
             where = "the input" if len(self._compiled) else "the example"
             try_example(self._model, args, kwargs, where=where, device=DEVICE)
-            self.latest = self._raced(args, kwargs)
-            self._compiled.put(kind, self.latest)
+            self.latest = self._choose_fastest(args, kwargs)
+            self._compiled.put(signature, self.latest)
             self.seconds = time.perf_counter() - start
             return self.latest
 
-    def _raced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
-        """The steps against the network as torch runs it, recorded and as called; they lose unless they gain 5 %."""
-        graph = trace_plain(self._model, args, kwargs)
+    def _choose_fastest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
+        """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
+        graph = trace_unfused(self._model, args, kwargs)
         inputs, spec = pytree.tree_flatten((args, kwargs))
         cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
 
-        def dense(given: list[Any]) -> Any:
-            own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+        def dense(leaves: list[Any]) -> Any:
+            own_args, own_kwargs = pytree.tree_unflatten(leaves, spec)
             with torch.autocast(DEVICE, dtype=cast, enabled=cast is not None, cache_enabled=False):
                 return self._model(*own_args, **own_kwargs)
 
-        def as_called(given: list[Any]) -> Any:
-            return recording.own_results(dense(given))
+        def as_called(leaves: list[Any]) -> Any:
+            return cloned_results(dense(leaves))
 
-        ways: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
+        runners: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
         steps, why = [], ""
         try:
-            ways[RECORDED] = recording.Recorded(dense, inputs)
-            if reads_memory(graph):
+            runners[RECORDED] = recording.Recorded(dense, inputs)
+            if depends_on_layout(graph):
                 why = "an operation takes values as they lie in memory"
             else:
                 plan = make_plan(graph, inputs)
                 steps = plan.steps
                 by_steps = recording.Recorded(plan.run, inputs) if any(step.held for step in steps) else None
-                if by_steps is not None and not (why := _why_off(by_steps(inputs), as_called(inputs))):
-                    ways[BY_STEPS] = by_steps
-        except RuntimeError as error:  # whatever cannot be part of a graph, such as a value that Python waits for
+                if by_steps is not None and not (why := _why_different(by_steps(inputs), as_called(inputs))):
+                    runners[BY_STEPS] = by_steps
+        except RuntimeError as error:  # not recordable, such as a value that Python waits for
             why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
-        times = dict(zip(ways, recording.race([partial(run, inputs) for run in ways.values()])))
-        dense_seconds = min(times[how] for how in ways if how != BY_STEPS)
-        how = min((how for how in ways if how != BY_STEPS), key=times.__getitem__)
+        times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
+        dense_seconds = min(times[name] for name in runners if name != BY_STEPS)
+        name = min((name for name in runners if name != BY_STEPS), key=times.__getitem__)
         if times.get(BY_STEPS, dense_seconds) <= LEAST_GAIN * dense_seconds:
-            how = BY_STEPS
-        kept = steps if how == BY_STEPS else [replace(step, run=lambda values: None, held=()) for step in steps]
-        return CompiledOnGpu(kept, ways[how], how, times[how], dense_seconds, why)
+            name = BY_STEPS
+        kept = steps if name == BY_STEPS else [replace(step, run=lambda values: None, held=()) for step in steps]
+        return CompiledOnGpu(kept, runners[name], name, times[name], dense_seconds, why)
 
     @property
     def steps(self) -> list[Step]:
-        """What is run, in order, for inputs of the latest shapes compiled."""
+        """The steps for the input shapes compiled last, in order."""
         return list(self.latest.steps)
 
     @property
     def n_bytes(self) -> int:
-        """What all weights take: the model's own, for other shapes of input, and those packed for these."""
+        """Bytes of all weights: the model's own, kept for other input shapes, and the packed ones."""
         held = {t.data_ptr(): t.nbytes for each in self._compiled.all() for s in each.steps for t in s.held}
         return self.n_dense_bytes + sum(held.values())
 
@@ -157,13 +165,13 @@ class SparseOnGpu:
         return f"<SparseOnGpu {type(self._model).__name__}: {ratio}; print() shows what runs where>"
 
     def __str__(self) -> str:
-        return as_text(steps_table(self.latest.steps, with_notes=True), self._words())
+        return as_text(steps_table(self.latest.steps, with_notes=True), self._labels())
 
     def _repr_html_(self) -> str:
-        shown = as_html(steps_table(self.latest.steps, with_notes=True), self._words())
+        shown = as_html(steps_table(self.latest.steps, with_notes=True), self._labels())
         return view(f"{type(self._model).__name__}, compiled for this GPU", shown)
 
-    def _words(self) -> Words:
+    def _labels(self) -> Labels:
         latest = self.latest
         why = f" ({latest.why})" if latest.why else ""
         times = f"{latest.seconds * MS:.3f} ms per call, torch {latest.dense_seconds * MS:.3f} ms"

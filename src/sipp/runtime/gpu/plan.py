@@ -1,7 +1,7 @@
-"""A traced graph and an example on the GPU in, the steps for inputs of these shapes out; linear layers are chosen anew.
+"""Compiles a traced graph for a GPU: chooses a kernel for each linear layer and LSTM, leaves the rest to torch.
 
-Every other operation is torch's own. Linear layers that read the same few tokens (the queries, keys and values of an
-attention) become one product where that is sparse: it costs one launch.
+Linear layers that read the same few tokens (queries, keys and values of an attention) become one sparse product, which
+takes a single launch.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sipp.native import pytree
 from sipp.runtime.gpu.linear import (
     AGREEMENT,
     MOST_TOKENS,
-    Chosen,
-    dense_way,
-    fastest_way,
-    is_off,
+    KernelChoice,
+    dense_kernel,
+    fastest_kernel,
+    kernel_error,
+    time_kernel,
     timing_group,
-    way_error,
-    way_seconds,
+    why_wrong,
 )
 from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
-from sipp.runtime.plan import computed
-from sipp.runtime.steps import Step, Values, torch_step
+from sipp.runtime.plan import fold_constants
+from sipp.runtime.steps import Step, Values, kept_share, torch_step
 
-LEAST_WEIGHTS = 1 << 16  # of a layer that is tried: a smaller one takes as long as its launch
-KEEP_BINS = 50  # layers of one shape and form whose kept share is the same in 1/50 are timed once
+LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
+KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only once
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GpuPlan:
     constants: Values
 
     def run(self, inputs: list[Any]) -> Any:
-        """What the model gives, by the steps; results may share memory with constants."""
+        """Runs the steps; results may share memory with constants."""
         values = self.constants | dict(zip(self.graph.inputs, inputs))
         with torch.autocast("cuda", enabled=False):
             for step in self.steps:
@@ -54,33 +54,33 @@ class GpuPlan:
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
-    """The plan for inputs like these: every operation is run, in order, and linear layers in the ways they could be."""
-    graph = computed(graph)
+    """The plan for inputs like these: runs every operation in order, and times the kernels of linear layers."""
+    graph = fold_constants(graph)
     values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
-    known: dict[Hashable, Chosen] = {}
+    known: dict[Hashable, KernelChoice] = {}
     n_bytes = sum(tensor.nbytes for tensor in graph.constants.values())
     steps: dict[int, Step] = {}
     for op in graph.ops:
         if op.out not in steps:
-            group = _readers_of_same(op, graph, values) if _is_ours(op, graph, values) else [op]
+            group = _readers_of_same(op, graph, values) if _can_be_sparse(op, graph, values) else [op]
             steps.update(_steps_of(group, graph, values, n_bytes, known))
         steps[op.out].run(values)
     ordered = [steps[op.out] for op in graph.ops]
-    used = {n for op, step in zip(graph.ops, ordered) for n in _kept_reads(op, step)}
+    used = {n for op, step in zip(graph.ops, ordered) for n in _still_read(op, step)}
     used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
     constants = {n: value for n, value in graph.constants.items() if n in used}
     return GpuPlan(replace(graph, constants={}), ordered, constants)
 
 
-def _kept_reads(op: Op, step: Step) -> list[int]:
-    """The values that a step reads in calls to come: no weight that it holds itself."""
+def _still_read(op: Op, step: Step) -> list[int]:
+    """The values a step reads in later calls: not the weights that it has packed."""
     if step.kernel in ("torch", "dense"):
         return op.reads()
     return recurrent_reads(op) if op.target in RECURRENT else [op.args[0].value]
 
 
-def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
-    """Whether it is a linear layer with weights of its own that is large enough, on a batch that is not empty."""
+def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
+    """Whether it is a large enough linear layer with constant weights, on a nonempty batch."""
     if op.target is not LINEAR or op.kwargs:
         return False
     refs = [ref for ref in op.args[1:3] if ref is not None]
@@ -91,7 +91,7 @@ def _is_ours(op: Op, graph: Graph, values: Values) -> bool:
 
 
 def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
-    """The linear layers with the same few tokens as input and alike weights, this one first; else this one alone."""
+    """The linear layers that read the same few tokens and can be joined with this one, which comes first."""
     x, weight = values[op.args[0].value], graph.constants[op.args[1].value]
     if x.numel() // weight.shape[1] > MOST_TOKENS or weight.dtype != x.dtype:
         return [op]
@@ -100,10 +100,10 @@ def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
         if other.out < op.out or other.target is not LINEAR or other.args[0] != op.args[0]:
             return False
         return (
-            _is_ours(other, graph, values)
+            _can_be_sparse(other, graph, values)
             and graph.constants[other.args[1].value].dtype == weight.dtype
             and (_bias(other, graph) is None) == (_bias(op, graph) is None)
-            and _keep(graph.constants[other.args[1].value]) < 1.0
+            and kept_share(graph.constants[other.args[1].value]) < 1.0
         )
 
     alike = [other for other in graph.ops if is_alike(other)]
@@ -111,66 +111,62 @@ def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
 
 
 def _steps_of(
-    group: list[Op], graph: Graph, values: Values, n_bytes: int, known: dict[Hashable, Chosen]
+    group: list[Op], graph: Graph, values: Values, n_bytes: int, known: dict[Hashable, KernelChoice]
 ) -> dict[int, Step]:
-    """The steps of operations that belong together, by what they give."""
+    """The steps of operations that are joined, by the number of their result."""
     op = group[0]
     if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
         step = recurrent_step(op, values, graph.constants)
         return {op.out: torch_step(op, _why_not(op)) if step is None else step}
-    if not _is_ours(op, graph, values):
+    if not _can_be_sparse(op, graph, values):
         return {op.out: torch_step(op, _why_not(op))}
     x = values[op.args[0].value]
     tokens = x.reshape(-1, x.shape[-1])
-    weights = [graph.constants[each.args[1].value] for each in group]
-    biases = [bias for each in group if (bias := _bias(each, graph)) is not None]
+    weights = [graph.constants[member.args[1].value] for member in group]
+    biases = [bias for member in group if (bias := _bias(member, graph)) is not None]
     weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
-    sizes, n_dense_bytes = [len(each) for each in weights], weight.nbytes
+    sizes, n_dense_bytes = [len(part) for part in weights], weight.nbytes
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
     n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
     alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
-    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * _keep(weight)))
+    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * kept_share(weight)))
     if kind not in known:
-        each_alone = [partial(way_seconds, dense_way(own, None), tokens, n_copies) for own in weights]
-        known[kind] = fastest_way(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
-    chosen = known[kind]
-    way = chosen.make(weight, bias)
-    # another layer of its kind may have been timed: every layer is compared with torch itself
-    if not chosen.is_dense and not (by := way_error(way, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
-        chosen = Chosen(dense_way, True, chosen.seconds, chosen.dense_seconds, is_off(by))
-    if chosen.is_dense and len(group) > 1:  # alone, one of them may be worth it
+        each_alone = [partial(time_kernel, dense_kernel(own, None), tokens, n_copies) for own in weights]
+        known[kind] = fastest_kernel(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
+    choice = known[kind]
+    kernel = choice.make(weight, bias)
+    # the timing may come from a similar layer, but every layer is compared with torch itself
+    if not choice.is_dense and not (by := kernel_error(kernel, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
+        choice = KernelChoice(dense_kernel, True, choice.seconds, choice.dense_seconds, why_wrong(by))
+    if choice.is_dense and len(group) > 1:  # alone, one of them may be worth it
         steps: dict[int, Step] = {}
-        for each in group:
-            steps |= _steps_of([each], graph, values, n_bytes, known)
+        for member in group:
+            steps |= _steps_of([member], graph, values, n_bytes, known)
         return steps
-    if chosen.is_dense:
+    if choice.is_dense:
         return {
             op.out: replace(
-                torch_step(op, chosen.why), kernel="dense", keep=_keep(weight), n_bytes=n_dense_bytes,
-                n_dense_bytes=n_dense_bytes, seconds=chosen.seconds, dense_seconds=chosen.dense_seconds,
+                torch_step(op, choice.why), kernel="dense", keep=kept_share(weight), n_bytes=n_dense_bytes,
+                n_dense_bytes=n_dense_bytes, seconds=choice.seconds, dense_seconds=choice.dense_seconds,
             )
         }  # fmt: skip
-    outs = [each.out for each in group]
+    outs = [member.out for member in group]
 
     def run_step(current: Values) -> None:
-        given = current[op.args[0].value]
-        found = way.call(given.reshape(-1, given.shape[-1]), way.tensors)
-        current.update(zip(outs, found.reshape(*given.shape[:-1], -1).split(sizes, -1)))
+        source = current[op.args[0].value]
+        result = kernel.call(source.reshape(-1, source.shape[-1]), kernel.tensors)
+        current.update(zip(outs, result.reshape(*source.shape[:-1], -1).split(sizes, -1)))
 
     first = Step(
-        op.name, way.name, run_step, op.out, _keep(weight), way.n_bytes, n_dense_bytes, chosen.seconds,
-        chosen.dense_seconds, held=way.tensors,
+        op.name, kernel.name, run_step, op.out, kept_share(weight), kernel.n_bytes, n_dense_bytes, choice.seconds,
+        choice.dense_seconds, held=kernel.tensors,
     )  # fmt: skip
-    others = [Step(each.name, f"with {op.name}", lambda values: None, each.out) for each in group[1:]]
+    others = [Step(member.name, f"with {op.name}", lambda values: None, member.out) for member in group[1:]]
     return {step.out: step for step in (first, *others)}
 
 
 def _bias(op: Op, graph: Graph) -> Tensor | None:
     return graph.constants[op.args[2].value] if len(op.args) > 2 and op.args[2] is not None else None
-
-
-def _keep(weight: Tensor) -> float:
-    return float((weight != 0).sum()) / max(1, weight.numel())
 
 
 def _why_not(op: Op) -> str:

@@ -1,4 +1,4 @@
-"""Records a function of GPU tensors as a CUDA graph, so that a call is one launch; and timing."""
+"""Records functions of GPU tensors as CUDA graphs, so that a call is one launch, and times them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import pytree
+from sipp.runtime.examples import cloned_results
 
-WARM_UPS = 3  # before a function is recorded: libraries choose their kernels and take their memory
-LEAST_CALLS, REPLAYS = 48, 5  # of a layer that is timed
-TURNS, RACE_SECONDS, MOST_CALLS = 5, 0.02, 100  # of a whole network
+WARM_UPS = 3  # before recording, so that libraries choose kernels and allocate memory
+LEAST_CALLS, REPLAYS = 48, 5  # when timing a layer
+TURNS, RACE_SECONDS, MOST_CALLS = 5, 0.02, 100  # when timing a network
 
 
 class Recorded:
-    """`function(inputs)` as a graph: inputs are copied in, results are the caller's own. For one call at a time."""
+    """`function(inputs)` as a CUDA graph: copies inputs in and results out. One call at a time."""
 
     def __init__(self, function: Callable[[list[Any]], Any], inputs: list[Any]) -> None:
-        self._function = function  # a graph keeps no tensor alive: what it reads must not be freed before it is
+        self._function = function  # keeps alive what the graph reads
         self._inputs = [x.detach().clone() if isinstance(x, Tensor) else x for x in inputs]
         stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(before)
@@ -38,23 +38,18 @@ class Recorded:
         self._graph.replay()
 
     def __call__(self, inputs: list[Any]) -> Any:
-        torch.cuda.current_stream().wait_event(self._done)  # the call before may have been on another stream
+        torch.cuda.current_stream().wait_event(self._done)  # the previous call may have used another stream
         for own, value in zip(self._inputs, inputs):
             if isinstance(own, Tensor):
                 own.copy_(value)
         self._graph.replay()
-        results = own_results(self._found)
+        results = cloned_results(self._found)
         self._done.record()
         return results
 
 
-def own_results(found: Any) -> Any:
-    """The same results with memory of their own, laid out as they were."""
-    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, found)
-
-
 def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:
-    """The time of one of these calls, which are recorded one after the other, several times over."""
+    """Seconds per call, for these calls recorded one after the other, several times over."""
     repeated = [*calls] * -(-LEAST_CALLS // len(calls))
     recorded = Recorded(lambda _: [call() for call in repeated], [])
     recorded.replay()
@@ -70,7 +65,7 @@ def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def race(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """The shortest time of each as called from Python, the GPU's work included; they take turns."""
+    """The shortest time of each call from Python, GPU work included, measured in alternation."""
     best = [math.inf] * len(calls)
     for turn in range(TURNS):
         for i, call in enumerate(calls):

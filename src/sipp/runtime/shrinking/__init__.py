@@ -1,1 +1,1 @@
-"""A network in, the same function with fewer channels out: channels.py -> removing.py -> applying.py."""
+"""Removes dead channels without changing the function: channels.py -> removing.py -> applying.py."""

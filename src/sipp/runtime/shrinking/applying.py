@@ -1,4 +1,4 @@
-"""Removes channels from a copy of a network: cuts parameters and buffers, folds in constants."""
+"""Removes channels from a network: slices its parameters and buffers, and folds constants into biases."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.runtime.shrinking.removing import ReadingLayer, Smaller, sorted_groups
-from sipp.runtime.shrinking.rules import summed
+from sipp.runtime.shrinking.removing import ReadingLayer, ShrinkPlan, sorted_groups
+from sipp.runtime.shrinking.rules import kernel_sums
 
 
-def apply(model: nn.Module, plan: Smaller) -> None:
-    """Makes the network smaller, in place; its parameters are new tensors in its own modules."""
+def apply(model: nn.Module, plan: ShrinkPlan) -> None:
+    """Shrinks the network in place; its modules get new parameters."""
     tensors = parameters_and_buffers(model)
     new = {name: tensors[name].detach() for name, _ in plan.stays}
     owners = _owners(model)
     grouped = {}
     for layer, is_needed, stays in zip(plan.layers, plan.is_needed, plan.read):
-        _take_over_constants(layer, is_needed, new)
+        _fold_constants(layer, is_needed, new)
         product = layer.product
         if product.groups > 1:
             weight = new[product.weight]
@@ -35,47 +35,47 @@ def apply(model: nn.Module, plan: Smaller) -> None:
     changed = []
     for name, values in new.items():
         if values.shape != tensors[name].shape or not torch.equal(values, tensors[name]):
-            changed += _replace(owners[id(tensors[name])], tensors[name], values)
+            changed += _reregister(owners[id(tensors[name])], tensors[name], values)
     for module in changed:
-        _describe(module)
+        _update_sizes(module)
 
 
 def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by every name that they have."""
+    """Parameters and buffers by all of their names."""
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
-def _take_over_constants(layer: ReadingLayer, is_needed: Tensor, made: dict[str, Tensor]) -> None:
-    """Moves what the layer reads of constant channels that are not needed to its bias, or to its stand-in."""
+def _fold_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
+    """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
     product = layer.product
     taken = layer.gives_way & (layer.constant != 0) & ~is_needed & layer.reads.any(0)
     if not bool(taken.any()):
         return
-    weight, constant = made[product.weight], layer.constant
+    weight, constant = new[product.weight], layer.constant
     values = weight.double()
     dim = 0 if product.is_transposed else 1
     if layer.stand_in is None:
         assert product.bias is not None
-        sums = summed(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
-        bias = made[product.bias]
-        made[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
+        sums = kernel_sums(weight.cpu(), product.groups, product.is_transposed)[:, taken] @ constant[taken]
+        bias = new[product.bias]
+        new[product.bias] = (bias.double() + sums.to(bias.device)).to(bias.dtype)
     elif taken[layer.stand_in]:
-        return  # nothing that is needed reads any of them
+        return  # no needed row reads any of them
     else:
         shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(weight.device)
         values.select(dim, layer.stand_in).add_(torch.tensordot(shares, values, ([0], [dim])))
-    # What stays without being needed holds other values now: nothing may read it.
+    # Rows that stay without being needed now compute something else, so nothing may read these channels.
     of_rows = taken.view(product.groups, -1).repeat_interleave(weight.shape[1 - dim] // product.groups, 0)
     of_rows = of_rows.T if product.is_transposed else of_rows
     values[of_rows.to(weight.device)] = 0.0
-    made[product.weight] = values.to(weight.dtype)
+    new[product.weight] = values.to(weight.dtype)
 
 
 Owners = list[tuple[nn.Module, str]]
 
 
 def _owners(model: nn.Module) -> dict[int, Owners]:
-    """Where each tensor is registered, by its id: modules and local names."""
+    """The modules and attribute names under which each tensor is registered, by its id."""
     owners: dict[int, Owners] = {}
     for module in model.modules():
         for local, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -84,8 +84,8 @@ def _owners(model: nn.Module) -> dict[int, Owners]:
     return owners
 
 
-def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
-    """Registers the new values wherever the tensor was; gives the modules."""
+def _reregister(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
+    """Replaces the tensor wherever it is registered; returns the modules."""
     is_parameter = isinstance(old, nn.Parameter)
     values = values.contiguous()
     new = nn.Parameter(values, requires_grad=old.requires_grad) if is_parameter else values
@@ -97,8 +97,8 @@ def _replace(owners: Owners, old: Tensor, values: Tensor) -> list[nn.Module]:
     return [module for module, _ in owners]
 
 
-def _describe(module: nn.Module) -> None:
-    """Lets the module's own numbers say what its tensors are."""
+def _update_sizes(module: nn.Module) -> None:
+    """Updates the module's size attributes (in_features and the like) to its tensors."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _ConvNd):

@@ -1,8 +1,8 @@
-"""The channels of a traced network: which belong together, which are constant, which layers read them.
+"""Tracks the channels of a traced network: which are tied together, which are constant, and who reads them.
 
-Every channel of every value has an id. Ids that are the same channel at two places (of a sum's operands, of a weight's
-rows and what a norm holds of them) are tied: all of them are removed, or none. The id ALWAYS is that of everything that
-has to stay: inputs, outputs, and whatever an operation without a rule reads (rules.py).
+Every channel of every value has an id. If two ids are the same channel in two places (operands of a sum; rows of a
+weight and the parameters of the norm after it) they are tied: both are removed, or neither. The id ALWAYS marks
+everything that must stay: inputs, outputs, and whatever an operation without a rule reads (rules.py).
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ ALWAYS = 0
 
 @dataclass(frozen=True)
 class Axis:
-    """The dimension of a value that holds channels, their ids, and what each is where it is always the same number."""
+    """The channel dimension of a value, the ids of its channels, and their values if constant."""
 
     dim: int
     ids: Tensor  # C, int64
-    constant: Tensor  # C, float64; NaN: not known to be constant
+    constant: Tensor  # C, float64; NaN: not constant
 
 
 @dataclass(frozen=True)
 class Product:
-    """One use of a weight: `n_out` outputs, each a sum over the channels of its input."""
+    """One use of a weight, whose outputs are sums over the channels of its input."""
 
     weight: str
     bias: str | None
-    ids: Tensor  # of the channels that it reads
-    constant: Tensor  # of them
+    ids: Tensor  # of its input channels
+    constant: Tensor  # their values, NaN if not constant
     out_ids: Tensor
     groups: int
     is_transposed: bool  # its weight is I x O/groups
-    pads: bool  # zeros stand around its input: the sum over a constant channel is no constant
+    pads: bool  # zero padding: the output is not constant even if a channel is
 
 
 @dataclass
 class Channels:
-    """What is known of a network so far."""
+    """What is known about the channels of a network so far."""
 
-    leaves: dict[Node, str]  # parameters and buffers, by name: the first of those that a shared one has
-    n_reads: Counter[str]  # of them
+    leaves: dict[Node, str]  # name of each parameter and buffer (the first, if it is shared)
+    n_reads: Counter[str]  # how often each is read
     tensors: dict[str, Tensor]  # on the CPU
-    regroups: frozenset[str]  # weights of convolution modules, whose number of groups can be set
-    values: dict[Node, Axis | None] = field(default_factory=dict)  # None: no channel of it can go
-    several: dict[Node, bool] = field(default_factory=dict)  # results of a node: whether all are like the first
+    regroups: frozenset[str]  # weights of convolution modules, whose `groups` can be changed
+    values: dict[Node, Axis | None] = field(default_factory=dict)  # None: all its channels stay
+    # nodes with several results: whether all have the same channels
+    several: dict[Node, bool] = field(default_factory=dict)
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    sides: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # ids along a dimension of a leaf
-    fixed: set[str] = field(default_factory=set)  # leaves that are read otherwise too: all of their sides stay
+    sides: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # ids along a dimension of a parameter or buffer
+    fixed: set[str] = field(default_factory=set)  # those that are read in other ways too, so that they stay whole
     products: list[Product] = field(default_factory=list)
     left_alone: dict[str, None] = field(default_factory=dict)  # in order
     n_ids: int = 1
@@ -74,18 +75,18 @@ class Channels:
         self.ties.append((ids, others))
 
     def keep(self, axis: Axis | None) -> None:
-        """Lets all channels of a value stay."""
+        """Marks all channels of a value to stay."""
         if axis is not None:
             self.tie(axis.ids, torch.zeros_like(axis.ids))
 
     def keep_all(self, node: Node) -> None:
-        """Lets everything stay that an operation reads, and names it if there was something to remove."""
+        """Marks everything an operation reads to stay, and records the operation if that prevents a removal."""
         for read in node.all_input_nodes:
             if read in self.leaves:
                 self.fixed.add(self.leaves[read])
             self.keep(self.values[read])
             if self.values[read] is not None or (read in self.leaves and len(shape_of(read)) > 1):
-                self.left_alone[_place(node)] = None
+                self.left_alone[_describe_node(node)] = None
 
 
 Rule = Callable[[Channels, Node], Axis | None]
@@ -127,13 +128,13 @@ def channels_of(
     return channels
 
 
-def unknown(n: int) -> Tensor:
-    """So many channels of which none is known to be constant."""
+def not_constant(n: int) -> Tensor:
+    """The constants of n channels of which none is constant: NaN."""
     return torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
 
 
-def _place(node: Node) -> str:
-    """The operation of a node and the module that it is called in."""
+def _describe_node(node: Node) -> str:
+    """The operation of a node, and the module that calls it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     inside = stack[-1][0] if stack else ""
     operation = getattr(node.target, "__name__", str(node.target)).partition(".")[0]

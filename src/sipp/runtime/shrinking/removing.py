@@ -1,9 +1,9 @@
-"""Decides which channels stay, and what becomes of constants that other layers read.
+"""Decides which channels stay, and how constant channels that other layers read are replaced.
 
-A channel is needed where a row that is needed reads it (a weight that is not zero), and a constant one only if no other
-channel can take its place: what a row reads of it, weight times constant, goes into the row's bias; or, where zeros are
-padded around it or there is no bias, into the weight of one other constant channel of the same layer, its `stand_in`.
-What is not needed is removed, but for channels that keep a layer from being empty, or groups from being of two sizes.
+A channel is needed if a needed row reads it through a nonzero weight. Constant channels can be replaced: their
+contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to
+the weight of one other constant channel of the same layer, the `stand_in`. Everything else is removed, except channels
+that keep a layer from being empty, or groups from having different sizes.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from sipp.runtime.shrinking.rules import reads_of
 
 @dataclass(frozen=True)
 class ReadingLayer:
-    """A weight with all of its uses, and what is decided about the channels that it reads."""
+    """A weight with all its uses, and which of its input channels can be replaced."""
 
     product: Product  # the first use
     reads: Tensor  # O x I
-    constant: Tensor  # I, the same in all uses; NaN: not constant
-    stand_in: int | None  # the constant channel that others are read from; None: constants go into the bias
-    gives_way: Tensor  # I, channels that are not needed for being read
+    constant: Tensor  # I, if the same in all uses; NaN: not constant
+    stand_in: int | None  # the channel that replaces other constants; None: they go into the bias
+    gives_way: Tensor  # I, channels that can be replaced even if they are read
 
 
 @dataclass(frozen=True)
-class Smaller:
-    """What stays of every parameter and buffer, by name and dimension, and how constants are taken over."""
+class ShrinkPlan:
+    """Which indices of every parameter and buffer stay, by name and dimension, and how constants are replaced."""
 
     stays: dict[tuple[str, int], Tensor]  # indices
     layers: tuple[ReadingLayer, ...]
-    is_needed: tuple[Tensor, ...]  # of the channels that each of them reads
-    read: tuple[Tensor, ...]  # indices of those that stay
+    is_needed: tuple[Tensor, ...]  # for each layer, whether each input channel is needed
+    read: tuple[Tensor, ...]  # for each layer, the indices of input channels that stay
 
 
-def smaller(channels: Channels) -> Smaller:
-    """Which channels stay."""
+def plan_shrinking(channels: Channels) -> ShrinkPlan:
+    """Decides which channels stay."""
     class_of = _classes(channels)
     layers = _layers(channels)
     inside = [class_of[layer.product.ids] for layer in layers]
     outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
-    _spread(needed, layers, inside, outside)
+    _mark_needed(needed, layers, inside, outside)
     kept = needed.clone()
     sides = {key: class_of[ids] for key, ids in channels.sides.items()}
-    while _fill(kept, layers, inside, outside, sides):
+    while _add_fillers(kept, layers, inside, outside, sides):
         pass
-    return Smaller(
+    return ShrinkPlan(
         {key: kept[side].nonzero().flatten() for key, side in sides.items()},
         tuple(layers),
         tuple(needed[side] for side in inside),
@@ -63,7 +63,7 @@ def smaller(channels: Channels) -> Smaller:
 
 
 def _classes(channels: Channels) -> Tensor:
-    """For each id the number of its class: channels that are tied, directly or through others."""
+    """The class of each id: the connected components of tied channels."""
     pairs = [torch.stack((ids, others)) for ids, others in channels.ties]
     tied = (torch.cat(pairs, 1) if pairs else torch.zeros((2, 0), dtype=torch.int64, device="cpu")).numpy()
     graph = coo_matrix((np.ones(tied.shape[1], dtype=np.int8), (tied[0], tied[1])), (channels.n_ids, channels.n_ids))
@@ -71,7 +71,7 @@ def _classes(channels: Channels) -> Tensor:
 
 
 def _layers(channels: Channels) -> list[ReadingLayer]:
-    """All weights, in the order of their first uses."""
+    """All weights, in order of first use."""
     uses: dict[str, list[Product]] = {}
     for product in channels.products:
         uses.setdefault(product.weight, []).append(product)
@@ -89,7 +89,8 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     stand_in = None
     if any(call.pads for call in calls) or not has_bias:
         others = is_constant & (constant != 0)
-        if first.groups > 1 or n_reads[first.weight] > len(calls):  # one a group is needed; or others read the weight
+        # each group would need a stand-in; or something else reads the weight
+        if first.groups > 1 or n_reads[first.weight] > len(calls):
             is_constant &= constant == 0
         elif bool(others.any()):
             stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
@@ -97,8 +98,8 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     return ReadingLayer(first, reads, constant, stand_in, is_constant)
 
 
-def _spread(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
-    """Marks what is needed by what is needed already, until nothing is added."""
+def _mark_needed(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
+    """Marks channels needed by those already marked, until nothing changes."""
     before = -1
     while before < (before := int(needed.sum())):
         for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
@@ -109,14 +110,14 @@ def _spread(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], ou
             needed[reads[wanted]] = True
 
 
-def _fill(
+def _add_fillers(
     kept: Tensor,
     layers: list[ReadingLayer],
     inside: list[Tensor],
     outside: list[Tensor],
     sides: dict[tuple[str, int], Tensor],
 ) -> bool:
-    """Lets channels stay that nobody needs, where a layer would be empty or groups would differ; whether it did."""
+    """Keeps extra channels where a layer would be empty or groups unequal; returns whether it added any."""
     before = int(kept.sum())
     for side in sides.values():
         if len(side) and not bool(kept[side].any()):
@@ -134,7 +135,7 @@ def _fill(
 
 
 def sorted_groups(layer: ReadingLayer, stays: Tensor, out_stays: Tensor) -> tuple[int, Tensor]:
-    """For a layer with groups: how many are left, and for each row that stays the columns that it keeps (R x C)."""
+    """For a grouped layer: the number of groups left, and the columns kept by each remaining row (R x C)."""
     groups, n_in, n_out = layer.product.groups, len(layer.product.ids), len(layer.product.out_ids)
     wide, tall = n_in // groups, n_out // groups
     left = (stays // wide).unique()

@@ -7,7 +7,7 @@ microseconds and does not depend on how large the tensors are. Memory for it is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 N_SIGNS = 2
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """One tensor that a kernel is given, and what it has to be."""
 
     name: str

@@ -30,6 +30,7 @@ N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
 PROGRAMS_WANTED = 132 * 64  # as many warps as an H200 can hold
 SHORTEST_STRETCH = 4096  # patches of a program: its first chunk costs the most
+MEAN_BLOCK, MEAN_POINTS = 1024, 16  # weights, and points, whose means a program looks at
 
 # of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-126)
@@ -44,12 +45,15 @@ BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five o
 def max_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima."""
+    """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
+
+    best_GRK is raised in place unless it has gaps.
+    """
     squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
-    for part_GKP, inverse_GPSR, totals_GSR in _inverted(
+    for part_GKP, inverse_GPSR, totals in _inverted(
         patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=True
     ):
-        best_GRK = _raised(part_GKP, inverse_GPSR, totals_GSR, signed_GRK, best_GRK)
+        best_GRK = _raised(part_GKP, inverse_GPSR, totals.sum(0), signed_GRK, best_GRK)
     return best_GRK, _by_point(squares_QGP, n_points)
 
 
@@ -62,9 +66,42 @@ def sum_chunk(
     signs = [t for t in range(2) if occurs[t]]
     found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
     for t, (part_GKP, inverse_GLP, _) in zip(signs, found):
-        by_point = part_GKP.unflatten(-1, (n_points, -1)), inverse_GLP.unflatten(-1, (n_points, -1))
-        sums_TBGRK[t] = _sums_by_point(*by_point, weight_GRK > 0)
+        sums_TBGRK[t] = _of_own_sign(_sums_by_point(part_GKP, inverse_GLP, n_points), weight_GRK > 0)
     return sums_TBGRK, _by_point(squares_QGP, n_points)
+
+
+def mean_chunk(
+    patches_GKP: Tensor,
+    n_points: int,
+    weight_GRK: Tensor,
+    row_factors_GR: Tensor,
+    occurs: Signs,
+    counts_B: Tensor,
+    best_GRK: Tensor,
+) -> Tensor:
+    """Raises best_GRK, in place, to the sensitivities of whole points by their means (T3), and gives the norms, Q x B.
+
+    The sums of a layer's points are as many times its weight, so they are read once, by what makes means and maxima of
+    them.
+    """
+    squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    divisors_B = counts_B.clamp(min=1).to(patches_GKP.device, torch.float32)
+    grid = triton.cdiv(n_rows * fan_in, MEAN_BLOCK), n_groups, triton.cdiv(n_points, MEAN_POINTS)
+    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
+    for part_GKP, inverse_GLP, _ in found:
+        _raise_means[grid](
+            _sums_by_point(part_GKP, inverse_GLP, n_points),
+            signed_GRK,
+            divisors_B,
+            best_GRK.view(torch.int32),
+            n_groups,
+            n_rows * fan_in,
+            n_points,
+            BLOCK=MEAN_BLOCK,
+            POINTS=MEAN_POINTS,
+        )
+    return _by_point(squares_QGP, n_points)
 
 
 def extremes(values_BN: Tensor) -> Tensor:
@@ -87,7 +124,8 @@ def extremes(values_BN: Tensor) -> Tensor:
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
     checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
-    sums_GLP = _sums(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
+    with exact_matmul():
+        sums_GLP = torch.bmm(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
     return sums_GLP.unflatten(1, (2, -1)).transpose(0, 1)
 
 
@@ -110,8 +148,9 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
     checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
-    inverse_GLBN = inverse_SGRBN.to(torch.float32).transpose(0, 1).flatten(1, 2)
-    return _sums_by_point(patches_GKBN.to(torch.float32), inverse_GLBN, positive_GRK)
+    inverse_GLP = inverse_SGRBN.to(torch.float32).transpose(0, 1).flatten(1, 2).flatten(2)
+    patches_GKP = patches_GKBN.to(torch.float32).flatten(2)
+    return _of_own_sign(_sums_by_point(patches_GKP, inverse_GLP, patches_GKBN.shape[2]), positive_GRK)
 
 
 # Lines L are the rows by both signs of their weights: S x R.
@@ -127,15 +166,15 @@ def _plus_and_minus(device: torch.device) -> Tensor:
     return torch.tensor([1.0, -1.0], dtype=torch.float32, device=device)[:, None, None]
 
 
-def _sums(both_GLK: Tensor, patches_GKP: Tensor) -> Tensor:
-    with exact_matmul():
-        return torch.bmm(both_GLK, patches_GKP)
-
-
-def _sums_by_point(patches_GKBN: Tensor, inverse_GLBN: Tensor, positive_GRK: Tensor) -> Tensor:
+def _sums_by_point(patches_GKP: Tensor, inverse_GLP: Tensor, n_points: int) -> Tensor:
+    """B x G x L x K: the sums over a point's patches of a_k / D, of both signs of the weights."""
+    patches_GKBN, inverse_GLBN = (each.unflatten(-1, (n_points, -1)) for each in (patches_GKP, inverse_GLP))
     with exact_matmul():  # of each point a product of lines x patches and patches x columns, without a copy
-        total_BGLK = inverse_GLBN.permute(2, 0, 1, 3) @ patches_GKBN.permute(2, 0, 3, 1)
-    positives_BGRK, negatives_BGRK = total_BGLK.chunk(2, dim=2)
+        return inverse_GLBN.permute(2, 0, 1, 3) @ patches_GKBN.permute(2, 0, 3, 1)
+
+
+def _of_own_sign(sums_BGLK: Tensor, positive_GRK: Tensor) -> Tensor:
+    positives_BGRK, negatives_BGRK = sums_BGLK.chunk(2, dim=2)
     return torch.where(positive_GRK, positives_BGRK, negatives_BGRK)
 
 
@@ -160,7 +199,8 @@ def _inverted(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each sign t that occurs: the patches a^t, 1/D^{st} (G x P x S x R, or as lines G x L x P), and their sums.
 
-    On the way it notes the squared norms of the quadrants, and of the output: the last one is of all signs.
+    The sums are of blocks of patches (blocks x G x S x R). On the way it notes the squared norms of the quadrants, and
+    of the output: the last one is of all signs.
     """
     n_groups, n_rows, _ = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
@@ -174,7 +214,7 @@ def _inverted(
         part_GKP = patches_GKP if t == 0 else -patches_GKP
         if not is_pure:
             part_GKP = part_GKP.clamp(min=0)
-        sums_GLP = _sums(both_GLK, part_GKP)
+        sums_GLP = torch.bmm(both_GLK, part_GKP)  # in the precision that the caller has set
         shape = (n_groups, n_patches, 2, n_rows) if rows_last else sums_GLP.shape
         inverse = torch.empty(shape, dtype=torch.float32, device=sums_GLP.device)
         totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=sums_GLP.device)
@@ -195,13 +235,14 @@ def _inverted(
             PATCHES=PATCHES,
         )
         first_GLP = sums_GLP
-        yield part_GKP, inverse, totals.sum(0)
+        yield part_GKP, inverse, totals
 
 
 def _raised(
     patches_GKP: Tensor, inverse_GPSR: Tensor, totals_GSR: Tensor, signed_GRK: Tensor, best_GRK: Tensor
 ) -> Tensor:
-    """The larger of best_GRK and of all products, G x R x K. totals_GSR are the reciprocals, summed over patches.
+    """best_GRK, raised in place to the largest of all products, or a copy without gaps. totals_GSR are the
+    reciprocals, summed over patches.
 
     signed_GRK are the weights, or int8: above 0 where a weight is.
     """
@@ -213,7 +254,7 @@ def _raised(
     _reaches[(triton.cdiv(n_patches, PATCHES), n_groups * n_bands)](
         inverse_GPSR, totals_GSR, reach, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
     )
-    best = best_GRK.clone(memory_format=torch.contiguous_format)
+    best = best_GRK.contiguous()
     n_wanted = triton.cdiv(PROGRAMS_WANTED, fan_in * n_groups * n_bands)
     shortest = max(SHORTEST_STRETCH, triton.cdiv(n_patches, n_wanted))
     stretch = max(CHUNK, triton.next_power_of_2(min(shortest, n_patches)))  # few values: each is compiled by itself
@@ -295,6 +336,30 @@ def _invert(  # type: ignore[no-untyped-def]
     tl.store(squares + (2 * SIGN * n_groups + group) * n_patches + p, positives, is_patch)
     tl.store(squares + ((2 * SIGN + 1) * n_groups + group) * n_patches + p, negatives, is_patch)
     tl.store(squares + (4 * n_groups + group) * n_patches + p, outputs, is_patch)
+
+
+@triton.jit
+def _raise_means(  # type: ignore[no-untyped-def]
+    sums, signed, divisors, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
+):
+    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / divisors[b] of these points, at most 1.
+
+    s is the sign of the weight. Programs meet as in `_raise_best`.
+    """
+    group = tl.program_id(1).to(tl.int64)
+    w = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = w < n_weights
+    weight = tl.load(signed + group * n_weights + w, inside, other=0.0)
+    own = sums + (group * 2 + tl.where(weight > 0, 0, 1)) * n_weights + w
+    magnitude = tl.abs(weight)
+    found = tl.zeros((BLOCK,), tl.float32)
+    for i in range(POINTS):
+        point = tl.program_id(2) * POINTS + i
+        is_point = point < n_points
+        total = tl.load(own + point.to(tl.int64) * n_groups * 2 * n_weights, inside & is_point, other=0.0)
+        found = tl.maximum(found, tl.div_rn(total * magnitude, tl.load(divisors + point, is_point, other=1.0)))
+    found = tl.minimum(found, 1.0)
+    tl.atomic_max(best + group * n_weights + w, found.to(tl.int32, bitcast=True), inside)
 
 
 @triton.jit

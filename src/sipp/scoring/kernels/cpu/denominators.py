@@ -60,7 +60,7 @@ from sipp.scoring.kernels.cpu.layout import (
 )
 
 N_PATTERNS = 2**PANEL
-PACKING_READS = 8  # to sort a weight into its panel takes 5 to 8 ns, as long as to read some
+PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
 
 
 def _panel(n_rows: int, is_first: bool) -> Any:
@@ -241,39 +241,43 @@ def _panels(n_rows: int) -> list[int]:
 def _pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
     """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
 
-    It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2].
+    It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2]. A panel of fewer rows than three has
+    one of them twice, whose sign is masked out.
     """
     packed = read_weights(weights)
     fan_in, n_chunks = packed.fan_in, packed.n_chunks
     for g in range(packed.n_groups):
-        group, magnitudes = g * packed.n_rows, g * packed.n_rows * fan_in
         for panel in range(first_panel, last_panel):
             first = long_at(packed.panels, panel)
             n_rows, panel_of_all = long_at(packed.panels, panel + 1) - first, g * packed.n_panels + panel
-            for k in range(fan_in):
-                pattern, is_empty = 0, True
-                for i in range(n_rows):
-                    w = float_at(weight_GRK, (group + first + i) * fan_in + k)
-                    pattern |= 1 << i if w < 0.0 else 0
-                    is_empty &= w == 0.0
-                put_long(pattern_K, k, N_PATTERNS if is_empty else pattern)
+            row_of_all, is_row = g * packed.n_rows + first, (1 << n_rows) - 1
+            row_0 = weight_GRK + row_of_all * fan_in * FLOAT_BYTES
+            row_1 = row_0 + min(1, n_rows - 1) * fan_in * FLOAT_BYTES
+            row_2 = row_0 + (n_rows - 1) * fan_in * FLOAT_BYTES
             for chunk in range(n_chunks):
                 start = chunk * SUM_BLOCK
                 stop = start + SUM_BLOCK if start + SUM_BLOCK < fan_in else fan_in
                 for q in range(N_PATTERNS + 2):
                     put_long(filled, q, 0)
                 for k in range(start, stop):
-                    q = long_at(pattern_K, k) + 1
-                    put_long(filled, q, long_at(filled, q) + 1)
+                    w_0, w_1, w_2 = float_at(row_0, k), float_at(row_1, k), float_at(row_2, k)
+                    q = ((w_0 < 0.0) | (w_1 < 0.0) << 1 | (w_2 < 0.0) << 2) & is_row
+                    if (w_0 == 0.0) & (w_1 == 0.0) & (w_2 == 0.0):
+                        q = N_PATTERNS
+                    put_long(pattern_K, k, q)
+                    put_long(filled, q + 1, long_at(filled, q + 1) + 1)
                 for q in range(N_PATTERNS):
                     end = long_at(filled, q) + long_at(filled, q + 1)
                     put_long(filled, q + 1, end)
                     put_int(packed.ends_GNCQ, (panel_of_all * n_chunks + chunk) * N_PATTERNS + q, end)
+                places = packed.places_GNK + (panel_of_all * fan_in + start) * INDEX_BYTES
+                magnitudes = packed.magnitudes_GX + (row_of_all * fan_in + start * n_rows) * FLOAT_BYTES
                 for k in range(start, stop):
                     q = long_at(pattern_K, k)
-                    to = start + long_at(filled, q)
-                    put_long(filled, q, to - start + 1)
-                    put_int(packed.places_GNK, panel_of_all * fan_in + to, k)
-                    for i in range(n_rows):
-                        w = abs(float_at(weight_GRK, (group + first + i) * fan_in + k))
-                        put_float(packed.magnitudes_GX, magnitudes + first * fan_in + to * n_rows + i, w)
+                    to = long_at(filled, q)
+                    put_long(filled, q, to + 1)
+                    put_int(places, to, k)
+                    put_float(magnitudes, to * n_rows, abs(float_at(row_0, k)))
+                    if n_rows == PANEL:
+                        put_float(magnitudes, to * n_rows + 1, abs(float_at(row_1, k)))
+                    put_float(magnitudes, to * n_rows + n_rows - 1, abs(float_at(row_2, k)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sipp.experiments.arms import BETWEEN
+from sipp.experiments.arms import SEPARATOR
 from sipp.report.palette import REPAIRED
 from sipp.scoring.methods import METHODS
 
@@ -27,7 +27,7 @@ _ABOUT = {row.name: row.about for row in METHODS}
 
 def about_method(arm: str) -> str:
     """What a method does, in a line; one that the package does not know is the user's own."""
-    name, _, form = arm.partition(BETWEEN)
+    name, _, form = arm.partition(SEPARATOR)
     words = _ABOUT.get(name, "a score from the user's own code")
     if form == REPAIRED:
         return f"{words}; then mask and weights were fitted to the dense network without labels"

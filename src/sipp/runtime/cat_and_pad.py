@@ -1,4 +1,4 @@
-"""Concatenation and zero padding of images: copies into a buffer, so that what reads them finds its own layout."""
+"""Concatenation and zero padding of images, as copies into a buffer in the runtime's own layout."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.steps import Step, Values
 
 CAT, PAD = ATEN.cat.default, ATEN.pad.default
-PLACINGS = (CAT, PAD)
+CAT_AND_PAD = (CAT, PAD)
 
 
-def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
-    """The step of a concatenation of channels or of a padding with zeros; None where it is left to torch."""
-    placing = _parts(op, values, arena)
-    if placing is None:
+def cat_or_pad_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
+    """The step for concatenating channels or padding with zeros; None to leave it to torch."""
+    layout = _parts(op, values, arena)
+    if layout is None:
         return None
-    shape, parts = placing
+    shape, parts = layout
     n, channels, height, width = shape
-    out = arena.add_image(n, channels, height, width, border)  # never shared: what is zero around the parts stays so
+    out = arena.add_image(n, channels, height, width, border)  # not shared, so the zeros around the parts stay zero
     result = out.inner
     targets = []
     for number, start in parts:
@@ -38,12 +38,14 @@ def placing_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) 
 
 
 def _parts(op: Op, values: Values, arena: Arena) -> tuple[list[int], list[tuple[int, list[int]]]] | None:
-    """(the shape of the result, each part and where it starts)."""
+    """The shape of the result, and each part with its start index; None to leave it to torch."""
     refs = op.args[0] if op.target is CAT else [op.args[0]]
     if not all(isinstance(ref, Ref) and values[ref.value].ndim == 4 for ref in refs):
         return None
     numbers = [ref.value for ref in refs]
-    if all(arena.of(values[n]) is None for n in numbers) or any(values[n].dtype != torch.float32 for n in numbers):
+    if all(arena.buffer_of(values[n]) is None for n in numbers) or any(
+        values[n].dtype != torch.float32 for n in numbers
+    ):
         return None
     first = values[numbers[0]].shape
     if op.target is CAT:

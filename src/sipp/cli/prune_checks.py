@@ -1,0 +1,122 @@
+"""Refuses contradictory options of `sipp prune`, and places it cannot write to, before any work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+from sipp.cli.commands.prune_command import PruneRequest
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.hugging_face_models import PREFIX
+from sipp.cli.options import load_code, option_name
+from sipp.records.checking import check_drop, check_share, check_size
+from sipp.records.options import PruneOptions, unused_in_prune_to
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
+
+
+def check(request: PruneRequest) -> None:
+    """Refuses contradictory options."""
+    goals = {
+        "--keep": request.options.keep,
+        "--budget": request.options.budget,
+        "--pattern": request.options.pattern,
+        "--epsilon": request.epsilon,
+        "--max-accuracy-drop": request.max_accuracy_drop,
+    }
+    chosen = [name for name, value in goals.items() if value is not None]
+    if len(chosen) != 1:
+        raise CommandError(
+            "nothing says how far to prune" if not chosen else f"{' and '.join(chosen)} exclude each other",
+            where="sipp prune",
+            fix=f"give exactly one of {', '.join(goals)}",
+        )
+    if request.out is None and not request.dry_run:
+        raise CommandError(
+            "the pruned network would be lost",
+            where="sipp prune",
+            fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
+        )
+    load_code(request.code)
+    _check_places(request)
+    _refuse_ignored(request, chosen[0])
+    _check_numbers(request)
+
+
+def _check_places(request: PruneRequest) -> None:
+    """Refuses outputs that cannot be written, or that are also inputs."""
+    if request.out is not None:
+        with naming_option(f"--out {request.out}", "give another place"):
+            if request.weights is not None:
+                refuse_input(request.out, "--weights", request.weights)
+            if request.model.startswith(PREFIX):
+                refuse_input(request.out, "--model", Path(request.model.removeprefix(PREFIX)))
+            if request.is_one_file:
+                check_file(request.out, NETWORK, force=request.force)
+            else:
+                check_folder(request.out, force=request.force)
+    if request.ledger is not None:
+        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
+            check_ledger(request.ledger, out=request.out)
+
+
+def _refuse_ignored(request: PruneRequest, goal: str) -> None:
+    """Refuses an option that would have no effect with the others."""
+    certifies = request.has_tolerance or request.holdout is not None
+    only_certificates = "applies only together with --holdout or --epsilon", "add one of them, or leave it out"
+    one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
+    rows = [  # option, typed value, whether it has an effect, why not, what to do
+        ("--output", request.output, certifies, *only_certificates),
+        ("--ledger", request.ledger, certifies, *only_certificates),
+        ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
+        ("--holdout-points", request.holdout_points, certifies, *only_certificates),
+        (
+            "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
+            "is for --epsilon; an accuracy drop leaves no inputs out",
+            "leave it out, or give --epsilon instead of --max-accuracy-drop",
+        ),
+        (
+            "--ledger", request.ledger, not request.dry_run,
+            "cannot be kept in a dry run: it writes nothing, so the use of the holdout would go unrecorded",
+            "leave out --dry-run, or the ledger",
+        ),
+        (
+            f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
+            "is for one small file; a folder holds plain weights", one_file,
+        ),
+        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
+    ]  # fmt: skip
+    if request.has_tolerance:
+        defaults = {field.name: field.default for field in fields(PruneOptions)}
+        for name in unused_in_prune_to(request.options):
+            option = f"--{option_name(name, defaults[name]).replace('_', '-')}"
+            rows.append((option, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
+        rounded = request.values if request.rounds else None
+        why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"
+        fix = "give --values lossless; or --keep with --holdout, which certifies what is stored"
+        rows.append((f"--values {request.values}", rounded, False, why, fix))
+    for option, typed, has_effect, why, fix in rows:
+        if typed is not None and not has_effect:
+            raise CommandError(f"{option} {why}", where="sipp prune", fix=fix)
+
+
+def _check_numbers(request: PruneRequest) -> None:
+    if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
+        raise CommandError(
+            f"{request.epsilon} is not an error",
+            where=f"--epsilon {request.epsilon}",
+            fix="give 0 or more, such as 0.1",
+        )
+    with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
+        check_share("holdout-delta", request.allowed_share)
+    if request.max_accuracy_drop is not None:
+        with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
+            check_drop("max_accuracy_drop", request.max_accuracy_drop)
+    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
+        shard_bytes(request)
+
+
+def shard_bytes(request: PruneRequest) -> int | None:
+    """The largest size that --shard allows a file, in bytes; None: do not split."""
+    text = request.shard
+    return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)
