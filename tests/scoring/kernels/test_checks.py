@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from fresh_process import run_python
 from scoring.kernels import block_products
 from torch import Tensor
 
@@ -166,6 +164,7 @@ def test_both_shapes_are_named() -> None:
 
 IN_A_PROCESS = """
 import sipp, torch
+torch.set_num_threads(2)
 from torch.nn import *
 from sipp.errors import DataError
 for model, data in [
@@ -180,8 +179,6 @@ for model, data in [
 
 
 def test_the_call_that_ended_the_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS], env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
-    )
+    done = run_python(IN_A_PROCESS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("refused:") == 2
