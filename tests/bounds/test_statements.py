@@ -87,8 +87,8 @@ def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -
 
 
 def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
-    assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).scores is None
-    scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).scores
+    assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).sensitivities is None
+    scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).sensitivities
     assert scores.n_apart is None and scores.layers[0].sensitivity_s1_FK is None
 
 
@@ -191,7 +191,7 @@ def test_one_point_repeated_is_one_point() -> None:
     assert sound.bound.coverage.n == 0 and not sound.bound.met
     lstm, sequence = nn.LSTM(5, 3, batch_first=True), torch.rand(3, 4, 5)
     packed = pack_padded_sequence(sequence, [4, 3, 2], batch_first=True)
-    assert rank(task_of(lstm, [packed, packed]), PruneOptions(method="sipp-det")).scores.n_distinct == 3
+    assert rank(task_of(lstm, [packed, packed]), PruneOptions(method="sipp-det")).sensitivities.n_distinct == 3
 
 
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "wt"])
@@ -294,8 +294,8 @@ def test_splitting_changes_no_score() -> None:
             task_of(model, list(x.split(90)), scoring=sipp.Scoring(kernel="reference")),
             PruneOptions(method="sipp-det"),
         )
-        assert split.scores.n_apart == 22
-        for one, other in zip(split.ranks, whole.ranks):
+        assert split.sensitivities.n_apart == 22
+        for one, other in zip(split.scores, whole.scores):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     tensor = [
         rank(
@@ -305,7 +305,7 @@ def test_splitting_changes_no_score() -> None:
         )
         for s in (True, False)
     ]
-    assert all(torch.equal(a, b) for a, b in zip(tensor[0].ranks, tensor[1].ranks))
+    assert all(torch.equal(a, b) for a, b in zip(tensor[0].scores, tensor[1].scores))
 
 
 @pytest.mark.parametrize("sizes", [(200,), (7,) * 30, (1, 90, 3, 60, 2), (64, 64), (3,)])
@@ -329,7 +329,7 @@ def test_a_loader_that_reuses_its_memory_is_read_in_time() -> None:
         rank(task_of(model, data), PruneOptions(method="sipp-det"), statements=True)
         for data in (reusing(), list(x.split(10)))
     )
-    assert all(torch.equal(one, other) for one, other in zip(a.ranks, b.ranks)) and a.scores.n_distinct == 80
+    assert all(torch.equal(one, other) for one, other in zip(a.scores, b.scores)) and a.sensitivities.n_distinct == 80
 
 
 def test_where_nothing_is_measured_the_reason_is_said() -> None:
@@ -375,7 +375,7 @@ def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
     assert found.share == rows and found.layers_share == pytest.approx(rows + delta)
     assert found.network_share == pytest.approx(rows + network)
     assert found.joint_confidence == pytest.approx(0.94)
-    scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).scores
+    scores = rank(task_of(model, x), PruneOptions(method="sipp-det", confidence=0.97), statements=True).sensitivities
     quotients = [(one.sensitivity_s2_FK.double() / floored_sensitivity(one)).max() for one in scores.layers]
     assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
     assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side

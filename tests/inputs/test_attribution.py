@@ -16,7 +16,7 @@ from sipp.inputs import attribution
 from sipp.inputs.attribution import Recorder
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import WeightUse
-from sipp.records.ranking import Scores, Weight
+from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features
@@ -57,7 +57,7 @@ def shuffled(m: nn.Module, x: Tensor) -> Tensor:
     return torch.cat((out[len(x) :].unflatten(0, (len(x), -1)), out[: len(x), None]), dim=1)
 
 
-def scores_of(model: nn.Module, data: object, reduce: str = "max") -> Scores:
+def scores_of(model: nn.Module, data: object, reduce: str = "max") -> Sensitivities:
     return sensitivities.score(task_of(model, data), reduce=reduce)
 
 

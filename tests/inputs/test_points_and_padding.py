@@ -17,7 +17,7 @@ from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.ranking import Scores, Weight
+from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 
 LENGTHS = torch.tensor([5, 2, 7, 1])
@@ -37,14 +37,14 @@ def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, real_BT
 
 
-def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Scores:
+def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.MonkeyPatch) -> Sensitivities:
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
         patched.setattr(Data, "batches", lambda *args: iter([batch]))
         return sensitivities.score(task_of(model, [None]), reduce=reduce)
 
 
-def same(a: Scores, b: Scores) -> bool:
+def same(a: Sensitivities, b: Sensitivities) -> bool:
     """Whether scores agree up to rounding, and so does what T4 counts."""
     return a.n_outputs == b.n_outputs and all(
         torch.allclose(x.sensitivity_FK, y.sensitivity_FK, rtol=1e-4, atol=1e-5) for x, y in zip(a.layers, b.layers)
@@ -210,7 +210,7 @@ def test_a_call_without_patches_adds_nothing() -> None:
 def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
 
-    def mean_of(n_steps: int, n_more: int) -> Scores:
+    def mean_of(n_steps: int, n_more: int) -> Sensitivities:
         torch.manual_seed(0)
         model = READERS["linear"]()
         x, real_BT = padded_to(n_steps)

@@ -20,8 +20,8 @@ import sipp
 from sipp.bounds.statements import floored_sensitivity, measure_constant, network_coverage, network_epsilon
 from sipp.inputs.scoring_task import task_of
 from sipp.records.pruned import coverage
-from sipp.records.ranking import Scores
-from sipp.scoring.sensitivities import score
+from sipp.records.ranking import Sensitivities
+from sipp.scoring.sensitivities import measure_sensitivities
 
 CONFIDENCE = 0.8
 N_POPULATION = 6000
@@ -44,17 +44,17 @@ def chain() -> nn.Sequential:
 
 
 @cache
-def population() -> tuple[Scores, np.ndarray]:
+def population() -> tuple[Sensitivities, np.ndarray]:
     """The scores of many points, and Q_l(x) / ||f(x)|| of each layer (L x points)."""
     model = chain()
     inputs = torch.randn(N_POPULATION, 3, generator=torch.Generator().manual_seed(0))
-    scores = score(task_of(model, inputs))
+    scores = measure_sensitivities(task_of(model, inputs))
     quadrants = [layer.quadrants_B for layer in scores.layers]
     assert all(one is not None for one in quadrants)
     return scores, torch.stack(quadrants).numpy()  # type: ignore[arg-type]
 
 
-def drawn(scores: Scores, chosen: np.ndarray) -> Scores:
+def drawn(scores: Sensitivities, chosen: np.ndarray) -> Sensitivities:
     """The scores as these points alone would have given their norms."""
     at = torch.from_numpy(chosen)
     layers = tuple(replace(layer, quadrants_B=layer.quadrants_B[at]) for layer in scores.layers)
@@ -190,7 +190,7 @@ def test_the_measured_constant_keeps_its_share(is_broken: bool) -> None:
 
     fresh, events, n_trials = ratios(draw(2000)), 0, 150
     for _ in range(n_trials):
-        scores = score(task_of(model, draw(48)), splits=True)
+        scores = measure_sensitivities(task_of(model, draw(48)), splits=True)
         if is_broken:
             layers = tuple(replace(one, sensitivity_s1_FK=one.sensitivity_FK) for one in scores.layers)
             scores = replace(scores, layers=layers)

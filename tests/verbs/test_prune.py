@@ -169,9 +169,9 @@ def test_hybrid_takes_per_row_the_smaller_bound() -> None:
     pruned = cut(ranking, 1500)
     layer = pruned_of(ranking, pruned).layers[0]
     kept = pruned.masks["weight"].sum(1)
-    det = eps_det(ranking.ranks[0], kept, c_constant=1.0)
-    n_draws = draws_for(ranking.ranks[0], kept)
-    sampled = eps_rand(ranking.ranks[0].double().sum(1), n_draws, n_outputs=12, delta=0.5, c_constant=1.0)
+    det = eps_det(ranking.scores[0], kept, c_constant=1.0)
+    n_draws = draws_for(ranking.scores[0], kept)
+    sampled = eps_rand(ranking.scores[0].double().sum(1), n_draws, n_outputs=12, delta=0.5, c_constant=1.0)
     took_rand = torch.tensor(
         [not torch.equal(pruned.model.weight[i], model.weight[i] * pruned.masks["weight"][i]) for i in range(12)]
     )

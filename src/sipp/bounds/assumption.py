@@ -35,7 +35,7 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of
 from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.running_sensitivities import overflow_error, unreached_error
-from sipp.scoring.sensitivities import chunk_of, score
+from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
 from sipp.scoring.theory_points import resolve_points
 
 SIGNS = (1, -1)
@@ -139,7 +139,7 @@ def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]
     if not layers:
         return {}
     here = replace(task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
-    return {layer.weight.name: layer.sensitivity_FK for layer in score(here, checked=checked).layers}
+    return {layer.weight.name: layer.sensitivity_FK for layer in measure_sensitivities(here, checked=checked).layers}
 
 
 def _calibrated(

@@ -43,8 +43,8 @@ from sipp.records.pruned import (
     layer_bound,
     no_bound,
 )
-from sipp.records.ranking import LayerScores, Ranking, Scores
-from sipp.scoring.sensitivities import score
+from sipp.records.ranking import LayerSensitivities, Ranking, Sensitivities
+from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
@@ -69,9 +69,9 @@ def statements_of(
     `new_points` are inputs that the pruning has not seen. In mode "paper" they make the bound on the network smaller
     (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound without them.
     """
-    scores, norms = ranking.scores, None
+    scores, norms = ranking.sensitivities, None
     if scores is not None and mode == "paper" and new_points is not None and task is not None:
-        norms = score(replace(task.with_points(None, new_points), seed=0))
+        norms = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
     obstacle = "" if scores is None else _obstacle(ranking, cut)
     measured, eps_measured = _measured(ranking, cut, obstacle, norms)
     guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)
@@ -85,11 +85,11 @@ def statements_of(
 
 
 def _guarantee_and_bound(
-    ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
+    ranking: Ranking, cut: Cut, obstacle: str, holdout: Sensitivities | None
 ) -> tuple[Guarantee | None, NetworkBound]:
     """The guarantees for rows and layers, and for the network, with every reason why they do not hold."""
-    if ranking.scores is None:
-        return None, no_bound(ranking.unscored, ranking.options.delta)
+    if ranking.sensitivities is None:
+        return None, no_bound(ranking.why_no_sensitivities, ranking.options.delta)
     is_sampled = any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
     reasons = []
     if is_sampled and ranking.options.draws == "until":
@@ -113,13 +113,13 @@ def _obstacle(ranking: Ranking, cut: Cut) -> str:
 
 
 def _measured(
-    ranking: Ranking, cut: Cut, obstacle: str, holdout: Scores | None
+    ranking: Ranking, cut: Cut, obstacle: str, holdout: Sensitivities | None
 ) -> tuple[Measured | None, list[float | None]]:
     """The measured constant (T19) with its bounds for layers and network, and eps of each layer (T17).
 
     A sampled row is bounded by its actual values (T17), because T6 is proved for T4's C only.
     """
-    scores = ranking.scores
+    scores = ranking.sensitivities
     measured = None if scores is None else measure_constant(scores, ranking.options.confidence)
     if scores is None or measured is None or measured.c_constant is None:
         return measured, [None] * len(cut.rows)
@@ -143,7 +143,7 @@ def _measured(
 
 def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
     rows = cut.rows[i]
-    weight, scores = ranking.weights[i], ranking.scores
+    weight, scores = ranking.weights[i], ranking.sensitivities
     has_bound = scores is not None and scores.reduce == "max"
     complexity = scores.layers[i].sign_complexity if scores is not None else None
     names = STRATEGIES if ranking.method_name.startswith("sipp") else {}
@@ -170,7 +170,7 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
 
 def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
     """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
-    scores, delta, constants = ranking.scores, ranking.options.delta, ranking.options.constants
+    scores, delta, constants = ranking.sensitivities, ranking.options.delta, ranking.options.constants
     assert scores is not None
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
@@ -210,7 +210,7 @@ def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reason
 
 
 def network_epsilon(
-    scores: Scores, eps: Sequence[float], lipschitz: Sequence[float], holdout: Scores | None = None
+    scores: Sensitivities, eps: Sequence[float], lipschitz: Sequence[float], holdout: Sensitivities | None = None
 ) -> tuple[float | None, dict[str, float]]:
     """epsilon of T12 and the kappas by weight name; None if a layer's norms are unknown.
 
@@ -245,10 +245,16 @@ def lipschitz_of(cut: Cut) -> list[float]:
 
 
 def paper_bound(
-    ranking: Ranking, cut: Cut, *, is_sampled: bool, obstacle: str, reasons: Sequence[str], holdout: Scores | None
+    ranking: Ranking,
+    cut: Cut,
+    *,
+    is_sampled: bool,
+    obstacle: str,
+    reasons: Sequence[str],
+    holdout: Sensitivities | None,
 ) -> NetworkBound:
     """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain)."""
-    scores = ranking.scores
+    scores = ranking.sensitivities
     assert scores is not None
     eps = [float(row.eps_F.max()) for row in cut.rows]
     epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
@@ -271,7 +277,7 @@ def paper_bound(
     return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, kappas, covered)
 
 
-def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) -> Coverage:
+def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitivities | None) -> Coverage:
     """T18 for the network bound: one maximum over a holdout, or one per layer over S.
 
     All layers count, not only those that lose weights, because S chose which ones do.
@@ -281,7 +287,7 @@ def network_coverage(scores: Scores, confidence: float, holdout: Scores | None) 
     return coverage(scores.n_distinct, len(scores.layers), confidence)
 
 
-def floored_sensitivity(layer: LayerScores) -> Tensor:
+def floored_sensitivity(layer: LayerSensitivities) -> Tensor:
     """s_j on S1 (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
 
     For a row that no point of S1 reached the maximum is taken as 1, which ratios cannot exceed.
@@ -292,7 +298,7 @@ def floored_sensitivity(layer: LayerScores) -> Tensor:
     return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
 
 
-def measure_constant(scores: Scores, confidence: float) -> Measured:
+def measure_constant(scores: Sensitivities, confidence: float) -> Measured:
     """Measures C of T19 on the points of S2, or says why it cannot.
 
     C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, with s_j of S1. A maximum over points is the

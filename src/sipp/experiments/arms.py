@@ -47,7 +47,7 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
         raise OptionError(
             f"{label!r:.60} is not a method", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
         )
-    if not row.is_scored or row.is_blend:
+    if not row.uses_sensitivities or row.is_blend:
         why = "it tries both" if row.is_blend else "it uses no sensitivities"
         raise OptionError(f"{row.name} takes no {words[1]} over patches: {why}", fix=f"write {row.name} alone")
     return Arm(row.name, "max" if words[1] == "max" else "mean")

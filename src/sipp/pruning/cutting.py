@@ -104,7 +104,7 @@ def cut_as_given(
         parameter = given.get_parameter(weight.name).detach()
         all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
-        sensitivity_FK = None if ranking.scores is None else ranking.scores.layers[i].sensitivity_FK.cpu()
+        sensitivity_FK = None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
@@ -158,15 +158,15 @@ def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
     cut = method_of(ranking.options.method).cut if ranking.options.method != "given" else "global"
     is_sampled = cut in ROW_METHODS
     is_ordered = n_cuts > 1 and cut == "global" and ranking.floor is None and ranking.blend is None
-    order = order_of(ranking.ranks) if is_ordered else None
+    order = order_of(ranking.scores) if is_ordered else None
     return PreparedRows(dense, order, _problem_of(ranking) if n_cuts > 1 and is_sampled else None)
 
 
 def _problem_of(ranking: Ranking) -> AllocationProblem:
-    assert ranking.scores is not None
+    assert ranking.sensitivities is not None
     return allocation_problem(
-        ranking.ranks,
-        n_outputs=ranking.scores.n_outputs,
+        ranking.scores,
+        n_outputs=ranking.sensitivities.n_outputs,
         delta=ranking.options.delta,
         c_constant=ranking.options.constants.c_constant,
     )
@@ -185,8 +185,8 @@ def sparse_rows(
     if ranking.blend is not None:
         masks, choice = _blended(ranking, ranking.blend, prepared, info, budget, advance)
     else:
-        masks = _masks(ranking, prepared, info, ranking.ranks, budget)
-    scored = ranking.ranks if info.is_scored and not info.is_sampled and not info.is_blend else None
+        masks = _masks(ranking, prepared, info, ranking.scores, budget)
+    scored = ranking.scores if info.uses_sensitivities and not info.is_sampled and not info.is_blend else None
     rows = [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))]
     return _with_spared(ranking, prepared, rows), choice
 
@@ -223,7 +223,7 @@ def _blended(
 
     def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
         if ranking.is_thinned:
-            pairs = zip(ranking.ranks, scores)
+            pairs = zip(ranking.scores, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
         return _masks(ranking, prepared, replace(info, cut="row") if by_rows else info, scores, budget)
 
@@ -233,13 +233,13 @@ def _blended(
 def _sampled_rows(
     ranking: Ranking, prepared: PreparedRows, info: MethodInfo, budget: int, seed: int
 ) -> list[SparseRows]:
-    assert ranking.scores is not None
+    assert ranking.sensitivities is not None
     generator = torch.Generator().manual_seed(seed)
     problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
-    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.ranks]
+    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
     if ranking.floor is not None:
-        least, layer_least = 1, least_of_layers(ranking.ranks, budget, ranking.floor)
-        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.ranks, prepared.dense)]
+        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, prepared.dense)]
         if (
             sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
         ):  # else they come last
@@ -248,11 +248,11 @@ def _sampled_rows(
     layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
     rows = sparsify_layers(
         prepared.dense,
-        ranking.ranks,
+        ranking.scores,
         allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
         method=ROW_METHODS[info.cut],
         draws=ranking.options.draws,
-        n_outputs=ranking.scores.n_outputs,
+        n_outputs=ranking.sensitivities.n_outputs,
         delta=ranking.options.delta,
         c_constant=ranking.options.constants.c_constant,
         generator=generator,
@@ -320,10 +320,10 @@ def masked_rows(
     c_constant = ranking.options.constants.c_constant
     if scored is not None:
         return det_rows(weight_FK, scored[i], mask_FK, c_constant=c_constant)
-    if ranking.scores is None:
+    if ranking.sensitivities is None:
         values_FK = torch.where(mask_FK, weight_FK, 0.0)
         return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
-    return det_rows(weight_FK, ranking.scores.layers[i].sensitivity_FK.cpu(), mask_FK, c_constant=c_constant)
+    return det_rows(weight_FK, ranking.sensitivities.layers[i].sensitivity_FK.cpu(), mask_FK, c_constant=c_constant)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

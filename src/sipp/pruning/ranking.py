@@ -13,20 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.errors import OptionError, warn_caller
+from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
-from sipp.inputs.layers import PrunableLayer, warn_of_frozen
-from sipp.inputs.scoring_task import ScoringTask, each_use
+from sipp.inputs.layers import warn_of_frozen
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch, WeightUse
+from sipp.pruning.rare_experts import rows_of_rare_experts
+from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.options import PruneOptions, Reduce, pattern_of
-from sipp.records.ranking import BlendInputs, Ranking, Scores, Weight, is_like_a_language_model, to_rows
+from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
-from sipp.scoring.sensitivities import score
+from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import resolve_points
 from sipp.scoring.wanda import wanda
 
@@ -47,58 +48,61 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
-    is_start = starts_search(task, info, options)  # then Wanda's mask is enough, and no sensitivities are needed
-    unscored = _why_no_sensitivities(info, task.data, options.statements if is_start else statements, is_start)
+    only_starts = starts_search(task, info, options)  # then Wanda's mask is enough, and no sensitivities are needed
+    why_not = _why_no_sensitivities(info, task.data, options.statements if only_starts else statements, only_starts)
     # Keys of points that the method reads. Scored points have keys of their own, which are enough if every pass gives
     # the same points.
-    noted: set[bytes] = set()
+    method_keys: set[bytes] = set()
     data, aside = task.data, None
-    needs_keys = bool(unscored) or data is None or not data.is_repeated
+    needs_keys = bool(why_not) or data is None or not data.is_repeated
     if info.is_blend:
-        task, aside = set_points_aside(task.noting(noted) if is_start else task, options)
+        task, aside = set_points_aside(task.noting(method_keys) if only_starts else task, options)
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    method_task = task.noting(noted) if needs_keys and not info.is_blend else task
+    method_task = task.noting(method_keys) if needs_keys and not info.is_blend else task
     spared = rows_of_rare_experts(method_task) if info.needs_data and task.data is not None else ()
     method_scores = None
-    if not info.is_scored:  # not by sensitivities
+    if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
-    scores, first_batch = None, None
-    if not unscored and task.data is not None:
+    sensitivities, first_batch = None, None
+    if not why_not and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            with_means = info.is_blend and not is_start
-            scores, first_batch = _scored(task, options.reduce or info.reduce, statements, with_means, advance)
+            with_means = info.is_blend and not only_starts
+            sensitivities, first_batch = _measured(task, options.reduce or info.reduce, statements, with_means, advance)
         repaired_on = data if options.repair or info.fitting else None
-        scores = _with_selection_points(scores, frozenset(noted), aside, repaired_on)
+        sensitivities = _with_selection_points(sensitivities, frozenset(method_keys), aside, repaired_on)
     blend = None
-    if info.is_blend and (scores is not None or is_start):
-        blend = _blend(task, None if is_start else scores, aside)
+    if info.is_blend and (sensitivities is not None or only_starts):
+        blend = _blend(task, None if only_starts else sensitivities, aside)
     return Ranking(
         model=task.model,
         weights=task.weights,
-        ranks=_ranks(task, scores, method_scores, blend),
-        scores=scores,
+        scores=_scores_to_cut(task, sensitivities, method_scores, blend),
+        sensitivities=sensitivities,
         options=options,
-        unscored=unscored,
+        why_no_sensitivities=why_not,
         example=None if first_batch is None else _first_inputs(first_batch),
         sample=None if first_batch is None else points_at(first_batch, slice(N_SAMPLE)),
         floor=least_share(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
-        noted=frozenset(noted) if info.needs_data else frozenset(),
+        method_keys=frozenset(method_keys) if info.needs_data else frozenset(),
     )
 
 
-def _ranks(
-    task: ScoringTask, scores: Scores | None, method_scores: Mapping[str, Tensor] | None, blend: BlendInputs | None
+def _scores_to_cut(
+    task: ScoringTask,
+    sensitivities: Sensitivities | None,
+    method_scores: Mapping[str, Tensor] | None,
+    blend: BlendInputs | None,
 ) -> tuple[Tensor, ...]:
     """F x K per weight: the method's own scores, or the sensitivities, or the first mask's scores of a search."""
     if method_scores is not None:
         return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
-    if scores is not None:
-        return tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
+    if sensitivities is not None:
+        return tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
     if blend is not None and blend.lengths is not None:
         return blend.lengths
     return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
@@ -132,37 +136,40 @@ def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
     if method == "given" or not method_of(method).needs_data:  # points served statements only
         return frozenset(), method != "given"
     scored = frozenset[bytes]()
-    if ranking.scores is not None and not ranking.scores.batch_dependent:
-        scored = ranking.scores.all_seen_keys
-    return scored | ranking.noted, bool(scored or ranking.noted)
+    if ranking.sensitivities is not None and not ranking.sensitivities.batch_dependent:
+        scored = ranking.sensitivities.all_seen_keys
+    return scored | ranking.method_keys, bool(scored or ranking.method_keys)
 
 
-def _with_selection_points(scores: Scores, noted: frozenset[bytes], *parts: Data | None) -> Scores:
-    """The scores with these points added to `selection_keys`."""
-    used = [data for data in parts if data is not None and not data.is_empty and not scores.batch_dependent]
-    return replace(scores, selection_keys=scores.selection_keys.union(noted, *(data.keys() for data in used)))
+def _with_selection_points(
+    sensitivities: Sensitivities, method_keys: frozenset[bytes], *parts: Data | None
+) -> Sensitivities:
+    """The sensitivities with these points added to `selection_keys`."""
+    used = [data for data in parts if data is not None and not data.is_empty and not sensitivities.batch_dependent]
+    keys = sensitivities.selection_keys.union(method_keys, *(data.keys() for data in used))
+    return replace(sensitivities, selection_keys=keys)
 
 
-def _blend(task: ScoringTask, scores: Scores | None, aside: Data | None) -> BlendInputs:
+def _blend(task: ScoringTask, sensitivities: Sensitivities | None, aside: Data | None) -> BlendInputs:
     """The inputs of a blend's choice; without held-back points, it is chosen on the scored ones."""
-    sensitivities: dict[Reduce, tuple[Tensor, ...]] = {}
-    if scores is not None:
-        sensitivities["max"] = tuple(layer.sensitivity_FK.cpu() for layer in scores.layers)
-        means = [layer.mean_FK.cpu() for layer in scores.layers if layer.mean_FK is not None]
-        if len(means) == len(scores.layers):
-            sensitivities["mean"] = tuple(means)
+    by_reduce: dict[Reduce, tuple[Tensor, ...]] = {}
+    if sensitivities is not None:
+        by_reduce["max"] = tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
+        means = [layer.mean_FK.cpu() for layer in sensitivities.layers if layer.mean_FK is not None]
+        if len(means) == len(sensitivities.layers):
+            by_reduce["mean"] = tuple(means)
     lengths: tuple[Tensor, ...] | None = None
     if task.scoring.norm_stats != "batch":
         by_name = wanda(task)
         lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
-        if scores is None:  # the start of a search in a large network: half of the memory is enough
+        if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
             lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
         if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
             lengths = None
     has_aside = aside is not None and not aside.is_empty
     chosen = aside if has_aside else task.data
     assert chosen is not None
-    return BlendInputs(sensitivities, chosen, has_aside, task.scoring.norm_stats, lengths)
+    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
 def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
@@ -176,7 +183,7 @@ def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) ->
 
 def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, starts_search: bool) -> str:
     """Why no sensitivities are computed; empty if they are."""
-    if info.is_scored and not starts_search:
+    if info.uses_sensitivities and not starts_search:
         return ""
     if data is None:
         return f"{info.name} was given no data; with data there would be bounds"
@@ -187,10 +194,10 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     return ""
 
 
-def _scored(
+def _measured(
     task: ScoringTask, reduce: Reduce, splits: bool, with_means: bool, advance: Callable[[int], None]
-) -> tuple[Scores, Batch]:
-    """The scores of a model, and the first batch of points."""
+) -> tuple[Sensitivities, Batch]:
+    """The sensitivities of a model, and the first batch of points."""
     examples: list[Batch] = []
 
     def on_batch(batch: Batch) -> None:
@@ -198,8 +205,8 @@ def _scored(
         if not examples:
             examples.append(fresh(batch))
 
-    scores = score(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=with_means)
-    return scores, examples[0]
+    sensitivities = measure_sensitivities(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=with_means)
+    return sensitivities, examples[0]
 
 
 def _first_inputs(batch: Batch) -> Any:
@@ -228,64 +235,18 @@ def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
     """
     if not alive:
         return ranking
-    ranks = []
-    for weight, scores_FK in zip(ranking.weights, ranking.ranks):
+    scores = []
+    for weight, scores_FK in zip(ranking.weights, ranking.scores):
         alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
         # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
         least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.options.method).is_sampled else 0.0
-        ranks.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
-    return replace(ranking, ranks=tuple(ranks), is_thinned=True)
+        scores.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
+    return replace(ranking, scores=tuple(scores), is_thinned=True)
 
 
-def within(masks: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def masks_within(masks: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks without weights that are already pruned; without `alive`, the masks as they are.
 
     `only_alive` ranks pruned weights last, but a weight that is alive and exactly 0 ties with them.
     """
     return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}
-
-
-# --- Experts that saw too few tokens to be judged ---------------------------------------------------------------------
-
-FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned
-IN_NAME = "experts"  # part of the name of a module that only some tokens reach
-
-
-def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
-    """For each weight, which rows belong to an expert that saw too few tokens (bool, F); () if there are none.
-
-    Warns with the names of the experts. Costs a pass over the data, for models with experts only.
-    """
-    routed = {weight.name for layer in task.layers if _is_routed(layer) for weight in layer.weights.values()}
-    if not routed or task.data is None or not task.data.can_be_read_again:
-        return ()
-    counts = {weight.name: torch.zeros(weight.n_rows, dtype=torch.int64, device="cpu") for weight in task.weights}
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        if weight.name in routed:
-            n_patches = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
-            stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
-            counts[weight.name][use.row_start : stop] += n_patches
-
-    each_use(task, on_use)
-    spared = [(counts[weight.name] < FEWEST_TOKENS) & (weight.name in routed) for weight in task.weights]
-    few = (weight for weight, rows_F in zip(task.weights, spared) if bool(rows_F.any()))
-    names = [_expert_names(task, weight, counts[weight.name]) for weight in few]
-    if not names:
-        return ()
-    some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")
-    warn_caller(f"experts that saw fewer than {FEWEST_TOKENS} tokens are left as they are: {some}; give more data")
-    return tuple(spared)
-
-
-def _is_routed(layer: PrunableLayer) -> bool:
-    return IN_NAME in layer.module_name.split(".") or layer.known_as == IN_NAME
-
-
-def _expert_names(task: ScoringTask, weight: Weight, counts_F: Tensor) -> str:
-    """The name of the weight, with the numbers of the experts if it holds several."""
-    shape = task.model.get_parameter(weight.name).shape
-    if len(shape) != 3:
-        return weight.name
-    few = (counts_F.reshape(shape[0], -1)[:, 0] < FEWEST_TOKENS).nonzero().flatten().tolist()
-    return f"{weight.name} (expert {', '.join(map(str, few))})"

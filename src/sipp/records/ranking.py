@@ -9,7 +9,7 @@ So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ DrawUnit = Literal["inputs", "batches"]  # the independent draws: batches if a p
 
 
 @dataclass(frozen=True)
-class LayerScores:
+class LayerSensitivities:
     """Sensitivities and norms of one weight, from one pass over the calibration points (T1-T3, T11, T12)."""
 
     weight: Weight
@@ -75,10 +75,10 @@ class LayerScores:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Sensitivities:
     """The sensitivities of a network, and the data they were computed on."""
 
-    layers: tuple[LayerScores, ...]  # in the order of the model's parameters
+    layers: tuple[LayerSensitivities, ...]  # in the order of the model's parameters
     n_points: int
     n_batches: int
     largest_batch: int
@@ -176,10 +176,10 @@ class Ranking:
 
     model: nn.Module  # the dense network, untouched
     weights: tuple[Weight, ...]
-    ranks: tuple[Tensor, ...]  # F x K scores on the CPU, one per weight
-    scores: Scores | None  # None if no sensitivities were computed: then nothing is guaranteed
+    scores: tuple[Tensor, ...]  # F x K on the CPU, one per weight: the largest are kept
+    sensitivities: Sensitivities | None  # None if no sensitivities were computed: then nothing is guaranteed
     options: PruneOptions  # method "given": weights that the caller chose
-    unscored: str = ""  # why there are no sensitivities; empty if there are
+    why_no_sensitivities: str = ""  # why there are no sensitivities; empty if there are
     example: Any = None  # inputs of a few points; None without sensitivities
     sample: Batch | None = None  # points on which the output of a cut is measured; None without sensitivities
     is_thinned: bool = False  # a score of 0 marks a weight that was pruned earlier and stays pruned
@@ -187,7 +187,14 @@ class Ranking:
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
-    noted: frozenset[bytes] = frozenset()  # keys of other points that the method read
+    method_keys: frozenset[bytes] = frozenset()  # keys of other points that the method read
+
+    def without_scores(self) -> Ranking:
+        """The ranking after its last cut, which can be repaired and stated, but not cut again.
+
+        Its scores are twice as large as the network.
+        """
+        return replace(self, scores=(), blend=None)
 
     @property
     def method_name(self) -> str:

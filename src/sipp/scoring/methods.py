@@ -48,7 +48,7 @@ class MethodInfo:
         return not isinstance(self.score, str)
 
     @property
-    def is_scored(self) -> bool:
+    def uses_sensitivities(self) -> bool:
         """Whether the method ranks by sensitivities, alone or blended."""
         return self.score in (SENSITIVITY, BLEND)
 

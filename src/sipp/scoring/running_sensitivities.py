@@ -24,7 +24,7 @@ from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
-from sipp.records.ranking import LayerScores, Weight, to_rows
+from sipp.records.ranking import LayerSensitivities, Weight, to_rows
 from sipp.scoring.kernels import float64_kernel
 from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms
@@ -126,13 +126,13 @@ class RunningSensitivities:
             best_FK = self._with_larger(best_FK, rows, ratios_GRK, weight_GRK)
         return torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
 
-    def result(self) -> LayerScores:
+    def result(self) -> LayerSensitivities:
         """The scores of this weight; raises if no input ever reached it."""
         if self.order is None:
             raise unreached_error(self.weight.name)
         s1_FK = self.sensitivities()
         s2_FK = None if self.second_half is None else self._times_weights(self.second_half)
-        return LayerScores(
+        return LayerSensitivities(
             weight=self.weight,
             # a maximum of maxima: the bits of one pass over all points
             sensitivity_FK=s1_FK if s2_FK is None else torch.maximum(s1_FK, s2_FK),

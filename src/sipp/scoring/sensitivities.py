@@ -38,7 +38,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
-from sipp.records.ranking import LayerScores, Scores, Weight, from_rows
+from sipp.records.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
@@ -78,7 +78,7 @@ def sensitivity(
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     chosen = resolve_points(task, delta)
     with progress_bar("scoring", chosen.points.n_known, shown=progress) as advance:
-        scores = score(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
+        scores = measure_sensitivities(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
     return {
         layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, parameters[layer.weight.name])
@@ -86,7 +86,7 @@ def sensitivity(
     }
 
 
-def score(
+def measure_sensitivities(
     task: ScoringTask,
     *,
     reduce: Reduce = "max",
@@ -94,7 +94,7 @@ def score(
     checked: Forms | None = None,
     splits: bool = False,
     with_means: bool = False,
-) -> Scores:
+) -> Sensitivities:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
     `checked` holds the forms of batches whose layers were checked in earlier calls (see `runner`), and grows.
@@ -122,7 +122,7 @@ def score(
         if on_batch is not None:
             on_batch(batch)
     tells_apart = splits and all(one.tells_apart for one in seen.running.values())
-    return Scores(
+    return Sensitivities(
         layers=seen.layers(),
         n_points=seen.n_points,
         n_batches=seen.n_batches,
@@ -187,7 +187,7 @@ class _Seen:
         elif name in self.means:
             self.means[name].add(use, batch, found, n_uses)
 
-    def layers(self) -> tuple[LayerScores, ...]:
+    def layers(self) -> tuple[LayerSensitivities, ...]:
         """The scores of all weights."""
         found = {name: one.result() for name, one in self.running.items()}
         means = {name: one.sensitivities() for name, one in self.means.items()}

@@ -34,7 +34,7 @@ from sipp.pruning.averages import (
 )
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
-from sipp.pruning.ranking import checked_method, only_alive, rank, within
+from sipp.pruning.ranking import checked_method, masks_within, only_alive, rank
 from sipp.records.checking import check_flag, check_whole, explain_unknown_options
 from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
@@ -207,7 +207,7 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     ranking = only_alive(ranking, alive)
     rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
-    return within(masks_by_name(ranking.model, ranking, rows), alive)
+    return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 
 
 def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -119,11 +118,11 @@ def prune_with(
     n_kept = budget_for(options, task.weights)
     if options.bound == "sound" and data is not None and holdout is None:
         task, new_points = set_points_aside(task, options)
-    ranking = rank(task, options, progress=progress, statements=options.statements or info.is_scored)
+    ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
     n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
     with progress_bar("cutting", n_cuts, shown=progress) as advance:
         sparse, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
-        ranking = replace(ranking, ranks=(), blend=None)  # twice as large as the network, and no longer needed
+        ranking = ranking.without_scores()
         give_back_freed()
         moved = output_change(ranking, sparse, task)
     if repairs:  # never on the new points: what chooses values cannot judge them

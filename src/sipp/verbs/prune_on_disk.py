@@ -350,7 +350,7 @@ def _cut(
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
     """The cut block, its masks, and the weights of experts that saw too few tokens, which stay as they are."""
     task = task_of(dense, _StateLoader(states), scoring=options.scoring, seed=options.seed)
-    ranking = rank(task, options, statements=checked_method(options).is_scored)
+    ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     sparse = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     return sparse.model, sparse.masks, spared_by_name(ranking, sparse.masks)
 

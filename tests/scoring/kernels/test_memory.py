@@ -15,10 +15,10 @@ import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.scoring_task import task_of
 from sipp.records.options import Reduce, Scoring
-from sipp.records.ranking import LayerScores
+from sipp.records.ranking import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.sensitivities import chunk_of, score
+from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
 
@@ -49,10 +49,10 @@ def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> Simp
     return SimpleNamespace(FUSED=False, max_times=max_times, sum_times=sum_times, **names)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerScores, ...]:
+def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerSensitivities, ...]:
     monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: kernel)
     model, data = model_and_data()
-    return score(task_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
+    return measure_sensitivities(task_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)

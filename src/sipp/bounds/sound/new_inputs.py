@@ -27,14 +27,14 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.pruned import MOST_SHARE, NetworkBound, coverage, no_bound
-from sipp.records.ranking import Scores
+from sipp.records.ranking import Sensitivities
 
 # Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.
 ROUNDING_FACTOR = 2.0
 
 
 def sound_network_bound(
-    dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Scores, *, confidence: float
+    dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Sensitivities, *, confidence: float
 ) -> NetworkBound:
     """The network bound from operator norms on the model's graph, or the operation that has no bound.
 

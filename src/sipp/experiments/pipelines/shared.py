@@ -24,7 +24,7 @@ from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut, cut_as_given
-from sipp.pruning.ranking import only_alive, rank, within
+from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
 from sipp.records.numerics import device_of
@@ -110,7 +110,8 @@ def _cut(
         repaired = apply_repairs(left, sparse.masks, split, [repair], options, start=sparse.model)
         sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
     pruned = pruned_of(left, sparse, repaired=repaired)
-    masks = within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)  # the record's count is exact
+    # alive weights that are exactly 0 tie with pruned ones: without those, the record's count is exact
+    masks = masks_within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
     facts = _facts(ranking, pruned, masks, before)

@@ -32,13 +32,14 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
     if stage.method is None:
         return values
     arm = arm_of(stage.method, own=own)
+    uses_sensitivities = arm.method not in own and method_of(arm.method).uses_sensitivities
     ladder = {"alpha": spec.alpha} if spec.keeps is None else {"keeps": list(spec.keeps[: stage.level])}
     return {
         **values,
         **{key: config[key] for key in ("pipeline", "retrain")},
         "arm": stage.method,
         "score": own.get(arm.method),  # digest of a user's own score
-        "reduce": (arm.reduce or spec.reduce) if arm.method not in own and method_of(arm.method).is_scored else None,
+        "reduce": (arm.reduce or spec.reduce) if uses_sensitivities else None,
         **{key: config["prune"][key] for key in ("delta", "draws", "batch_size", "repair") if key in config["prune"]},
         "level": stage.level,
         **ladder,
