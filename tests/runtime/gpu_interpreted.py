@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from triton.errors import TritonError
 
 from sipp.native import pytree, two_of_four
 from sipp.runtime import examples
@@ -200,6 +201,35 @@ def test_lstms_go_step_by_step() -> None:
         assert fast.steps[0].kernel == "LSTM: walks, 32-bit values" and not fast.latest.is_dense
         for found, expected in zip(pytree.tree_leaves(fast(*inputs)), pytree.tree_leaves(model(*inputs)), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 0.25, 1.0, 30.0])
+def test_gates_keep_their_digits_near_zero(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sums, cell = (scale * torch.randn(3, n, generator=generator) for n in (20, 5))
+    enters, stays, new, leaves = sums.double().chunk(4, 1)
+    expected = stays.sigmoid() * cell.double() + enters.sigmoid() * new.tanh()
+    state, found = kernels.gates(sums, cell)
+    torch.testing.assert_close(state.double(), leaves.sigmoid() * found.double().tanh(), rtol=2e-6, atol=0)
+    size = stays.sigmoid() * cell.double().abs() + enters.sigmoid() * new.tanh().abs()
+    assert bool(((found.double() - expected).abs() <= 2e-6 * size).all())
+
+
+def test_a_kernel_that_triton_refuses_is_left_to_torch() -> None:
+    def refuse(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        raise TritonError("out of resources")
+
+    refused = linear.LinearKernel("refused", refuse, ())
+    assert linear.kernel_error(refused, torch.eye(3), None, torch.ones(1, 3)) == torch.inf
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_lstm_draws_nothing_from_the_callers_generator() -> None:
+    model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
+    model.weight_ih.data[:, ::2] = 0
+    before = torch.get_rng_state()
+    network.SparseOnGpu(model, (x,), {})
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,9 @@ UNDERFLOW_GUARD = 2.0**-100
 
 # A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
 # activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
-# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units.
-FLOAT32_UNIT = 2.0**-24
+# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units. Tensor cores cut sums off
+# instead of rounding them, so a unit is that of cutting off.
+FLOAT32_UNIT = 2.0**-23
 FEW_ROUNDINGS = 8
 
 
@@ -73,7 +75,7 @@ def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
     If all `operands` are in half precision on a GPU, TF32 is exact for them and is used. With `allow_tf32` a GPU may
     always use it.
     """
-    before = torch.get_float32_matmul_precision()
+    before, by_backend = _float32_settings()
     halves = (torch.float16, torch.bfloat16)
     is_half = bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
     torch.set_float32_matmul_precision("high" if is_half or allow_tf32 else "highest")
@@ -81,6 +83,20 @@ def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for backend, precision in by_backend:
+            backend.fp32_precision = precision
+
+
+def _float32_settings() -> tuple[str, list[tuple[Any, str]]]:
+    """The caller's precision of float32 products: for all backends, and for those that were set one by one.
+
+    Torch 2.9 and later refuse to name a common one then.
+    """
+    try:
+        return torch.get_float32_matmul_precision(), []
+    except RuntimeError:
+        matmuls: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+        return "highest", [(backend, backend.fp32_precision) for backend in matmuls]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

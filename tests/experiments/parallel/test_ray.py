@@ -82,9 +82,10 @@ def cluster() -> Iterator[None]:
     """A Ray on this machine that all tests share: the engine uses one that is connected, and leaves it so."""
     pytest.importorskip("ray", reason=WITHOUT_RAY)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    others = processes(os.getpid())  # of tests before
     with on_ray._cluster("local"):
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
-        started = processes(os.getpid())
+        started = {pid: name for pid, name in processes(os.getpid()).items() if pid not in others}
         assert any("raylet" in name for name in started.values())
         yield
     deadline = time.monotonic() + PATIENCE_S

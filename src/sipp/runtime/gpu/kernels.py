@@ -14,10 +14,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sipp.runtime.gpu import assembly
 from sipp.runtime.gpu.layouts import LEVELS, Walks, depth_of
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton: kernels do not start early
+    gdc_launch_dependents = gdc_wait = None
 
 WARP = 32  # threads
 LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
@@ -34,7 +38,7 @@ OPERANDS, ANY_BEHIND_BARRIER = tl.constexpr(assembly.OPERANDS), tl.constexpr(ass
 def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> Tensor:
     """x (tokens x columns) times the weight's transpose, plus the bias; prefetches up to 4 pairs of blocks."""
     is_nvidia = x.is_cuda and torch.version.hip is None  # for torch, AMD GPUs are cuda too
-    early = is_nvidia and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
+    early = is_nvidia and gdc_wait is not None and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
     launch = {"launch_pdl": True} if early else {}
     n_tokens, (n_rows, n_columns) = len(x), weight.shape
     out = torch.empty(n_tokens, n_rows, dtype=x.dtype, device=x.device)
@@ -359,4 +363,6 @@ def _gates(sums, cell, new_state, new_cell, n_hidden, n_all, SIZE: tl.constexpr)
 
 @triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    return 2 * tl.sigmoid(2 * x) - 1
+    square = x * x  # near 0 the difference cancels: there four terms of the series are exact to float32
+    series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
+    return tl.where(tl.abs(x) < 0.2, series, 2 * tl.sigmoid(2 * x) - 1)

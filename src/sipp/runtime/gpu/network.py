@@ -138,7 +138,7 @@ class SparseOnGpu:
                 by_steps = recording.Recorded(plan.run, inputs) if any(step.held for step in steps) else None
                 if by_steps is not None and not (why := _why_different(by_steps(inputs), as_called(inputs))):
                     runners[BY_STEPS] = by_steps
-        except RuntimeError as error:  # not recordable, such as a value that Python waits for
+        except recording.kernel_errors() as error:  # not recordable, such as a value that Python waits for
             why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
         times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
         dense_seconds = min(times[name] for name in runners if name != BY_STEPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,15 @@ from sipp.runtime.examples import cloned_results
 WARM_UPS = 3  # before recording, so that libraries choose kernels and allocate memory
 LEAST_CALLS, REPLAYS = 48, 5  # when timing a layer
 TURNS, RACE_SECONDS, MOST_CALLS = 5, 0.02, 100  # when timing a network
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What a kernel may raise that does not fit this GPU; Triton's errors are no RuntimeErrors."""
+    with suppress(ImportError):
+        from triton.errors import TritonError
+
+        return RuntimeError, TritonError
+    return (RuntimeError,)
 
 
 class Recorded:
