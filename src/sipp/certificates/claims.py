@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -31,7 +31,7 @@ def output_claim(
     """The certificate that follows from measured output errors (T14)."""
     limit = epsilon
     if limit is None:
-        limit = float(certified_epsilon(outputs.measured, delta, 1.0 - confidence, n=outputs.evidence["n"]))
+        limit = float(certified_epsilon(outputs.measured, delta, 1.0 - confidence, n=outputs.evidence.n))
     return Certificate(
         fixed="delta" if epsilon is None else "epsilon",
         epsilon=float(limit),
@@ -39,7 +39,7 @@ def output_claim(
         confidence=float(confidence),
         violations=int(n_violations(outputs.measured, limit)),
         measure=measure,
-        **outputs.evidence,
+        **asdict(outputs.evidence),
     )
 
 
@@ -58,7 +58,7 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Label
         n_gained=gained,
         n_differ=differ,
         measure="next-token" if outputs.measured.is_floating_point() else "class",  # sums of shares, or counts
-        **outputs.evidence,
+        **asdict(outputs.evidence),
     )
 
 
