@@ -264,7 +264,7 @@ class Written:
             return {"written": self.files}
         values = {
             "format": self.contents.precision,
-            "moved": self.contents.moved,
+            "moved": self.contents.rounding_words,
             "largest_change": max(tensor.largest_change for tensor in self.contents.tensors),
             "norm_change": max(tensor.norm_change for tensor in self.contents.tensors),
             "certificate_about": self.contents.certificate_about,
@@ -356,10 +356,11 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         labelled_line("written", f"{path} ({bytes_in_words(n_bytes)})") for path, n_bytes in written.files.items()
     ]
     if written.contents is not None:
-        size, moved = size_words(written.contents.n_bytes, written.contents.dense_bytes), written.contents.moved
+        contents = written.contents
+        size = size_words(contents.n_bytes, contents.dense_bytes)
         lines.append(labelled_line("", f"{size}; see sipp inspect, sipp bench"))
-        if moved:
-            lines.append(labelled_line("values", f"{moved}; the statements above are about the values before rounding"))
+        if words := contents.rounding_words:
+            lines.append(labelled_line("values", f"{words}; the statements above are about the values before rounding"))
     elif written.files:
         lines.append(
             labelled_line(
