@@ -57,7 +57,7 @@ def test_a_coordinate_is_compared_with_its_own_size_where_rounding_is_coarse() -
         certify(ByTheBatch(5.0), ByTheBatch(5.0), [mixed(N).half()], epsilon=0.5)
 
 
-def test_what_may_differ_is_less_than_what_is_claimed() -> None:
+def test_dependence_on_the_batch_must_be_smaller_than_the_claimed_epsilon() -> None:
     batch = next(data_of([mixed(N).half()]).batches())
     net = nn.Linear(4, 2).half()
     assert allowed_between(net, batch) == 8 * 2**-10
@@ -132,7 +132,7 @@ def sentences(to: int = 12, left: bool = False) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("zeroed", [False, True])
 @pytest.mark.parametrize("order", ["flipped", "rolled", "swapped"])
-def test_padding_is_not_cut_where_positions_are_not_those_of_the_input(order: str, zeroed: bool) -> None:
+def test_padding_is_compared_if_output_positions_are_not_input_positions(order: str, zeroed: bool) -> None:
     net = Tokens(order, zeroed)
     cert = certify(net, Nothing(net), [sentences()], epsilon=0.01)
     assert cert.verdict != "certified" and cert.violations > 0
@@ -140,7 +140,7 @@ def test_padding_is_not_cut_where_positions_are_not_those_of_the_input(order: st
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("zeroed", [False, True])
-def test_padding_is_cut_where_they_are(zeroed: bool, left: bool) -> None:
+def test_padding_is_left_out_if_output_positions_are_input_positions(zeroed: bool, left: bool) -> None:
     net = Tokens("as it is", zeroed)
     cert = certify(net, Nothing(net), [sentences(left=left)], epsilon=0.01)
     assert cert.verdict == "certified" and cert.violations == 0
@@ -153,7 +153,7 @@ class Stop(BaseException):
     pass
 
 
-def test_a_function_that_sees_both_outputs_leaves_a_line(tmp_path: Path) -> None:
+def test_an_output_function_that_raises_still_counts_as_a_use(tmp_path: Path) -> None:
     net, other = nn.Linear(4, 2), nn.Linear(4, 2)
     for error in (Stop, ValueError):
         kept: list[Any] = []
@@ -221,7 +221,7 @@ def test_data_that_cannot_be_read_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["len", "negative length"])
-def test_a_length_that_cannot_be_told_is_none(fault: str) -> None:
+def test_data_without_a_usable_length_is_read_to_its_end(fault: str) -> None:
     assert certify(NET, NET, Own(fault)).n == N
 
 
@@ -234,7 +234,7 @@ def test_networks_without_values_are_refused() -> None:
             call(NET, nn.Linear(4, 2, device="meta"), points(N, 4))
 
 
-def test_a_negative_view_is_the_points_it_shows() -> None:
+def test_a_negated_view_counts_as_its_values() -> None:
     view = torch._neg_view(points(N, 4))
     assert certify(NET, NET, view).data_hash == certify(NET, NET, -points(N, 4)).data_hash
     with pytest.raises(DataError, match="also calibration inputs"):

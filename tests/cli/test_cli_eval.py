@@ -59,7 +59,9 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_person_sees_how_far_it_is(is_terminal: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_shows_progress_in_a_terminal_only(
+    is_terminal: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream, out = StringIO(), StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)

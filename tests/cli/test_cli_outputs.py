@@ -365,6 +365,6 @@ def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: 
     assert done.returncode == 2 and "move" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
 
 
-def test_help_says_so() -> None:
+def test_help_says_that_foreign_files_are_never_replaced() -> None:
     for name in ("prune", "score", "certify", "report", "demo"):
         assert "files are never replaced" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

@@ -195,7 +195,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_forms_of_output(kind: str) -> None:
+def test_outputs_may_have_any_structure(kind: str) -> None:
     class Gives(nn.Module):
         def __init__(self) -> None:
             super().__init__()

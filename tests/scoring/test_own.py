@@ -132,7 +132,7 @@ def test_what_cannot_be_registered(options: dict[str, Any]) -> None:
     assert not methods.own_methods()
 
 
-def test_the_list_names_it(net: nn.Module) -> None:
+def test_registered_methods_are_suggested_and_name_clashes_refused(net: nn.Module) -> None:
     sipp.register_method("mine", squares)
     with pytest.raises(OptionError, match="mine; did you mean 'mine'"):
         sipp.prune(net, None, keep=0.5, method="mines")

@@ -233,7 +233,7 @@ def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
     return rounds
 
 
-def test_what_is_begun_when() -> None:
+def test_stages_start_when_their_parents_are_done() -> None:
     assert began_order(ITERATIVE, 2) == [["dense"], ["sipp-hybrid.01", "wt.01"], ["sipp-hybrid.02", "wt.02"]]
     assert began_order(AT_INIT, 2) == [["dense", "sipp-hybrid.01"], ["sipp-hybrid.02", "wt.01"], ["wt.02"]]
     alone = [["dense"], ["sipp-hybrid.01"], ["wt.01"], ["sipp-hybrid.02"], ["wt.02"]]  # chains end together

@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 only_once = pytest.mark.parametrize("way", ["skipping"], indirect=True)  # of tests that go both ways themselves
 
 
-def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_layers_compute_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert cpu._computes_every_product(torch.empty(64, 1, 9)) and cpu._computes_every_product(
         torch.empty(1, 16, 27)
