@@ -143,7 +143,7 @@ def test_equals_brute_force(case: str, c_constant: float, k_constant: float) -> 
 
 
 def test_the_brute_force_counts_are_not_trivial() -> None:
-    """The comparison above is of numbers that are not all 0 or all: some weights hold, some pairs fail."""
+    """In the comparison above some weights hold and some pairs fail, so it is not trivially true."""
     for make in CASES.values():
         rows = [row for of_name in make()[3].values() for row in of_name]
         n_weights = sum(len(w) for w, _, _ in rows)

@@ -1,4 +1,4 @@
-"""What is promised of any mask and new values (T17), where T4 is refuted, and with a measured constant (T19)."""
+"""Bounds for any mask and new values (T17), if the data refutes T4, and with a measured constant (T19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every look at a holdout is one of the same points, and is in the ledger whatever came of it."""
+"""Every use of a holdout reads the same points, and is in the ledger whatever its result."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_an_output_function_counts_as_one_use(tmp_path: Path) -> None:
 
 
 class Raises(nn.Module):
-    """The network, until it has been called so often."""
+    """Raises after a number of calls."""
 
     def __init__(self, error: BaseException, n_calls: int) -> None:
         super().__init__()

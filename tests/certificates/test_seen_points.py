@@ -76,7 +76,7 @@ def test_points_of_a_repair_count_whenever_it_was_made() -> None:
 
 
 def test_points_that_chose_no_weights_may_certify() -> None:
-    """Of a method that looks at no data they served statements; of 40 points asked for, the others were not read."""
+    """`wt` uses its data only for statements; with n_points=40, only 40 points chose weights."""
     by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="wt")
     assert not shares(by_magnitude, points(1))
     few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_points=40))
@@ -132,7 +132,7 @@ class _Logged(Dataset[tuple[Tensor, int]]):
 @pytest.mark.parametrize("method", ["wanda", "snip", "obs", "sipp-det", "sipp-blend"])
 @pytest.mark.parametrize("statements", [True, False])
 def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statements: bool) -> None:
-    """Each pass over it begins with other points: those that chose are not those that were scored for statements."""
+    """Every pass begins with other points, so weights and statements may come from different ones."""
     logged = _Logged()
     pruned = sipp.prune(
         net(), DataLoader(logged, batch_size=20, shuffle=True), keep=0.8, method=method, statements=statements,

@@ -97,7 +97,7 @@ def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
 
 
 def test_an_output_that_is_not_finite_is_of_no_class() -> None:
-    """Its argmax is 0; of either network that is no answer."""
+    """The argmax of NaN is 0, which must not count as a prediction of either network."""
     model, broken = mlp(), mlp()
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)

@@ -291,7 +291,7 @@ def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path
 def test_where_torch_runs_all_of_it_nothing_is_faster(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dense on both sides: whatever the clock says, no number, no bar, and bytes as they are in memory."""
+    """If torch runs every layer, no speed-up is shown, whatever was timed."""
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 1e3)  # every step by itself wins,
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
     net = tmp_path / "net"

@@ -36,7 +36,7 @@ N_STEPS = 8  # of a network: two epochs of four
 
 
 class Killed(BaseException):
-    """The process ends here, without a word to anyone."""
+    """Stands for a process that is killed."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is given stays as it was, data, flags and threads beside each other; and what a look at a layer must see."""
+"""Scoring leaves data, flags and other threads alone, and notices layers that compute something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points are counted as they are, and padding is no patch: the side of the scores."""
+"""How scores count points and leave out padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models go by the values of their data: what a few points do does not show then what others do."""
+"""Models whose control flow depends on values are recognised, because a few points do not show what others do."""
 
 from collections.abc import Callable
 

@@ -62,7 +62,7 @@ def test_output_change_is_unknown_without_data() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_repair_updates_the_output_change() -> None:
-    """The old number would be one of weights that are no longer there."""
+    """The old number would describe weights that have been replaced."""
     pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None

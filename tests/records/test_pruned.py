@@ -1,4 +1,4 @@
-"""What is said of a pruned network is about its weights: once they change, nothing of it is left anywhere."""
+"""Statements about a pruned network are about its weights: once these change, the statements are gone."""
 
 import copy
 import json

@@ -522,7 +522,7 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
 
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_a_record_speaks_of_the_masks_that_were_given(monkeypatch: pytest.MonkeyPatch, is_undone: bool) -> None:
-    """Whatever budgets a search begins with: with other ones than those, its first masks are nobody's."""
+    """The record compares with the given masks, even if the search begins with other budgets."""
     torch.manual_seed(3)
     net, x = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)), alike(100, 30)
     given = sipp.prune(net, None, keep=0.4, method="random", progress=False)

@@ -1,4 +1,4 @@
-"""Calls that once gave something else than the model, or failed: found by people who tried to break it."""
+"""Calls that once failed or gave other outputs than the model."""
 
 import threading
 

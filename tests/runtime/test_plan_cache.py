@@ -1,4 +1,4 @@
-"""Which plans are kept, what they take, and whose the results are."""
+"""Which plans are kept, how much memory they take, and who owns the results."""
 
 import gc
 import math

@@ -25,7 +25,7 @@ REPLACED = {  # by tracers, while they work
 
 @pytest.fixture(autouse=True)
 def _many_switches():
-    """Threads take turns every few instructions: what could meet, does."""
+    """Switches threads every few instructions, so that race conditions show."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

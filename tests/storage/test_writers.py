@@ -1,4 +1,4 @@
-"""Several writers of one place, and killed ones: what is there is one's, whole, and can be written again."""
+"""Several writers at one place, some of them killed: one complete network is left, and can be replaced."""
 
 import errno
 import json

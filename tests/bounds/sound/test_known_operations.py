@@ -1,4 +1,4 @@
-"""What was put in the place of a known operation, odd arguments and train mode have no bound."""
+"""Replaced operations, odd arguments and train mode have no bound."""
 
 from __future__ import annotations
 

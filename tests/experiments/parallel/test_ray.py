@@ -115,7 +115,7 @@ def processes(root: int) -> dict[int, str]:
 
 
 def is_running(pids: Iterable[int]) -> list[int]:
-    """Those that have neither ended nor wait for their parent to look."""
+    """Those of these processes that are running; zombies do not count."""
     return [pid for pid in processes(1) if pid in pids and "Z" not in state_of(pid)]
 
 
@@ -293,7 +293,7 @@ class FakeRef(NamedTuple):
 
 
 class FakeRay:
-    """Ray whose tasks end, one at a look, as the script says: {stage: outcome}; without a word they are done."""
+    """A fake Ray whose tasks end one by one with the scripted {stage: outcome}; others succeed."""
 
     class exceptions:
         class RayError(Exception):

@@ -164,7 +164,7 @@ def test_a_run_of_many_at_once_is_a_run(name: str, tmp_path: Path) -> None:
 
 
 class Killed(Exception):
-    """In place of a kill."""
+    """Stands for a process that is killed."""
 
 
 # Between two members' checkpoints the group begins anew; or after them all. Gradual has a cut at nearly every step, at

@@ -39,7 +39,7 @@ SHAPES = [
 
 @pytest.fixture(params=["every product", "skipping"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test goes both ways: every product at once, and only those that can count."""
+    """Runs every test twice: computing every product, and only those that can matter."""
     monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "every product" else 0)
     return str(request.param)
 
