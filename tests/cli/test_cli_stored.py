@@ -80,7 +80,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     assert ("about the stored values" in told) == (f"{values} changed weights in 2 of 4 tensors" in told) == bool(moved)
 
 
-def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
+def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Path) -> None:
     refused(prune(folder, "--out", tmp_path / "net", "--values", "int8"), "sipp prune", "is for one small file")
     net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
     for goal in ("--epsilon", "--max-accuracy-drop"):

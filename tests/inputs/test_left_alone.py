@@ -127,7 +127,7 @@ READS: dict[str, Callable[[], Reads]] = {
 
 
 @pytest.mark.parametrize("kind", READS)
-def test_a_read_elsewhere_is_seen(kind: str) -> None:
+def test_a_weight_read_outside_its_layer_is_refused(kind: str) -> None:
     with pytest.raises(ModelError, match=r"fc\.weight is read by"):
         sipp.sensitivity(READS[kind](), randn(8, 4))
 

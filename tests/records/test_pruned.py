@@ -152,7 +152,7 @@ def test_points_that_choose_values_do_not_judge_them() -> None:
     assert not chosen.bound.met
 
 
-def test_the_same_output_is_said_of_the_same_network_only() -> None:
+def test_the_output_is_called_the_same_only_for_the_same_network() -> None:
     said = "the output is the same"
     net = Net().eval()
     whole = sipp.prune(net, None, keep=1.0, method="wt")

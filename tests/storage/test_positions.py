@@ -92,6 +92,6 @@ def test_positions_that_do_not_fit_are_refused(kind: str, code: memoryview, kept
         decode_positions(kind, code, 9 if kind == "kept gaps" and kept else 10, kept, "tensor w")  # type: ignore[arg-type]
 
 
-def test_what_the_refused_ones_would_be_if_they_fitted() -> None:
+def test_a_valid_encoding_is_decoded() -> None:
     flags = decode_positions("kept gaps", deflated(bytes([3, 5])), 9, 1, "w")
     assert flags.tolist() == [i == 3 for i in range(9)]

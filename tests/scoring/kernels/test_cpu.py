@@ -168,7 +168,7 @@ def test_any_shape_and_scale(
 
 
 @only_once
-def test_a_bound_that_is_too_low_would_be_seen() -> None:
+def test_skipping_too_much_is_caught() -> None:
     operands = smooth(32, 32, 64 * 40)
     brute, (exact, n_computed) = max_times(*operands, skip=False), counted(*operands)
     assert torch.equal(exact, brute)
@@ -365,7 +365,7 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
 @pytest.mark.parametrize("fan_in", [1, 15, 16, 17, 47])
 @pytest.mark.parametrize("n_points", [3, 16, 53, 130])
 @pytest.mark.parametrize("gap", [0, 3])
-def test_points_that_are_lines(fan_in: int, n_points: int, gap: int) -> None:
+def test_linear_inputs_with_gaps_match_the_reference(fan_in: int, n_points: int, gap: int) -> None:
     """A Linear: columns side by side, points apart."""
     x = (rand(n_points, gap + fan_in + gap, seed=6) - 0.5)[:, gap : gap + fan_in]
     windows, weight = x[:, None, None], rand(1, 5, fan_in, seed=7) - 0.5
