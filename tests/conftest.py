@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 
 def _spare_torch_what_changes_no_result() -> None:
-    """Work of torch that tests repeat thousands of times, each for nothing; what it computes stays as it is."""
+    """Skips work that torch would repeat in thousands of tests; results stay the same."""
     import torch
     from torch._export import utils
     from torch._subclasses import fake_impls
@@ -81,7 +81,7 @@ def _spare_torch_what_changes_no_result() -> None:
 def _made_once(
     override: Callable[[Rules], contextlib.AbstractContextManager[None]], fakes: dict[Any, Any]
 ) -> Callable[[Rules], contextlib.AbstractContextManager[None]]:
-    """torch's `override` of operations; from tables that were as now and for the same rules, by the tables it made."""
+    """torch's `override` of operations, cached as long as its tables and rules are the same."""
     made: dict[Any, tuple[Any, Any, Any, Any]] = {}  # of an operation: the table before, the rule, the table, the fake
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs code as a new program would, but with torch imported already: that takes longer than most of such programs.
+"""Runs code in a new process with torch already imported, because the import takes longer than most such programs.
 
 One process imports torch, and nothing else, and is forked for each of them (`forkserver` of multiprocessing).
 """

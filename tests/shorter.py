@@ -1,4 +1,4 @@
-"""Less of what takes the time of commands and runs, and decides nothing of how they end."""
+"""Makes commands and runs shorter in tests, without changing how they end."""
 
 from dataclasses import replace
 from typing import Any

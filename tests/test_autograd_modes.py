@@ -34,7 +34,7 @@ def tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_nothing_that_is_made_inside_is_of_that_mode(name: str) -> None:
+def test_results_made_in_inference_mode_are_ordinary_tensors(name: str) -> None:
     arguments = RIGHT[name]()
     with torch.inference_mode():
         found = getattr(sipp, name)(**arguments)

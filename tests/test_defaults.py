@@ -189,7 +189,7 @@ def test_the_kernels_do_not_read_the_defaults(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["array", "address"])
-def test_nothing_of_another_kind_reaches_compiled_code(name: str) -> None:
+def test_compiled_code_refuses_other_dtypes_devices_and_layouts(name: str) -> None:
     leave: Callable[..., Any] = getattr(memory, name)
     leave(memory.blank(3, 4))
     leave(memory.zeros(3, dtype=torch.int64), torch.int64)

@@ -206,11 +206,16 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.attempted
 
 
+def sections_of(page: str) -> dict[str, str]:
+    """The text below each heading of the second level."""
+    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+
+
 def gaps(name: str, page: str) -> list[str]:
     """What the documentation of a public name lacks: an example that runs, its section, its options."""
     thing = getattr(sipp, name)
     found = [] if ">>> " in (inspect.getdoc(thing) or "") else ["no example in the docstring"]
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+    sections = sections_of(page)
     if f"sipp.{name}" not in sections:
         return [*found, "no section in docs/api.md"]
     text = sections[f"sipp.{name}"] + sections["Shared options"]
@@ -247,6 +252,21 @@ def test_a_missing_description_is_caught() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     assert gaps("hold", page.replace("## sipp.hold\n", "## other\n")) == ["no section in docs/api.md"]
     assert gaps("sound_bound", page.replace("fold_batchnorm", "folding")) == ["fold_batchnorm is not described"]
+
+
+def test_documented_fields_of_a_pruned_network_exist() -> None:
+    section = sections_of((ROOT / "docs" / "api.md").read_text())["sipp.Pruned"]
+    names = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) > 15
+    known = {*sipp.Pruned.__dataclass_fields__, *dir(sipp.Pruned)}
+    assert [name for name in names if name not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_dotted_names_in_the_docs_exist(page: Path) -> None:
+    for dotted in re.findall(r"`sipp((?:\.\w+)+)", page.read_text()):
+        if not any(name in dotted for name in NOT_HERE):
+            pkgutil.resolve_name(f"sipp{dotted}")
 
 
 def test_the_package_is_typed() -> None:

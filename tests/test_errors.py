@@ -44,7 +44,7 @@ def test_a_worker_of_a_loader_can_raise_it_anew() -> None:
         wrapped.reraise()
 
 
-def test_a_larger_place_stands_before_the_own_one() -> None:
+def test_an_outer_place_is_named_before_an_inner_one() -> None:
     error = ModelError("it is NaN", where="conv1", fix="repair it", option="exclude").inside("process 1 of 2")
     assert type(error) is ModelError and str(error) == "process 1 of 2: conv1: it is NaN; repair it"
     assert (error.where, error.fix, error.option) == ("process 1 of 2: conv1", "repair it", "exclude")

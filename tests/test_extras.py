@@ -106,7 +106,7 @@ def test_the_extras_bring_what_they_are_named_for() -> None:
     assert set(extras) == {"report", "train", "ray", "hf", "lightning", "onnx", "docs", "all", "dev"}
 
 
-def test_what_pyproject_names_is_pinned() -> None:
+def test_every_dependency_is_pinned() -> None:
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
     lines = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
     wanted = {re.match(r"[\w-]+", line).group() for line in lines} - {"sipp"}  # type: ignore[union-attr]

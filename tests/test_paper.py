@@ -17,11 +17,11 @@ LINES = re.findall(r"`sipp ([^`]+)`", PAGE)
 
 
 @pytest.mark.parametrize(("module", "name"), CODE, ids=lambda word: word)
-def test_the_code_is_there(module: str, name: str) -> None:
+def test_code_that_the_paper_page_names_exists(module: str, name: str) -> None:
     assert hasattr(import_module(f"sipp.{module}"), name)
 
 
-def test_every_command_is_one() -> None:
+def test_commands_on_the_paper_page_exist() -> None:
     assert len(CODE) > 20 and len(LINES) > 15
     for line in LINES:
         command, *words = shlex.split(line)
@@ -32,7 +32,7 @@ def test_every_command_is_one() -> None:
             assert load_recipe(words[-1]).name == words[-1]
 
 
-def test_nothing_is_left_out() -> None:
+def test_the_paper_page_names_every_study() -> None:
     for name in study_names():
         assert f"`sipp study {name}`" in PAGE and f"`sipp study {name} --full`" in PAGE
     assert all(f"`{name}`" in PAGE for name in recipe_names() if "decay160" in name)

@@ -181,7 +181,7 @@ def test_the_path_uses_only_what_the_pages_say(name: str) -> None:
         ("x.sh", "sipp prune --no-such 1"),
     ],
 )
-def test_what_is_not_said_is_noticed(name: str, text: str) -> None:
+def test_a_call_that_no_page_mentions_is_caught(name: str, text: str) -> None:
     assert unsaid(name, text)
 
 

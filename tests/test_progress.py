@@ -154,7 +154,7 @@ def test_a_dumb_terminal_and_a_closed_stderr_get_nothing(monkeypatch: pytest.Mon
     progress_line("work", shown=True)
 
 
-def test_inside_of_a_display_of_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_works_inside_another_rich_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with Progress(console=Console(stderr=True)), progress_bar("work", 3, shown=True) as advance:

@@ -99,6 +99,6 @@ def test_the_page_of_a_real_study_is_embedded(site: Path) -> None:
 @pytest.mark.parametrize(
     "text", ['<a href="no.html">', '<a href="#no">', '<img src="//x.org/a.png">', '<a href="../../x">']
 )
-def test_a_lost_link_is_noticed(text: str, tmp_path: Path) -> None:
+def test_a_broken_link_is_caught(text: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(text)
     assert lost(tmp_path, tmp_path / "page.html")

@@ -35,7 +35,7 @@ def test_compare_counts_dead_rows_and_does_not_warn_of_them() -> None:
     assert max(row.dead_rows for row in found.rows) > 0
 
 
-def test_a_walk_with_repair_tells_of_dead_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_to_with_repair_warns_once_of_dead_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     from sipp.verbs import prune_to as tolerance
 
     def cut(*args: object, **options: object) -> object:

@@ -47,7 +47,7 @@ def test_a_budget_that_cannot_be_is_refused(budget: int) -> None:
         even_rows([(3, 4)], budget)
 
 
-def test_numbers_are_whole() -> None:
+def test_rows_get_int64_counts() -> None:
     assert even_rows([(2, 3)], 3)[0].dtype == torch.int64
 
 

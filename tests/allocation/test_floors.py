@@ -66,7 +66,7 @@ def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
     ]
 
 
-def test_rows_go_before_the_share_of_a_layer() -> None:
+def test_the_floor_of_rows_comes_before_that_of_layers() -> None:
     scores = torch.tensor([[9.0, 8.0, 7.0], [0.3, 0.1, 0.1], [0.2, 0.1, 0.1]])
     (mask,) = largest_above_floor([scores], [scores], 4, share=0.99)  # 3 for the layer and one a row would be 5
     assert mask.tolist() == [[True, True, False], [True, False, False], [True, False, False]]

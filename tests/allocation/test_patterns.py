@@ -111,7 +111,7 @@ def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:
     assert all(obeys_pattern(mask.t(), Pattern(2, 4)) for mask in pruned.masks.values())  # inputs x outputs
 
 
-def test_who_breaks_a_pattern_is_named() -> None:
+def test_tensors_that_break_a_pattern_are_named() -> None:
     good, bad = torch.tensor([[1.0, 0.0, 2.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 0.0], [4.0, 0.0, 0.0, 0.0]])
     bad_conv = torch.ones(2, 3, 1, 1)
     tensors = {"good": good, "bad": torch.cat((bad, bad)), "conv": bad_conv, "vector": torch.ones(2)}

@@ -61,7 +61,7 @@ def test_rates_are_exact_to_rounding() -> None:
     np.testing.assert_allclose(rates, -np.log1p(-np.minimum(share, 1 - 2.0**-53)), rtol=2e-15, atol=0)
 
 
-def test_a_look_is_three_sums() -> None:
+def test_kept_after_gives_three_exact_sums() -> None:
     rates = np.random.default_rng(2).random(77) ** 5
     for n_draws in (0.0, 1e-9, 0.7, 30.0, 1e9):
         y = rates * n_draws

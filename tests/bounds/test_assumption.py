@@ -142,8 +142,8 @@ def test_equals_brute_force(case: str, c_constant: float, k_constant: float) -> 
     }
 
 
-def test_brute_force_sees_something() -> None:
-    """The comparison above is of numbers that are not all 0 or all: some weights hold, some pairs fail."""
+def test_the_brute_force_counts_are_not_trivial() -> None:
+    """In the comparison above some weights hold and some pairs fail, so it is not trivially true."""
     for make in CASES.values():
         rows = [row for of_name in make()[3].values() for row in of_name]
         n_weights = sum(len(w) for w, _, _ in rows)
@@ -212,7 +212,7 @@ def test_a_ratio_of_exactly_one_over_c_does_not_exceed_it() -> None:
 
 
 @pytest.mark.parametrize(("n_above", "n", "holds"), [(1, 7, False), (2, 8, False), (2, 7, True), (8, 8, True)])
-def test_how_often_is_often_enough(n_above: int, n: int, holds: bool) -> None:
+def test_the_required_share_of_points_is_a_threshold(n_above: int, n: int, holds: bool) -> None:
     """1 - exp(-1/3) is 28.3 %, more than 2/8 and less than 2/7: the second weight is above 1/3 on every point."""
     x = torch.tensor([[1.0, 1.0]] * n_above + [[1.0, 9.0]] * (n - n_above))
     seen = check_assumption(linear([[1.0, 1.0]]), x)
@@ -383,7 +383,7 @@ def test_refuses_values_that_are_not_finite_and_names_them() -> None:
         check_assumption(model, x * 0, [torch.tensor([[0.0, 0.0], [0.1, 0.1], [1.0, 1.0]])])
 
 
-def test_words() -> None:
+def test_the_printed_text_says_what_holds() -> None:
     x = randn(20, 30, dtype=torch.float32)
     wide = check_assumption(seeded(nn.Linear(30, 7), torch.float32), x[:10], x[10:])
     text = str(wide)

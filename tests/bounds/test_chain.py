@@ -85,7 +85,7 @@ def parametrised() -> nn.Module:
 DISGUISES = [hooked, pre_hooked, patched, patched_whole, subclassed, parametrised]
 
 
-def test_a_plain_chain_is_one() -> None:
+def test_plain_chains_are_accepted() -> None:
     assert obstacle(plain()) == ""
     for between in (F.relu, torch.tanh, lambda x: F.dropout(x, training=False), lambda x: F.dropout(x, 0.5, False)):
         assert obstacle(Net(between)) == ""
@@ -93,12 +93,12 @@ def test_a_plain_chain_is_one() -> None:
 
 
 @pytest.mark.parametrize("make", DISGUISES)
-def test_modules_that_are_not_what_they_seem_are_no_chain(make: Callable[[], nn.Module]) -> None:
+def test_modules_with_a_changed_forward_are_no_chain(make: Callable[[], nn.Module]) -> None:
     assert obstacle(make()) != ""
 
 
 @pytest.mark.parametrize("make", [hooked, pre_hooked, patched, patched_whole])
-def test_no_statement_about_the_network_is_met_for_them(make: Callable[[], nn.Module]) -> None:
+def test_no_network_bound_is_met_for_modules_with_a_changed_forward(make: Callable[[], nn.Module]) -> None:
     """On the code before, T12 was "met" for these (and T13 for the patched ones) with the error far beyond it."""
     options = {"keep": 0.5, "method": "sipp-det", "delta": 0.1, "constants": sipp.Constants(c_constant=1e6)}
     for bound in ("paper", "sound"):
@@ -109,7 +109,7 @@ def test_no_statement_about_the_network_is_met_for_them(make: Callable[[], nn.Mo
     assert sipp.prune(plain(), POINTS, bound="sound", **options).bound.met
 
 
-def test_functions_that_are_no_part_of_a_chain() -> None:
+def test_unsuitable_functions_in_a_chain_are_named() -> None:
     assert "dropout" in obstacle(Net(F.dropout))  # training=True unless said otherwise
     assert "dropout" in obstacle(Net(lambda x: F.dropout(x, 0.5, True)))
     assert "mul" in obstacle(Net(lambda x: 3 * x))
@@ -153,7 +153,7 @@ def test_a_class_or_all_modules_that_were_given_another_forward() -> None:
 
 
 @pytest.mark.parametrize("make", [hooked, pre_hooked, patched, patched_whole, parametrised])
-def test_the_graph_bound_refuses_them_on_either_side(make: Callable[[], nn.Module]) -> None:
+def test_sound_bound_refuses_modules_with_a_changed_forward(make: Callable[[], nn.Module]) -> None:
     odd = make()
     for pair in ((odd, odd), (plain(), odd), (odd, plain())):
         try:

@@ -98,7 +98,7 @@ def test_networks_without_plain_numbers_are_refused_by_name(make: Callable[[], n
         sipp.assess(net(), make(), X)
 
 
-def test_the_data_is_read_as_before() -> None:
+def test_assess_reads_iterators_once_and_draws_no_random_numbers() -> None:
     model, given = net(), slightly_changed(net())
     whole = sipp.assess(model, given, [X[:50], X[50:]])
     once = sipp.assess(model, given, iter([X[:50], X[50:]]))

@@ -1,4 +1,4 @@
-"""What is promised of any mask and new values (T17), where T4 is refuted, and with a measured constant (T19)."""
+"""Bounds for any mask and new values (T17), if the data refutes T4, and with a measured constant (T19)."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
     assert "too few inputs: 0 of 80" in reason(mlp(), points(1).expand(80, 5))
 
 
-def test_words_of_both_constants_in_print_and_record() -> None:
+def test_print_and_record_state_assumed_and_measured_constants() -> None:
     from sipp.cli.prune_work import statements
     from sipp.records.serialising import pruned_values
 

@@ -1,4 +1,4 @@
-"""What a certificate compares: outputs of their points alone, positions that are what they seem; every look counts."""
+"""What a certificate compares: outputs that depend on one point each, without padding. Every use is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def points(*shape: int, seed: int = 0) -> Tensor:
 
 
 class ByTheBatch(nn.Module):
-    """1000, and a small number that the mean of the batch decides."""
+    """Outputs 1000 and a small number that depends on the mean of the batch."""
 
     def __init__(self, size: float, first: float = 1000.0) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ def test_a_small_part_of_the_output_that_depends_on_the_batch_is_found(dtype: to
 
 
 def test_a_coordinate_is_compared_with_its_own_size_where_rounding_is_coarse() -> None:
-    """In float16 the norm of the whole output hides a part of 1/200, the coordinate does not."""
+    """In float16, a change of 1/200 is lost in the norm of the output, but visible in its own coordinate."""
     with pytest.raises(ModelError, match="depends on the others in its batch"):
         certify(ByTheBatch(5.0), ByTheBatch(5.0), [mixed(N).half()], epsilon=0.5)
 
 
-def test_what_may_differ_is_less_than_what_is_claimed() -> None:
+def test_dependence_on_the_batch_must_be_smaller_than_the_claimed_epsilon() -> None:
     batch = next(data_of([mixed(N).half()]).batches())
     net = nn.Linear(4, 2).half()
     assert allowed_between(net, batch) == 8 * 2**-10
@@ -90,7 +90,7 @@ def test_the_largest_batch_is_tried(sizes: list[int]) -> None:
 
 
 class Tokens(nn.Module):
-    """Numbers at positions, which attention looks away from where they are padding; then put in another order."""
+    """Attention over positions that ignores padding; the outputs may then be reordered."""
 
     def __init__(self, order: str, zeroed: bool = False) -> None:
         super().__init__()
@@ -112,8 +112,8 @@ class Tokens(nn.Module):
         return hidden
 
 
-class Nothing(nn.Module):
-    """0 where the network gives what lies at real positions of the output; what it gives elsewhere is right."""
+class ZeroAtPadding(nn.Module):
+    """The output of the network, with 0 wherever the input is padding."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -132,17 +132,17 @@ def sentences(to: int = 12, left: bool = False) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("zeroed", [False, True])
 @pytest.mark.parametrize("order", ["flipped", "rolled", "swapped"])
-def test_padding_is_not_cut_where_positions_are_not_those_of_the_input(order: str, zeroed: bool) -> None:
+def test_padding_is_compared_if_output_positions_are_not_input_positions(order: str, zeroed: bool) -> None:
     net = Tokens(order, zeroed)
-    cert = certify(net, Nothing(net), [sentences()], epsilon=0.01)
+    cert = certify(net, ZeroAtPadding(net), [sentences()], epsilon=0.01)
     assert cert.verdict != "certified" and cert.violations > 0
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("zeroed", [False, True])
-def test_padding_is_cut_where_they_are(zeroed: bool, left: bool) -> None:
+def test_padding_is_left_out_if_output_positions_are_input_positions(zeroed: bool, left: bool) -> None:
     net = Tokens("as it is", zeroed)
-    cert = certify(net, Nothing(net), [sentences(left=left)], epsilon=0.01)
+    cert = certify(net, ZeroAtPadding(net), [sentences(left=left)], epsilon=0.01)
     assert cert.verdict == "certified" and cert.violations == 0
 
 
@@ -153,7 +153,7 @@ class Stop(BaseException):
     pass
 
 
-def test_a_function_that_sees_both_outputs_leaves_a_line(tmp_path: Path) -> None:
+def test_an_output_function_that_raises_still_counts_as_a_use(tmp_path: Path) -> None:
     net, other = nn.Linear(4, 2), nn.Linear(4, 2)
     for error in (Stop, ValueError):
         kept: list[Any] = []
@@ -221,7 +221,7 @@ def test_data_that_cannot_be_read_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["len", "negative length"])
-def test_a_length_that_cannot_be_told_is_none(fault: str) -> None:
+def test_data_without_a_usable_length_is_read_to_its_end(fault: str) -> None:
     assert certify(NET, NET, Own(fault)).n == N
 
 
@@ -234,7 +234,7 @@ def test_networks_without_values_are_refused() -> None:
             call(NET, nn.Linear(4, 2, device="meta"), points(N, 4))
 
 
-def test_a_negative_view_is_the_points_it_shows() -> None:
+def test_a_negated_view_counts_as_its_values() -> None:
     view = torch._neg_view(points(N, 4))
     assert certify(NET, NET, view).data_hash == certify(NET, NET, -points(N, 4)).data_hash
     with pytest.raises(DataError, match="also calibration inputs"):

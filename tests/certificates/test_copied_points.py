@@ -1,6 +1,6 @@
 """Copies among the holdout's points prove nothing: only different points count, and a violation counts with its copies.
 
-tests/validity/test_copies.py shows by simulation why this, and neither of the simpler rules.
+tests/validity/test_copies.py shows by simulation why simpler rules would be wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def points(n: int, n_bad: int = 0) -> Tensor:
 DENSE, PRUNED = Net(), Net(is_pruned=True)
 
 
-def test_few_points_drawn_often_are_refused_and_the_sentence_begins_with_it() -> None:
+def test_many_copies_of_too_few_points_are_refused() -> None:
     x = points(20)[torch.randint(0, 20, (2000,), generator=torch.Generator().manual_seed(0))]
     cert = sipp.certify(DENSE, PRUNED, x)
     assert (cert.n, cert.n_duplicates, cert.verdict) == (20, 1980, "refused: needs n >= 59")
@@ -75,7 +75,7 @@ def test_a_violation_counts_with_every_copy() -> None:
 
 
 @pytest.mark.parametrize("other", ["double", "minus zero", "shape", "half"])
-def test_a_copy_is_one_in_any_form(other: str) -> None:
+def test_copies_are_recognised_in_any_dtype_and_shape(other: str) -> None:
     x = points(40) - 1
     x[:, 1] = 0.0
     again = {"double": x.double(), "minus zero": x * torch.tensor([1.0, -1.0]), "shape": x[:, None], "half": x.half()}
@@ -109,7 +109,7 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
     assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
 
 
-def test_a_certificate_with_copies_goes_out_and_comes_back() -> None:
+def test_a_certificate_with_copies_survives_json() -> None:
     x = torch.cat([points(200, n_bad=2), points(50)])
     y = torch.zeros(250, dtype=torch.int64)
     for cert, data in (

@@ -1,4 +1,4 @@
-"""Every look at a holdout is one of the same points, and is in the ledger whatever came of it."""
+"""Every use of a holdout reads the same points, and is in the ledger whatever its result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def walk(holdout: Any, data: Any = None, **options: Any) -> PrunedTo:
 
 
 @pytest.mark.parametrize("goal", [{"max_accuracy_drop": 0.05}, {"max_accuracy_drop": None, "epsilon": 0.5}])
-def test_a_loader_that_shuffles_gives_what_the_list_gives(goal: dict[str, Any]) -> None:
+def test_a_shuffling_loader_gives_the_result_of_a_list(goal: dict[str, Any]) -> None:
     x = points(510, 2)
     fixed = walk([(x, x[:, :4].argmax(1))], **goal)
     moving = walk(loader(x), data=loader(points(100, 1)), **goal)
@@ -82,7 +82,7 @@ def test_a_loader_that_shuffles_gives_what_the_list_gives(goal: dict[str, Any]) 
         assert accuracy(classifier()) - accuracy(moving.model) <= 0.05 and moving.certificate.drop_upper <= 0.05
 
 
-def test_outputs_matched_by_position_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_outputs_by_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk then passes nearly every level, but the certificate contradicts it: nothing is certified."""
     walker = tolerance._Walker
     rows: list[Tensor] = []
@@ -153,14 +153,14 @@ def lines(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ledger.read_text().splitlines()]
 
 
-def test_a_walk_that_certifies_nothing_is_a_look(tmp_path: Path) -> None:
+def test_prune_to_counts_as_a_use_even_if_it_certifies_nothing(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     failed = walk(x, max_accuracy_drop=0.001, levels=(0.5, 0.1), ledger=ledger)
     assert failed.pruned is None and len(lines(ledger)) == 1
     assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 1
 
 
-def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
+def test_prune_to_and_its_certificate_count_as_one_use(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     first = walk(x, ledger=ledger).certificate
     assert (first.ledger_kept, first.prior_uses, first.marked) == (True, 0, False) and len(lines(ledger)) == 1
@@ -171,7 +171,7 @@ def test_a_walk_and_its_certificate_are_one_look(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_first", [300, 120])
-def test_a_comparison_is_one_look_whatever_it_compares(n_first: int, tmp_path: Path) -> None:
+def test_a_comparison_counts_as_one_use(n_first: int, tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     options: dict[str, Any] = {"keeps": (0.9, 0.5), "methods": ("wt", "random"), "ledger": ledger}
     sipp.compare(classifier(), points(100, 1), holdout=x[:n_first], **options)
@@ -191,20 +191,22 @@ def test_a_comparison_that_fails_half_way_is_recorded(tmp_path: Path) -> None:
         sipp.compare(classifier(), points(100, 1), ledger=ledger, **options)
 
 
-def test_too_few_points_are_no_look_and_cost_no_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_points_are_refused_before_scoring_and_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tolerance, "rank", lambda *args, **options: pytest.fail("it was scored"))
     best = walk(points(20, 2), max_accuracy_drop=None, epsilon=0.1, ledger=tmp_path / "uses")
     assert "needs n >=" in best.verdict and lines(tmp_path / "uses") == []
 
 
-def test_a_function_of_the_output_is_one_look(tmp_path: Path) -> None:
+def test_an_output_function_counts_as_one_use(tmp_path: Path) -> None:
     ledger = tmp_path / "uses"
     first = certify(classifier(), classifier(), points(300, 2), output=lambda y: y, ledger=ledger)
     assert first.prior_uses == 0 and [use["claim"] for use in lines(ledger)] == ["output"]
 
 
 class Raises(nn.Module):
-    """The network, until it has been called so often."""
+    """Raises after a number of calls."""
 
     def __init__(self, error: BaseException, n_calls: int) -> None:
         super().__init__()
@@ -218,7 +220,7 @@ class Raises(nn.Module):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("odd"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
-def test_an_interrupted_look_is_recorded_with_the_points_it_started(error: BaseException, tmp_path: Path) -> None:
+def test_an_interrupted_use_is_recorded_with_the_points_it_read(error: BaseException, tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     for call in (certify, certify_accuracy):
         with pytest.raises((DataError, KeyboardInterrupt)):
@@ -250,7 +252,7 @@ def test_a_walk_that_fails_half_way_is_recorded(
     assert [use["claim"] for use in lines(tmp_path / "uses")] == ["prune_to"]
 
 
-def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp_path: Path) -> None:
+def test_refusing_shared_points_does_not_count_as_a_use(tmp_path: Path) -> None:
     x = points(300, 2)
     with pytest.raises(DataError, match="also calibration inputs"):
         certify(classifier(), classifier(), x, calibration=x[:5], ledger=tmp_path / "uses")
@@ -268,7 +270,7 @@ def test_shared_points_say_nothing_of_the_networks_so_the_refusal_is_no_look(tmp
     ],
     ids=["a part", "half", "some exchanged", "another dtype", "shuffled, last batch dropped"],
 )
-def test_points_that_overlap_an_earlier_look_are_marked(again: Any, tmp_path: Path) -> None:
+def test_points_that_overlap_an_earlier_use_are_marked(again: Any, tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(1000, 2)
     assert certify(nn.Identity(), nn.Identity(), x, ledger=ledger).prior_uses == 0
     torch.manual_seed(0)
@@ -295,7 +297,7 @@ def test_a_damaged_sketch_is_refused(sketch: Any, tmp_path: Path) -> None:
         walk(points(300, 2), ledger=tmp_path / "uses")
 
 
-def test_eight_tries_are_marked_from_the_second_on(tmp_path: Path) -> None:
+def test_of_eight_claims_on_the_same_points_only_the_first_is_unmarked(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(300, 2)
     for n_before in range(8):
         sipp.prune_to(
@@ -305,7 +307,7 @@ def test_eight_tries_are_marked_from_the_second_on(tmp_path: Path) -> None:
     assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 8
 
 
-def test_a_function_that_saw_the_outputs_is_a_look_though_the_points_are_refused(tmp_path: Path) -> None:
+def test_refused_points_count_as_a_use_if_an_output_function_saw_them(tmp_path: Path) -> None:
     ledger, x = tmp_path / "uses", points(60, 2)
     for output, n_looks in ((None, 0), (lambda found: found, 1)):
         with pytest.raises(DataError, match="calibration"):
@@ -351,7 +353,7 @@ def test_a_walk_with_a_ledger_is_not_warned_of_and_one_without_names_the_line_th
     assert warned(lambda: sipp.certify_accuracy(net, net, x, labels="ignore")) == [__file__]
 
 
-def test_to_check_a_certificate_is_no_claim() -> None:
+def test_verifying_a_certificate_does_not_count_as_a_use() -> None:
     net, x = classifier(), points(300, 82)
     labelled = [(x, x[:, :4].argmax(1))]
     first = certify_accuracy(net, net, labelled)
@@ -391,7 +393,7 @@ def first_two(found: Tensor) -> Tensor:
     return found[:, :2]
 
 
-def test_a_walk_is_remembered_whatever_came_of_it() -> None:
+def test_a_different_prune_to_on_the_same_points_warns_even_if_the_first_failed() -> None:
     net, data, seeds = classifier(), points(300, 1), iter(range(100, 200))
     first: dict[str, Any] = {"epsilon": 1e-6, "levels": (0.3,), "method": "wt", "progress": False}
     others = ({"epsilon": 0.9}, {"levels": (0.9,)}, {"method": "random"}, {"delta": 0.1}, {"confidence": 0.9})
@@ -408,7 +410,7 @@ def test_a_walk_is_remembered_whatever_came_of_it() -> None:
     assert warned(lambda: prune_to(net, data, [(x, x[:, :4].argmax(1))], **drop))
 
 
-def test_a_comparison_is_remembered_and_is_no_claim_itself(tmp_path: Path) -> None:
+def test_a_certificate_after_a_comparison_warns_and_a_comparison_never_does(tmp_path: Path) -> None:
     net, data = classifier(), points(300, 1)
     asked: dict[str, Any] = {"methods": ("wt",), "progress": False}
     for seed, ledger in ((84, None), (85, tmp_path / "uses")):

@@ -49,7 +49,7 @@ def test_points_that_chose_weights_are_refused_without_calibration(method: Metho
         certify_accuracy(net(), pruned, data[at:])
 
 
-def test_a_network_alone_knows_nothing_and_the_certificate_says_whose_word_it_is() -> None:
+def test_a_certificate_of_a_bare_network_says_that_calibration_was_not_checked() -> None:
     data = points(1)
     pruned = sipp.prune(net(), data, keep=0.8)
     for cert in (sipp.certify(net(), pruned.model, data), certify_accuracy(net(), pruned.model, data)):
@@ -59,7 +59,7 @@ def test_a_network_alone_knows_nothing_and_the_certificate_says_whose_word_it_is
         sipp.certify(net(), pruned.model, data, calibration=data)
 
 
-def test_both_the_record_and_what_is_given_count() -> None:
+def test_recorded_and_given_calibration_points_are_both_refused() -> None:
     pruned = sipp.prune(net(), points(1), keep=0.8)
     with pytest.raises(DataError, match="also calibration inputs"):
         sipp.certify(net(), pruned, points(1), calibration=points(2))
@@ -75,8 +75,8 @@ def test_points_of_a_repair_count_whenever_it_was_made() -> None:
     assert shares(sipp.prune(net(), points(1), keep=0.8, method="wt", repair=True), points(1)[7:8])
 
 
-def test_points_that_chose_nothing_may_judge() -> None:
-    """Of a method that looks at no data they served statements; of 40 points asked for, the others were not read."""
+def test_points_that_chose_no_weights_may_certify() -> None:
+    """`wt` uses its data only for statements; with n_points=40, only 40 points chose weights."""
     by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="wt")
     assert not shares(by_magnitude, points(1))
     few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_points=40))
@@ -100,7 +100,7 @@ def test_only_points_that_are_known_count_as_checked() -> None:
         assert sipp.certify(net(), record, holdout, calibration=data).calibration_checked
 
 
-def test_what_is_made_of_an_unknown_network_is_not_known_either() -> None:
+def test_repairing_or_shrinking_leaves_unknown_points_unknown() -> None:
     """A repair or `shrink` knows its own points; those that chose what it was given stay unknown, and can be any."""
     masks = sipp.prune(net(), points(9), keep=0.8, method="sipp-det").masks  # chosen on the holdout itself
     trained = sipp.prune(net(), points(1), keep=0.8, method="sipp-det")
@@ -132,7 +132,7 @@ class _Logged(Dataset[tuple[Tensor, int]]):
 @pytest.mark.parametrize("method", ["wanda", "snip", "obs", "sipp-det", "sipp-blend"])
 @pytest.mark.parametrize("statements", [True, False])
 def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statements: bool) -> None:
-    """Each pass over it begins with other points: those that chose are not those that were scored for statements."""
+    """Every pass begins with other points, so weights and statements may come from different ones."""
     logged = _Logged()
     pruned = sipp.prune(
         net(), DataLoader(logged, batch_size=20, shuffle=True), keep=0.8, method=method, statements=statements,
@@ -155,7 +155,7 @@ def test_a_point_is_the_same_in_another_dtype(dtype: torch.dtype) -> None:
     assert set(keys(points(1))).isdisjoint(keys(points(2).to(dtype)))
 
 
-def test_a_walk_gives_a_record_that_knows_its_points() -> None:
+def test_prune_to_records_the_points_it_was_given() -> None:
     best = sipp.prune_to(net(), points(1), points(5, 300), epsilon=0.9)
     assert best.pruned is not None and shares(best.pruned, points(1)[:1]) and not shares(best.pruned, points(5)[:1])
     assert sipp.certify(net(), best, points(9)).calibration_checked and shares(best, points(1)[:1])

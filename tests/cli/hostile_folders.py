@@ -300,7 +300,7 @@ def build(root: Path, good: Path) -> Outside:
 
 
 class Watch:
-    """What is opened or read below some folders, by any code of this machine: the kernel tells."""
+    """Records which files below some folders are opened or read, as the kernel reports it."""
 
     def __init__(self, *folders: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data.npz"
 
 
-def test_the_document_is_what_the_function_gives(data: Path) -> None:
+def test_compare_json_equals_sipp_compare(data: Path) -> None:
     words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", "0.7,0.4", "--methods", "wt, sipp-blend", "--repair"]
     done = run("compare", *words, "--json")
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_the_document_is_what_the_function_gives(data: Path) -> None:
     assert shown.returncode == 0 and shown.stdout.endswith(str(found) + "\n")
 
 
-def test_a_holdout_judges(data: Path) -> None:
+def test_compare_measures_on_a_given_holdout(data: Path) -> None:
     words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", 0.5, "--methods", "wt", "--json"]
     told = json.loads(run("compare", *words, "--holdout", data.with_name("holdout.npy")).stdout)
     assert (told["n_calibration"], told["n_points"], told["is_aside"]) == (120, 60, False)

@@ -59,7 +59,9 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_person_sees_how_far_it_is(is_terminal: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_shows_progress_in_a_terminal_only(
+    is_terminal: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream, out = StringIO(), StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
@@ -95,7 +97,7 @@ def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
 
 
 def test_an_output_that_is_not_finite_is_of_no_class() -> None:
-    """Its argmax is 0; of either network that is no answer."""
+    """The argmax of NaN is 0, which must not count as a prediction of either network."""
     model, broken = mlp(), mlp()
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)

@@ -216,7 +216,7 @@ def test_what_a_tolerance_would_ignore_is_refused(change: Words, tmp_path: Path)
     assert list(files_in(tmp_path)) == ["good.npz"]
 
 
-def test_a_look_at_the_holdout_is_not_hidden_from_the_ledger(tmp_path: Path) -> None:
+def test_a_dry_run_with_a_ledger_is_refused(tmp_path: Path) -> None:
     typed = command(tmp_path, ["--epsilon", 0.5, "--ledger", tmp_path / "ledger"])
     done = run(*typed, "--dry-run")
     assert done.returncode == 2 and "unrecorded" in three_lines(done.stderr)[0]
@@ -251,7 +251,7 @@ def test_all_zero_points_and_small_precision_are_no_faults(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_no_gpu(tmp_path: Path) -> None:
+def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
     done = run(*command(tmp_path, ["--device", "cuda"]))  # fault 34
     assert done.returncode == 2 and "CUDA" in three_lines(done.stderr)[0] and not (tmp_path / "out").exists()
     assert run(*command(tmp_path, ["--device", "auto"])).returncode == 0

@@ -54,7 +54,7 @@ def taken(spec: Path, text: str | None) -> torch.Tensor:
         ("0.1,0.2,0.3/1,2,3", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
     ],
 )
-def test_what_is_asked_for_is_what_is_done(
+def test_images_are_normalised_as_asked(
     text: str, mean: tuple[float, ...], std: tuple[float, ...], folder: Path
 ) -> None:
     bytes_ = torch.from_numpy(np.load(folder / "data.npy"))
@@ -98,7 +98,7 @@ def test_what_was_applied_is_told_once_and_a_wrong_value_is_refused(command: str
     assert done.stdout.count("mean 0.5, std 0.25") == (0 if command == "export" else 1)  # its output is no number
 
 
-def test_the_record_says_it(folder: Path, tmp_path: Path) -> None:
+def test_the_record_holds_the_normalisation(folder: Path, tmp_path: Path) -> None:
     words = commands(folder, tmp_path)["prune"]
     assert run("prune", *words, "--normalise", "0.5,0.5,0.5/0.25,0.25,0.25").returncode == 0
     record = json.loads((tmp_path / "net" / "report.json").read_text())
@@ -125,7 +125,7 @@ def test_the_record_says_it(folder: Path, tmp_path: Path) -> None:
         ("none", "random:4x3x8x8", "holds no images"),
     ],
 )
-def test_what_cannot_be_meant(text: str, data: str, what: str, folder: Path) -> None:
+def test_impossible_normalisations_are_refused(text: str, data: str, what: str, folder: Path) -> None:
     spec = folder / data if (folder / data).exists() else data
     done = run("score", *NET, "--data", spec, f"--normalise={text}")
     assert done.returncode == 2 and done.stdout == ""

@@ -78,7 +78,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
     assert other.returncode == 2 and "was started with other options" in three_lines(other.stderr)[0]
 
 
-def test_a_list_that_is_named_must_be_one(llama: Path, tmp_path: Path) -> None:
+def test_blocks_must_name_a_list_of_modules(llama: Path, tmp_path: Path) -> None:
     assert prune(llama, tmp_path / "a", "--keep", 0.5, "--blocks", "model.layers").returncode == 0
     refused = prune(llama, tmp_path / "b", "--keep", 0.5, "--blocks", "model.norm")
     what, _, fix = three_lines(refused.stderr)

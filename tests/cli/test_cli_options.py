@@ -128,7 +128,7 @@ def values(one: Asked, folder: Path) -> list[str]:
 
 
 def with_its_companions(one: Asked, options: dict[str, object], folder: Path) -> dict[str, object]:
-    """What must be there for an option to be looked at, and must not."""
+    """The options with those that this one needs, and without those that it excludes."""
     if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
     if one.command == "prune" and one.label in ("--ledger", "--confidence", "--holdout-delta", "--output"):
@@ -153,7 +153,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
 
 @pytest.fixture(autouse=True)
 def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Training and fetching end where they begin: until there, every value was taken. A command that hangs is ended."""
+    """Stops commands where training or fetching would begin, and ends those that hang."""
 
     def begun(*args: object, **options: object) -> None:
         raise typer.Exit(0)

@@ -356,7 +356,7 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files_in(tmp_path) == before
 
 
-def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetching_never_replaces_existing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sipp.experiments.data.cifar10._download", _must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
@@ -365,6 +365,6 @@ def test_a_set_that_is_there_is_never_fetched_over(tmp_path: Path, monkeypatch: 
     assert done.returncode == 2 and "move" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
 
 
-def test_help_says_so() -> None:
+def test_help_says_that_foreign_files_are_never_replaced() -> None:
     for name in ("prune", "score", "certify", "report", "demo"):
         assert "files are never replaced" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

@@ -249,7 +249,7 @@ def _as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_permissions_count() -> None:
+def test_places_without_permission_are_refused() -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own folder is closed to everyone else
         root = Path(name)
         root.chmod(0o755)

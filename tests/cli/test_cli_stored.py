@@ -80,7 +80,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     assert ("about the stored values" in told) == (f"{values} changed weights in 2 of 4 tensors" in told) == bool(moved)
 
 
-def test_values_that_nothing_would_take(folder: Path, tmp_path: Path) -> None:
+def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Path) -> None:
     refused(prune(folder, "--out", tmp_path / "net", "--values", "int8"), "sipp prune", "is for one small file")
     net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
     for goal in ("--epsilon", "--max-accuracy-drop"):
@@ -291,7 +291,7 @@ def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path
 def test_where_torch_runs_all_of_it_nothing_is_faster(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dense on both sides: whatever the clock says, no number, no bar, and bytes as they are in memory."""
+    """If torch runs every layer, no speed-up is shown, whatever was timed."""
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 1e3)  # every step by itself wins,
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
     net = tmp_path / "net"

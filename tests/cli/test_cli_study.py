@@ -40,7 +40,7 @@ def test_a_study_and_one_more_method(tmp_path: Path) -> None:
     assert [[r["method"] for r in one["records"]] for one in told["runs"]] == [[None, "sipp-det", "wt"]] * 2
 
 
-def test_lists() -> None:
+def test_studies_and_recipes_are_listed() -> None:
     assert [one["name"] for one in json.loads(run("study", "--json").stdout)["studies"]] == study_names()
     assert "blend" in run("study").stdout and "digits-iterative" in run("recipes").stdout
     text = run("recipes", "show", "vgg16-cifar10-iterative").stdout

@@ -1,4 +1,4 @@
-"""How to prune, in a file that is shared: the same network as typed options give, and what is typed comes first."""
+"""A pruning recipe gives the network that the same options give; typed options override it."""
 
 import json
 from pathlib import Path

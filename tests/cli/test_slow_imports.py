@@ -1,4 +1,4 @@
-"""What is slow to import is imported by those who need it: each case in a process of its own, by what it loaded."""
+"""Slow packages are imported only by commands that need them; each case runs in a process of its own."""
 
 import ast
 import json

@@ -36,7 +36,7 @@ N_STEPS = 8  # of a network: two epochs of four
 
 
 class Killed(BaseException):
-    """The process ends here, without a word to anyone."""
+    """Stands for a process that is killed."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return load_recipe("digits-iterative", settings=SMALL)
 
 
-def test_a_pipeline_of_one_file(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Path) -> None:
     done = run(recipe, out=tmp_path, device="cpu")
     dense, *levels = done.records
     assert dense["kind"] == "dense" and "keep" not in dense

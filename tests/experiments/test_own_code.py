@@ -47,7 +47,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run(mine: Path) -> None:
+def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
     code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
     recipe = load_recipe("digits-iterative", settings=SETTINGS, code=code)
     done = run(recipe, out=mine / "runs", device="cpu")

@@ -152,7 +152,7 @@ def test_a_pruned_weight_is_never_chosen_again() -> None:
     assert n_revived(broken=True)[0] > 0
 
 
-def test_twice_does_nothing_and_a_damaged_result_is_made_again(tmp_path: Path) -> None:
+def test_a_second_run_trains_nothing_but_what_is_damaged(tmp_path: Path) -> None:
     recipe = small("digits-iterative", "prune.methods=[wt]")
     first = run(recipe, out=tmp_path, device="cpu")
     tensors = saved(first.folder)

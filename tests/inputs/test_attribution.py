@@ -1,4 +1,4 @@
-"""Which patches are whose: an experiment says so, not a shape."""
+"""Which patches belong to which point is found by an experiment, not guessed from shapes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_frames_of_a_convolution_folded_step_by_step() -> None:
 def test_a_batch_that_reads_the_same_backwards_is_told_apart(
     call: Callable[[nn.Module, Tensor], Tensor], n_points: int
 ) -> None:
-    """Reversed it is itself, so two orders fit, and only points at other places tell which is theirs."""
+    """Reversing it changes nothing, so two orders fit; only another permutation tells them apart."""
     square = randn(3, 3, WIDTH)
     symmetric = square + square.flip(0)
     copies = randn(1, 2, WIDTH).repeat(n_points, 1, 1)

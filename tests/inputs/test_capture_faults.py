@@ -430,7 +430,7 @@ def test_state_is_restored_after_bad_data() -> None:
 
 @pytest.mark.parametrize("n_points", [1, 5])
 def test_an_output_that_is_only_nan_is_refused(n_points: int) -> None:
-    """No layer is behind the last one that could refuse what it is given. One number is enough to go on."""
+    """No later layer could refuse the output of the last one. A single finite number is enough to go on."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), randn(n_points, 4, dtype=torch.float32)
     model[2].bias.data.fill_(math.nan)
     with pytest.raises(ModelError, match="nothing but NaN"):

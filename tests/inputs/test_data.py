@@ -29,7 +29,7 @@ def points(given: AnyData) -> Tensor:
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_what_is_given_is_asked_once(case: str) -> None:
+def test_data_knows_its_length_and_whether_it_can_be_read_again(case: str) -> None:
     make, again, n_known = GIVEN[case]
     data = data_of(make())
     assert data_of(data) is data

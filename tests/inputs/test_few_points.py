@@ -46,7 +46,7 @@ def means_agree(model: Calls, batches: list[Tensor], points: list[Tensor]) -> li
 
 @pytest.mark.parametrize("n_steps", [2, 3, 5, 7])
 def test_features_repeated_at_every_step_are_their_point_s(n_steps: int) -> None:
-    """Of two points an odd number of repeated steps looks the same point by point and step by step."""
+    """With two points and an odd number of repeated steps, both orders look alike."""
 
     def repeated(m: nn.Module, x: Tensor) -> Tensor:
         return m(x.repeat(n_steps, 1)).unflatten(0, (n_steps, len(x))).sum(0)
@@ -149,7 +149,7 @@ def test_a_compiled_part_is_scored_like_a_plain_one(by_itself: bool) -> None:
 
 
 class Longer(nn.Module):
-    """Goes another way for more than two points, which no operation on values shows."""
+    """Takes another branch for more than two points, which no operation on values reveals."""
 
     def __init__(self, few: nn.Module, many: nn.Module) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ def test_a_batch_of_another_shape_is_looked_at_too() -> None:
 
 
 def test_a_large_layer_with_cancelling_terms_is_no_false_alarm() -> None:
-    """Outputs near 0 from large terms: what rounds is measured by the terms."""
+    """Outputs near 0 that are sums of large terms: rounding is relative to the terms."""
     layer = nn.Linear(4096, 8, bias=False)
     with torch.no_grad():
         layer.weight.copy_(layer.weight.sign() * 1e3)
@@ -345,7 +345,7 @@ class OtherWayRound(nn.Linear):
 
 
 def test_sums_whose_terms_cancel_are_compared_by_the_size_of_their_terms() -> None:
-    """What is left of them is rounding, which is another one in another order."""
+    """Only rounding is left of them, and it depends on the order of the terms."""
     torch.manual_seed(0)
     model, points = OtherWayRound(4096, 8, bias=False), torch.arange(1.0, 5.0)[:, None].expand(4, 4096) / 3
     with torch.no_grad():
@@ -356,7 +356,7 @@ def test_sums_whose_terms_cancel_are_compared_by_the_size_of_their_terms() -> No
 
 
 def test_what_overflows_inside_a_network_is_told_as_that() -> None:
-    """Not as a layer that computes something else, which its neighbours would be excluded for."""
+    """The error names the overflow; it does not claim that a layer computes something else."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)).half()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Logits are the largest tensors of a language model: not made where no one looks, and else compared in parts."""
+"""Logits are a language model's largest tensors: computed only where needed, and compared in parts."""
 
 import weakref
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is given stays as it was, data, flags and threads beside each other; and what a look at a layer must see."""
+"""Scoring leaves data, flags and other threads alone, and notices layers that compute something else."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ READS: dict[str, Callable[[], Reads]] = {
 
 
 @pytest.mark.parametrize("kind", READS)
-def test_a_read_elsewhere_is_seen(kind: str) -> None:
+def test_a_weight_read_outside_its_layer_is_refused(kind: str) -> None:
     with pytest.raises(ModelError, match=r"fc\.weight is read by"):
         sipp.sensitivity(READS[kind](), randn(8, 4))
 
@@ -195,7 +195,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_forms_of_output(kind: str) -> None:
+def test_outputs_may_have_any_structure(kind: str) -> None:
     class Gives(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -359,7 +359,7 @@ def test_prune_to_takes_a_loader_that_shuffles_and_pads_each_batch_to_its_longes
     assert fixed.certificate.data_hash == moving.certificate.data_hash
 
 
-def test_which_positions_count() -> None:
+def test_padding_is_read_from_masks() -> None:
     batch = padded([2, 4, 1], 5)
     real = batch["attention_mask"].bool()
     assert torch.equal(first([batch]).real_BT, real)
@@ -384,7 +384,7 @@ def test_which_positions_count() -> None:
 # ---- which two points are the same
 
 
-def test_a_key_is_of_the_content() -> None:
+def test_keys_depend_on_content_not_on_layout_or_padding() -> None:
     image = points(6, 3, 4, 4)
     expected = keys_of(first([image]))
     for other in (image.to(memory_format=torch.channels_last), image.transpose(2, 3).contiguous().transpose(2, 3)):

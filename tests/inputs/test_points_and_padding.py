@@ -1,4 +1,4 @@
-"""Points are counted as they are, and padding is no patch: the side of the scores."""
+"""How scores count points and leave out padding."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_call_without_patches_adds_nothing() -> None:
     assert torch.equal(scores["b.weight"], sipp.sensitivity(model.b, [-x])["weight"])
 
 
-def test_a_broken_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_padding_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
 
     def mean_of(n_steps: int, n_more: int) -> Sensitivities:

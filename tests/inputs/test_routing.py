@@ -1,4 +1,4 @@
-"""Which models go by the values of their data: what a few points do does not show then what others do."""
+"""Models whose control flow depends on values are recognised, because a few points do not show what others do."""
 
 from collections.abc import Callable
 
@@ -45,7 +45,7 @@ def through_a_list(x: Tensor) -> bool:
         through_a_list,
     ],
 )
-def test_what_comes_of_the_data_is_followed(forward: Callable[[Tensor], object]) -> None:
+def test_control_flow_that_depends_on_values_is_found(forward: Callable[[Tensor], object]) -> None:
     assert goes_by_values(forward)
 
 
@@ -58,5 +58,5 @@ def test_what_comes_of_the_data_is_followed(forward: Callable[[Tensor], object])
         lambda x: x[:, torch.tensor([1, 2])],
     ],
 )
-def test_positions_and_weights_are_the_same_for_all_data(forward: Callable[[Tensor], object]) -> None:
+def test_control_flow_by_positions_or_weights_is_not_flagged(forward: Callable[[Tensor], object]) -> None:
     assert not goes_by_values(forward)

@@ -65,6 +65,6 @@ def test_a_text_that_is_too_short_says_so(folder: Path) -> None:
 
 
 def test_long_sequences_come_in_small_batches() -> None:
-    """A token is small, what a network makes of it is not."""
+    """Tokens are small, but their activations are not."""
     sizes = [batch.n_points for batch in data_of(torch.zeros(40, 1024, dtype=torch.int64), batch_size=256).batches()]
     assert max(sizes) * 1024 <= 4096

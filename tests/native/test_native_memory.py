@@ -1,4 +1,4 @@
-"""Addresses leave Python only of memory that compiled code can read: this dtype, on the CPU, and gaps only if told."""
+"""Compiled code gets only addresses it can read: of the right dtype, on the CPU, without gaps unless it asks."""
 
 import sys
 from pathlib import Path

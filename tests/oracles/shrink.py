@@ -1,4 +1,4 @@
-"""How wide the layers of a chain are without dead rows, by definition: channels are taken out one at a time.
+"""The widths of a chain without dead channels, by definition: channels are removed one at a time.
 
 A chain is linear layers with a bias, and an activation between each two. A channel between two layers is dispensable
 if no row that is left reads it, or if its row reads nothing that varies: then it is a constant, which the bias of the

@@ -140,7 +140,7 @@ def test_held_weights_stay_zero_under_an_adapter_by_the_names_that_they_had(drop
 
 
 def test_dropout_of_an_adapter_is_its_own() -> None:
-    """All is dropped that goes into it, and nothing of what the layer itself is given."""
+    """Its dropout drops everything that goes into the adapter, and nothing that goes into the layer."""
     net = adapted(dense(), 1.0 - 1e-9).train()
     points = torch.randn(4, 8)
     sipp.hold(net, {"0.base_layer.weight": torch.ones(12, 8, dtype=torch.bool)})

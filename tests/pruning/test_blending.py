@@ -67,7 +67,7 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_is_never_far_behind_magnitude_and_sensitivity_on_the_points_kept_aside() -> None:
+def test_the_blend_is_about_as_good_as_magnitude_and_sensitivity_on_held_back_points() -> None:
     for seed in range(4):
         pruned = sipp.prune(net(), [points(seed=seed)], keep=0.3, floor="off")
         tried = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
@@ -75,7 +75,7 @@ def test_it_is_never_far_behind_magnitude_and_sensitivity_on_the_points_kept_asi
         assert min(pruned.choice.taken.error, LOST) <= (1 + MAGNITUDE_NOISE) * best
 
 
-def test_it_is_the_default_with_a_floor_and_statements() -> None:
+def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
     assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
@@ -86,7 +86,7 @@ def test_it_is_the_default_with_a_floor_and_statements() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_points_that_are_few_or_come_once_are_enough() -> None:
+def test_the_blend_works_with_two_points_and_with_an_iterator() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
     assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_aside
     assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
@@ -133,7 +133,7 @@ def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: floa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_where_rows_are_what_matters_it_is_wanda() -> None:
+def test_the_blend_picks_wanda_if_row_scales_differ() -> None:
     """Rows of very different scales, each of them read: what compares rows with each other drops whole rows."""
 
     class Scaled(nn.Module):
@@ -160,7 +160,7 @@ def test_where_rows_are_what_matters_it_is_wanda() -> None:
 
 
 @pytest.mark.parametrize(("error", "is_taken"), [(0.29, False), (0.28, True)])
-def test_a_small_lead_of_rows_counts_as_chance(error: float, is_taken: bool) -> None:
+def test_wanda_must_win_by_a_margin(error: float, is_taken: bool) -> None:
     tried = [BlendTrial(0.5, "max", 0.3), BlendTrial(0.0, "mean", error, by_rows=True)]
     assert best_of(tried).by_rows == is_taken
 

@@ -33,7 +33,7 @@ def distance(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", [row.name for row in METHODS if "labels" not in row.needs and row.fitting is None])
 @pytest.mark.parametrize("keep", [0.05, 0.9])
-def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
+def test_output_change_is_measured_on_calibration_points(method: str, keep: float) -> None:
     model, x = net(), points()
     pruned = sipp.prune(model, x, keep=keep, method=method)
     assert pruned.moved is not None
@@ -44,7 +44,7 @@ def test_it_is_measured_on_points_of_the_data(method: str, keep: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_both_sides_of_the_limit_are_met() -> None:
+def test_a_large_output_change_is_warned_of_and_a_small_one_is_not() -> None:
     much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
     assert "what it costs:   not measured on new inputs yet" in str(
@@ -55,14 +55,14 @@ def test_both_sides_of_the_limit_are_met() -> None:
         assert word in " ".join(str(much).split())
 
 
-def test_without_data_nothing_is_measured() -> None:
+def test_output_change_is_unknown_without_data() -> None:
     pruned = sipp.prune(net(), None, keep=0.5, method="wt")
     assert pruned.moved is None and moved_warning(pruned) == ""
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_repair_says_what_it_left() -> None:
-    """The old number would be one of weights that are no longer there."""
+def test_a_repair_updates_the_output_change() -> None:
+    """The old number would describe weights that have been replaced."""
     pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
@@ -76,7 +76,7 @@ def test_a_repair_says_what_it_left() -> None:
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
-def test_what_is_no_number_is_warned_of(error: float) -> None:
+def test_an_output_change_that_is_not_finite_is_warned_of(error: float) -> None:
     pruned = sipp.prune(net(), None, keep=0.5, method="wt")
     assert moved_warning(replace(pruned, moved=OutputChange(error, 3, aside=False)))
     assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, aside=False)))

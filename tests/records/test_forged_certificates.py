@@ -1,4 +1,4 @@
-"""Certificates edited by hand, field by field: each forgery is refused, found, or told as believed; none passes."""
+"""Certificates edited by hand, field by field: each forgery is refused, found, or reported as not checked."""
 
 import dataclasses
 import json

@@ -161,7 +161,7 @@ def test_bars_of_a_picture(name: str, records: dict[str, Any]) -> None:
     assert (ax.get_legend() is not None) == (name != "Pruned")
 
 
-def test_curves_of_a_picture(records: dict[str, Any]) -> None:
+def test_plotted_curves_have_the_numbers_of_their_records(records: dict[str, Any]) -> None:
     figure = pytest.importorskip("matplotlib.figure", reason="needs the extra report")
     axes = figure.Figure().subplots(3)
     compared, best, slowly = records["Comparison"], records["PrunedTo"], records["Gradual"]
@@ -194,7 +194,7 @@ def test_nothing_is_drawn_without_matplotlib_and_the_error_names_the_extra(
         records["Pruned"].plot()
 
 
-def test_a_file_on_the_way_is_not_shown_whole(tmp_path: Path) -> None:
+def test_names_from_a_file_are_escaped_in_html(tmp_path: Path) -> None:
     """A name from a file that nobody trusts is text, not HTML."""
     net = nn.Sequential()
     net.add_module("<script>alert(1)</script>", nn.Linear(4, 4))

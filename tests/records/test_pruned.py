@@ -1,4 +1,4 @@
-"""What is said of a pruned network is about its weights: once they change, nothing of it is left anywhere."""
+"""Statements about a pruned network are about its weights: once these change, the statements are gone."""
 
 import copy
 import json
@@ -60,7 +60,7 @@ def edit(pruned: sipp.Pruned) -> None:
 
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("change", [step, watch, edit])
-def test_nothing_is_said_of_weights_that_changed(change: Any, repair: bool) -> None:
+def test_statements_vanish_when_weights_change(change: Any, repair: bool) -> None:
     _, pruned = pruned_net(repair=repair)
     assert up_to_date(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
     change(pruned)
@@ -72,7 +72,7 @@ def test_nothing_is_said_of_weights_that_changed(change: Any, repair: bool) -> N
         assert all(word in text for word in SAID) and "before repair" not in text
 
 
-def test_what_changes_no_weight_changes_nothing() -> None:
+def test_statements_stay_if_no_weight_changes() -> None:
     _, pruned = pruned_net()
     before = str(pruned)
     sipp.hold(pruned.model, pruned.masks)
@@ -82,7 +82,7 @@ def test_what_changes_no_weight_changes_nothing() -> None:
     assert str(pruned) == before
 
 
-def test_files_and_pages_say_it_too(tmp_path: Path) -> None:
+def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, X, keep=0.5)
     sipp.save_folder(pruned, tmp_path / "before")
@@ -108,7 +108,7 @@ def test_a_repair_speaks_of_what_it_made() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_everything_that_is_given_back_is_short_in_a_notebook(tmp_path: Path) -> None:
+def test_results_have_a_short_repr(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, X, keep=0.5, repair=True)
     walk = sipp.prune_to(net, X, NEW, epsilon=0.5, method="wt")
@@ -152,7 +152,7 @@ def test_points_that_choose_values_do_not_judge_them() -> None:
     assert not chosen.bound.met
 
 
-def test_the_same_output_is_said_of_the_same_network_only() -> None:
+def test_the_output_is_called_the_same_only_for_the_same_network() -> None:
     said = "the output is the same"
     net = Net().eval()
     whole = sipp.prune(net, None, keep=1.0, method="wt")

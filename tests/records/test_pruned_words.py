@@ -157,7 +157,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
         assert str(pruned.measured) in whole and str(pruned.bound) in whole and str(pruned.guarantee) in whole
 
 
-def test_a_layer_that_lost_nothing_and_what_is_no_number_tell_nothing() -> None:
+def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")

@@ -16,7 +16,7 @@ def test_the_median_of_pairs_and_the_spread_of_their_middle():
     assert words(sparse, dense) == "1.9 x faster (1.7 to 2.1)"
 
 
-def test_pairs_share_a_moment():
+def test_a_slower_machine_half_way_does_not_change_the_ratio():
     """A machine that becomes ten times slower half way through says nothing about the ratio."""
     slow = [1.0] * 10 + [10.0] * 10
     assert words(slow, [2 * one for one in slow]) == "2.0 x faster (2.0 to 2.0)"

@@ -384,7 +384,7 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     assert all(one.mask_origin == "first" for one in same.layers)
 
 
-def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
+def test_error_feedback_and_budgets_are_chosen_on_validation_points() -> None:
     net, points = block()
     choices: dict[str, Any] = {"error_feedbacks": (0.0, 1.0), "budgets": ("given", "even")}
     _, chosen = found(net, points, keep=0.3, **choices)
@@ -419,7 +419,7 @@ def test_a_and_budgets_are_chosen_on_the_points_kept_aside() -> None:
         ([math.inf, 0.2, 0.3], [1.0, 0.25, 0.0], 0.25),  # one that overflows is no reason to stop
     ],
 )
-def test_an_a_is_tried_as_long_as_the_error_falls(
+def test_error_feedbacks_are_tried_while_the_error_falls(
     errors: list[float], tried: list[float], a: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, points = block()
@@ -522,7 +522,7 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
 
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_a_record_speaks_of_the_masks_that_were_given(monkeypatch: pytest.MonkeyPatch, is_undone: bool) -> None:
-    """Whatever budgets a search begins with: with other ones than those, its first masks are nobody's."""
+    """The record compares with the given masks, even if the search begins with other budgets."""
     torch.manual_seed(3)
     net, x = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)), alike(100, 30)
     given = sipp.prune(net, None, keep=0.4, method="random", progress=False)

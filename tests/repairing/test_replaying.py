@@ -109,7 +109,7 @@ def n_calls(dense: nn.Module, monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> 
     return count
 
 
-def test_it_spares_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaying_saves_a_quarter_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = chain(*(nn.Linear(10, 10) for _ in range(9)))
     assert n_calls(dense, monkeypatch, 1 << 20) < 0.75 * n_calls(dense, monkeypatch, 0)
 

@@ -302,7 +302,7 @@ def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.Monkey
 def test_a_replay_is_trusted_once_it_was_compared(
     n_layers: int, trusted: set[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block with one layer has nothing to compare, so those behind it are not trusted for it."""
+    """A block with one layer has nothing to compare, so later blocks are not trusted on its account."""
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8), nn.Tanh()] * n_layers
     blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(4)))

@@ -65,7 +65,9 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
         ({"format": 2}, "cannot be read as an evaluation."),
     ],
 )
-def test_what_speaks_of_others_or_is_wrong_is_not_shown(tmp_path: Path, changes: dict[str, Any], mark: str) -> None:
+def test_evaluations_of_other_networks_or_with_faults_are_not_shown(
+    tmp_path: Path, changes: dict[str, Any], mark: str
+) -> None:
     found = read_pruned_result(network(tmp_path / "net", evaluation(0.9, 0.875, **changes)))
     assert found.evaluations == {} and found.marks[-1] == f"eval0.json {mark}"
 

@@ -41,7 +41,7 @@ def test_every_figure_in_both_formats(written: list[Path]) -> None:
     }
 
 
-def test_not_empty(written: list[Path], tmp_path: Path) -> None:
+def test_figures_are_not_empty(written: list[Path], tmp_path: Path) -> None:
     for path in written:
         if path.suffix == ".pdf":
             data = path.read_bytes()

@@ -79,7 +79,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render(read_results([big_run(tmp_path_factory.mktemp("big") / "run")]), version="sipp test")
 
 
-def test_whole_and_alone(page: str) -> None:
+def test_the_page_is_valid_and_self_contained(page: str) -> None:
     assert faults(page) == []
 
 
@@ -100,7 +100,7 @@ def test_the_check_finds_what_is_broken(page: str, broken: str) -> None:
     assert faults(page.replace("</main>", broken + "</main>")) != []
 
 
-def test_small(page: str) -> None:
+def test_the_page_is_small(page: str) -> None:
     assert len(page.encode()) < MAX_BYTES
     plots = data_of(page)["plots"]
     assert {key.removeprefix("part0-") for key in plots} == {
@@ -159,7 +159,7 @@ def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
     assert "2 origins" in made and "another" in made
 
 
-def test_caveats_stay(page: str) -> None:
+def test_the_page_keeps_its_caveats(page: str) -> None:
     assert "before retraining" in page and "best of several does not" in page
     assert "a number, not a guarantee" in page
 
@@ -190,7 +190,7 @@ def test_several_sources_have_their_own_names(tmp_path: Path) -> None:
     assert first == {0: "change of top-1 accuracy", 1: "top-1 accuracy"}
 
 
-def test_command(tmp_path: Path) -> None:
+def test_the_report_command_writes_the_page(tmp_path: Path) -> None:
     import typer
 
     app = typer.Typer()

@@ -79,7 +79,7 @@ def test_what_is_refused(
 
 
 def test_networks_of_other_layers_are_not_drawn_as_one(networks: list[sipp.Pruned], tmp_path: Path) -> None:
-    """A program does not say what its networks were pruned from: those of the same layers are compared."""
+    """A program does not say which network its networks come from, so those with the same layers are compared."""
     other = sipp.prune(nn.Sequential(nn.Linear(8, 5)), None, keep=0.5, method="wt")
     alike = sipp.page({"a": networks[0], "b": networks[1]}, path=tmp_path / "page.html").read_text()
     apart = sipp.page({"a": networks[0], "b": other}, path=tmp_path / "page.html").read_text()

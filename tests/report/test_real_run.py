@@ -45,7 +45,7 @@ def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Fi
     assert len({one["dense_hash"] for (_, level), one in by_level.items() if level == 2}) == 3
 
 
-def test_time_by_part(done: FinishedRun) -> None:
+def test_part_times_add_up_to_at_most_the_total(done: FinishedRun) -> None:
     for record in levels(done):
         parts = record["part_seconds"]
         assert set(parts) == {"score", "prune", "certify", "train", "compile"} and all(

@@ -43,7 +43,7 @@ def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: A
     return folder
 
 
-def test_a_run(folder: Path) -> None:
+def test_a_finished_run_is_read(folder: Path) -> None:
     run = read_run(folder)
     assert run.finished and run.n_stages == len(run.records) == 5
     assert run.records[0].method is None and run.records[0].keep == 1.0

@@ -75,7 +75,7 @@ def test_a_change_without_its_dense_network_is_unknown(tmp_path: Path) -> None:
     assert len(series.metric_curves(run, "top1")) == 2
 
 
-def test_layers(tmp_path: Path) -> None:
+def test_layer_rows_combine_seeds(tmp_path: Path) -> None:
     a, b = series.layer_rows(small_run(tmp_path), "sipp-det", 2)
     assert (a.keep, b.keep) == pytest.approx((0.35, 65 / 300))
     assert (a.share, b.share) == pytest.approx((0.35, 0.65))
@@ -119,7 +119,7 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def test_findings(tmp_path: Path) -> None:
+def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     spread = run_article.spread_words(run)
     assert "sipp-det changes top-1 accuracy by -6.00 points (mean), wt by -35.00 points" in spread
@@ -138,7 +138,7 @@ def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points[1:]))) is None
 
 
-def test_one_seed_is_said(tmp_path: Path) -> None:
+def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
     assert "One seed" in run_article.spread_words(small_run(tmp_path, n_seeds=1))
 
 

@@ -64,7 +64,7 @@ class Masked(nn.Module):
 
 
 def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
-    """A plan that gives up in every call cost what it does, and what the model does, and the packing of its weights."""
+    """A plan that gives up in every call would cost its own time, the model's, and that of packing weights."""
     net, x, mask = thin(Masked(), 0.4), torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
     fast = sipp.sparse(net, (x, mask))
     assert fast.latest.is_dense and "not finite" in str(fast)
@@ -193,7 +193,7 @@ def test_an_input_that_the_model_does_not_take_is_named(never_dense, bad, words)
 
 
 def test_torch_runs_a_network_without_a_walk_over_its_weights(always_dense, monkeypatch):
-    """In each call it took as long as a tenth of a small network, which then also lost to a slower plan."""
+    """Going through all weights in each call took a tenth of a small network's time."""
     net, x = thin(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), 0.3), torch.randn(2, 3, 9, 9)
     fast, walks = sipp.sparse(net, x), []
     assert fast.latest.is_dense

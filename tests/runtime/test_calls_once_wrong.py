@@ -1,4 +1,4 @@
-"""Calls that once gave something else than the model, or failed: found by people who tried to break it."""
+"""Calls that once failed or gave other outputs than the model."""
 
 import threading
 
@@ -25,7 +25,7 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (1, 5, 6), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6)])
-def test_a_sum_that_broadcasts_is_torchs(shape, never_dense):
+def test_a_broadcast_sum_equals_torch(shape, never_dense):
     net, x = thin(Shifted(shape), 0.4), torch.randn(3, 5, 8)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and fast(x).shape == net(x).shape
@@ -33,7 +33,7 @@ def test_a_sum_that_broadcasts_is_torchs(shape, never_dense):
 
 
 @pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1), (6, 7, 7), (1, 1, 7, 7), (1, 6, 7, 1)])
-def test_so_is_one_of_images(shape, never_dense):
+def test_a_broadcast_sum_of_images_equals_torch(shape, never_dense):
     net, x = thin(Shifted(shape, image=True), 0.4), torch.randn(3, 4, 7, 7)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and any(kernel.startswith("sparse") for kernel in kernels(fast))
@@ -49,7 +49,7 @@ class Two(nn.Module):
         return (parts[0] if len(parts) == 1 else parts[0] + parts[1].neg()) * scale
 
 
-def test_a_product_that_is_itself_stretched_is_torchs(never_dense):
+def test_a_broadcast_product_equals_torch(never_dense):
     net, x, y = thin(Two(), 0.4), torch.randn(1, 8), torch.randn(5, 8)
     for left, right in ((x, y), (y, x)):
         assert is_close(sipp.sparse(net, (left, right))(left, right), net(left, right))
@@ -67,7 +67,7 @@ def test_named_arguments_come_in_any_order(never_dense):
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
-def test_points_are_not_split_where_they_meet(is_fixed, never_dense):
+def test_a_batch_is_not_split_if_its_points_are_mixed(is_fixed, never_dense):
     class Meeting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -107,7 +107,7 @@ def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
     assert torch.equal(fast(images).isfinite(), pooled(images).isfinite())
 
 
-def test_results_are_nobody_elses(never_dense):
+def test_outputs_share_no_memory_with_the_network(never_dense):
     class Gives(nn.Module):
         def __init__(self):
             super().__init__()
@@ -189,7 +189,7 @@ def test_padding_masks_of_a_transformer(never_dense):
     assert is_close(given[0], wanted[0]) and is_close(given[1, :3], wanted[1, :3])
 
 
-def test_gains_of_a_norm_that_lie_apart(never_dense):
+def test_layer_norm_with_strided_parameters_equals_torch(never_dense):
     class Strided(nn.Module):
         def __init__(self):
             super().__init__()

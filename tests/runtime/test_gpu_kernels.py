@@ -57,7 +57,7 @@ def weight_of(walks: Walks) -> Tensor:
     dtype=st.sampled_from([torch.float16, torch.float32]),
     seed=st.integers(0, 99),
 )
-def test_walks_hold_the_weight(n_rows, n_columns, keep, n_lanes, a_slice, dtype, seed) -> None:
+def test_the_packed_layout_holds_the_weight(n_rows, n_columns, keep, n_lanes, a_slice, dtype, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(n_rows, n_columns, generator=generator)
     weight = (weight * (torch.rand(weight.shape, generator=generator) < keep)).to(dtype)
@@ -81,7 +81,7 @@ def test_rows_of_many_lengths_are_looked_up() -> None:
     assert walks.n_longer == () and torch.equal(weight_of(walks), weight.double())
 
 
-def test_bytes_are_counted() -> None:
+def test_the_packed_layout_takes_about_three_bytes_per_weight() -> None:
     """At 90 % zeros: two bytes a value, one a distance, and little for starts, bridges and ends of rows."""
     torch.manual_seed(0)
     weight = (torch.randn(64, 4096) * (torch.rand(64, 4096) < 0.1)).half()

@@ -27,7 +27,7 @@ def close(fast, wanted):
     stride=st.sampled_from([(1, 1), (2, 2), (1, 3)]), padding=st.sampled_from([(0, 0), (1, 1), (2, 1)]),
     dilation=st.sampled_from([(1, 1), (2, 1)]), side=st.integers(5, 6), keep=st.sampled_from([0.0, 0.1, 0.6]),
 )  # fmt: skip
-def test_convolution_is_the_slow_one(never_dense, n, groups, kernel, stride, padding, dilation, side, keep):
+def test_convolution_equals_the_definition(never_dense, n, groups, kernel, stride, padding, dilation, side, keep):
     torch.manual_seed(n + side)
     conv = thin(nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups), keep)
     x = torch.randn(n, 4, side, side + 1)
@@ -41,7 +41,7 @@ def test_convolution_is_the_slow_one(never_dense, n, groups, kernel, stride, pad
 
 @pytest.mark.parametrize("n", [1, 2, 9, 40])
 @pytest.mark.parametrize("keep", [0.0, 0.15, 1.0])
-def test_linear_is_the_slow_one(never_dense, n, keep):
+def test_linear_equals_the_definition(never_dense, n, keep):
     layer = thin(nn.Linear(37, 21), keep)
     x = torch.randn(n, 37)
     fast = sipp.sparse(layer, x)
@@ -52,7 +52,7 @@ def test_linear_is_the_slow_one(never_dense, n, keep):
 @pytest.mark.parametrize("n", [1, 8, 21])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
 @pytest.mark.parametrize("is_max", [True, False])
-def test_pooling_is_the_slow_one(never_dense, n, kernel, stride, padding, is_max):
+def test_pooling_equals_the_definition(never_dense, n, kernel, stride, padding, is_max):
     pool = (nn.MaxPool2d if is_max else nn.AvgPool2d)(kernel, stride, padding)
     net = nn.Sequential(nn.Conv2d(3, 4, 1), pool)
     x = torch.randn(n, 3, 7, 6)
@@ -63,7 +63,7 @@ def test_pooling_is_the_slow_one(never_dense, n, kernel, stride, padding, is_max
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 8, 24), (3, 2, 4, 9)])
-def test_layer_norm_is_the_slow_one(never_dense, shape):
+def test_layer_norm_equals_the_definition(never_dense, shape):
     norm = thin(nn.LayerNorm(shape[-1], eps=1e-3), 1.0)
     x = 3 * torch.randn(shape) + 1
     fast = sipp.sparse(norm, x)
@@ -72,7 +72,7 @@ def test_layer_norm_is_the_slow_one(never_dense, shape):
 
 
 @pytest.mark.parametrize(("n_inputs", "hidden"), [(5, 16), (3, 11), (20, 8)])
-def test_lstm_is_the_slow_one(never_dense, n_inputs, hidden):
+def test_lstm_equals_the_definition(never_dense, n_inputs, hidden):
     net = thin(nn.LSTM(n_inputs, hidden, batch_first=True), 0.3)
     x = torch.randn(2, 6, n_inputs)
     fast = sipp.sparse(net, x)

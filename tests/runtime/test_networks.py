@@ -66,7 +66,7 @@ def networks(draw):
     net=networks(), n=st.sampled_from([1, 2, 5, 8, 13, 16, 64, 65]), side=st.integers(6, 11),
     keep=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
 )  # fmt: skip
-def test_random_networks_are_torchs(never_dense, net, n, side, keep):
+def test_random_networks_equal_torch(never_dense, net, n, side, keep):
     x = torch.randn(n, 3, side, side + 1)
     net(x[:1].expand(2, -1, -1, -1))
     thin(net, keep)
@@ -339,7 +339,7 @@ def test_other_dtypes_are_left_to_torch(never_dense):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_mixed", [True, False])
-def test_norms_of_half_precision_are_torchs(dtype, is_mixed, never_dense):
+def test_half_precision_norms_run_in_torch(dtype, is_mixed, never_dense):
     """Their parameters may be float32, and torch computes them in it: far from 0 nothing of that is lost."""
     conv, norms = thin(nn.Conv2d(3, 8, 3), 0.5), (nn.BatchNorm2d(3), nn.BatchNorm2d(8))
     norms[0].running_mean.fill_(100.0)
@@ -393,7 +393,7 @@ def test_the_whole_is_timed_as_it_will_run(monkeypatch):
     assert {n for _, n in calls} == {torch.get_num_threads()}
 
 
-def test_it_is_the_first_thing_a_program_does():
+def test_sparse_works_as_the_first_call_of_a_program():
     code = (
         "import torch, sipp; net = torch.nn.Linear(64, 64); net.weight.data[:, 3:] = 0; x = torch.ones(1, 64); "
         "from sipp.runtime import steps; steps.dense_time = lambda *_: 1e9; steps.race = lambda *_: ([1.0], [2.0]); "

@@ -226,7 +226,7 @@ def test_a_layer_norm_of_large_values(scale, shift, never_dense):
 @pytest.mark.parametrize("kind", ["image", "flat"])
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_dense):
-    """The norm is in the weights, and what overflows before it in torch would not here."""
+    """The norm is folded into the weights, so what overflows in torch would not overflow here."""
     if is_dense:
         monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
     product, norm = (

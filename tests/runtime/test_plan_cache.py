@@ -1,4 +1,4 @@
-"""Which plans are kept, what they take, and whose the results are."""
+"""Which plans are kept, how much memory they take, and who owns the results."""
 
 import gc
 import math
@@ -97,7 +97,7 @@ def test_a_shape_that_comes_often_takes_the_place_of_one_that_does_not(never_den
     assert len(n_compiled) == 3
 
 
-def test_no_more_than_so_many_kinds_are_counted(monkeypatch):
+def test_the_number_of_remembered_signatures_is_bounded(monkeypatch):
     monkeypatch.setattr(plan_cache, "MOST_WAITING", 4)
     plans = plan_cache.PlanCache()
     for signature in range(plan_cache.MOST_PLANS):
@@ -116,7 +116,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:more than 8 kinds")
-def test_numbers_are_kinds_of_input_too(never_dense, n_compiled):
+def test_number_arguments_are_part_of_the_signature(never_dense, n_compiled):
     model, x = thin(Scaled(), 0.4), torch.randn(3, 8)
     fast = sipp.sparse(model, (x, 1.0))
     for scale in (0.0, -0.0, float("nan"), float("nan"), float("nan"), 0.0, -0.0, 1.0):

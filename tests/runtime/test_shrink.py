@@ -113,7 +113,7 @@ class Stream(nn.Module):
         return self.third(x + self.second(x).relu())
 
 
-def test_a_stream_loses_what_all_its_partners_lose() -> None:
+def test_a_residual_stream_loses_channels_that_no_block_needs() -> None:
     torch.manual_seed(0)
     net = Stream()
     net.first.weight.data[0] = 0
@@ -125,7 +125,7 @@ def test_a_stream_loses_what_all_its_partners_lose() -> None:
     assert shrunk(net, torch.randn(2, 4)).layers[0].after == (4, 4)  # 0 is constant in both
 
 
-def test_groups_stay_of_one_size() -> None:
+def test_groups_of_a_convolution_keep_equal_sizes() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=4), nn.Conv2d(8, 2, 1))
     net[0].weight.data[[0, 2, 3, 4, 6]] = 0
@@ -270,7 +270,7 @@ def test_groups_called_twice_keep_the_channels_of_both() -> None:
         (Part(lambda x: x.sum((2, 3), keepdim=True)), 6),  # of as many as there are positions
     ],
 )
-def test_what_becomes_of_constants_on_the_way(between: nn.Module, left: int) -> None:
+def test_constant_channels_are_removed_if_the_layer_between_allows_it(between: nn.Module, left: int) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 6, 1), between, nn.Conv2d(6, 2, 1))
     net[0].weight.data[:3] = 0

@@ -25,7 +25,7 @@ REPLACED = {  # by tracers, while they work
 
 @pytest.fixture(autouse=True)
 def _many_switches():
-    """Threads take turns every few instructions: what could meet, does."""
+    """Switches threads every few instructions, so that race conditions show."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -60,7 +60,7 @@ def in_threads(*tasks):
     return wrong
 
 
-def test_three_threads_compile_four_networks_each(never_dense):
+def test_threads_can_compile_networks_at_the_same_time(never_dense):
     before = state()
 
     def compile_four(first):

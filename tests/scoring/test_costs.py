@@ -1,4 +1,4 @@
-"""What trust costs: forward passes, points hashed and bytes copied for one scoring, counted and not timed."""
+"""What the checks cost: forward passes, hashed points and copied bytes of one scoring, counted rather than timed."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_model_that_asks_for_an_order_of_points_is_probed_in_it(monkeypatch: p
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3])
 def test_no_recurrence_is_run_again(n_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But to check the output, with the few points."""
+    """Except to check the output of a few points."""
     replayed, real = [], recurrent.FUSED["LSTM"]
     monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
     torch.manual_seed(0)
@@ -206,7 +206,7 @@ class ReadsTwice(nn.MultiheadAttention):
 
 @pytest.mark.parametrize("kind", [nn.MultiheadAttention, ReadsTwice])
 def test_attention_is_not_computed_again(kind: type[nn.MultiheadAttention], monkeypatch: pytest.MonkeyPatch) -> None:
-    """But to check the output, with the few points; and where what the projection met is not clear."""
+    """Except to check the output of a few points, and if the input of the projection is unclear."""
     computed, real = [], attention._before_projection
     monkeypatch.setattr(
         attention, "_before_projection", lambda m, given: computed.append(len(given["query"])) or real(m, given)

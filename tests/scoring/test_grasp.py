@@ -95,7 +95,7 @@ def test_removing_a_weight_of_high_place_costs_gradient() -> None:
     assert squared_norm(best) < squared_norm(None) < squared_norm(worst)
 
 
-def test_zero_weights_change_nothing_and_stand_between() -> None:
+def test_zero_weights_rank_between_negative_and_positive_scores() -> None:
     model, data = case("linear")
     with torch.no_grad():
         model[0].weight[2] = 0.0

@@ -24,7 +24,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [32 << 20, 700])
-def test_it_is_the_least_error_whatever_the_batches(chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_equal_the_least_squares_error_for_any_batches(
+    chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file, "CHUNK_BYTES", chunk_bytes)
     model, x = nn.Sequential(nn.Linear(5, 4)), drawn(12, 3, 5)
     x[..., 1] = x[..., 0] + 0.1 * x[..., 1]  # one that another can make up for

@@ -36,7 +36,7 @@ def masks(pruned: sipp.Pruned) -> list[Tensor]:
     return list(pruned.masks.values())
 
 
-def test_squares_are_magnitudes(net: nn.Module) -> None:
+def test_a_score_of_squares_gives_the_masks_of_magnitude(net: nn.Module) -> None:
     """By name and as a function, alone, in a ladder and beside others: the masks of wt."""
     sipp.register_method("squares", squares, about="keeps the largest squares")
     expected = sipp.prune(net, data(), keep=0.3, method="wt")
@@ -76,7 +76,7 @@ def test_gradients_and_labels(net: nn.Module) -> None:
         sipp.prune(net, None, keep=0.4, method=mine)
 
 
-def test_where_scores_compete(net: nn.Module) -> None:
+def test_cut_decides_where_scores_compete(net: nn.Module) -> None:
     def by_layer(task: Any) -> dict[str, Tensor]:  # the first layer's are all larger
         return {name: weight.abs() + 100 * (name == "0.weight") for name, weight in task.parameters().items()}
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_registered(options: dict[str, Any]) -> None:
     assert not methods.own_methods()
 
 
-def test_the_list_names_it(net: nn.Module) -> None:
+def test_registered_methods_are_suggested_and_name_clashes_refused(net: nn.Module) -> None:
     sipp.register_method("mine", squares)
     with pytest.raises(OptionError, match="mine; did you mean 'mine'"):
         sipp.prune(net, None, keep=0.5, method="mines")

@@ -83,7 +83,7 @@ def test_worked_by_hand(points: list, reduce: str, expected: list) -> None:
     agree(sipp.sensitivity(linear(HAND_WEIGHT), [torch.tensor(points)], reduce=reduce), {"weight": reference})
 
 
-def test_the_comparison_turns_red() -> None:
+def test_the_comparison_finds_wrong_scores() -> None:
     """The comparison used everywhere sees a wrong value, NaN, a wrong shape, a wrong dtype and a missing name."""
     right = {"weight": np.full((2, 3), 0.5)}
     assert not oracle.disagreements({"weight": torch.full((2, 3), 0.5)}, right)
@@ -409,7 +409,7 @@ class WritesToItsInputs(nn.Module):
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPatch, reduce: Reduce) -> None:
+def test_delayed_processing_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch, reduce: Reduce) -> None:
     """On a GPU each use waits for its range while the next layer runs."""
     torch.manual_seed(0)
     model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]

@@ -102,7 +102,7 @@ def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: s
         read_pruned(folder)
 
 
-def test_what_was_said_is_not_said_of_another_buffer(dense: Scaled) -> None:
+def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
     data = torch.rand(60, 8, generator=torch.Generator().manual_seed(2))
     pruned = sipp.prune(dense, data, keep=0.5)
     assert "changed after pruning" not in str(pruned)

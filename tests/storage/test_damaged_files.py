@@ -126,7 +126,7 @@ def test_a_hostile_index_is_refused_before_memory_is_asked_for(tmp_path: Path, c
 
 
 def test_an_index_that_was_only_written_anew_still_loads(tmp_path: Path) -> None:
-    """So that the cases above fail for the reason they name, and not for the way they are written."""
+    """Shows that the cases above fail for the reason they name, not because they were rewritten."""
     path, content = file_of(tmp_path)
     assert not check(path, rewritten(content, lambda index: None), is_forged=True)
 

@@ -1,4 +1,4 @@
-"""A network in several files: every bit comes back, damage is found, and a stopped save leaves the old or the new."""
+"""A network in several files: every bit comes back, damage is found, an interrupted save leaves the old or new one."""
 
 import os
 import subprocess

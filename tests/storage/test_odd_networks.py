@@ -34,7 +34,7 @@ def test_weights_too_small_for_a_format_vanish_and_that_is_said(
     contents = sipp.save(linear(scale, torch.float64), tmp_path / "net", values=values)
     weight = next(one for one in contents.tensors if one.names == ("weight",))
     assert weight.largest_change == 1.0 and weight.norm_change == pytest.approx(1.0)
-    assert not sipp.load(tmp_path / "net")["weight"].any() and "100 %" in contents.moved
+    assert not sipp.load(tmp_path / "net")["weight"].any() and "100 %" in contents.rounding_words
 
 
 def test_the_change_of_a_norm_does_not_depend_on_the_scale(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_parts_of_one_memory_are_rounded(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, memory = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)), torch.randn(8, 4)
     net[0].weight.data, net[1].weight.data = memory[:4], memory[4:]
-    assert sipp.save(net, tmp_path / "net", values="int8").moved
+    assert sipp.save(net, tmp_path / "net", values="int8").rounding_words
     sipp.load(tmp_path / "net", into=net)
 
 

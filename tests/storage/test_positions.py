@@ -55,7 +55,7 @@ def test_positions_are_close_to_the_entropy_also_where_all_rows_are_alike(keep: 
     assert len(code) + kept_bytes <= 1.03 * (entropy_bytes(flags.size, kept_bytes) + kept_bytes)
 
 
-def test_the_kinds_are_all_used() -> None:
+def test_each_encoding_is_used_where_it_is_smallest() -> None:
     kinds = [encode_positions(draw(10_000, keep, 0))[0] for keep in (1.0, 0.1, 0.9)]
     assert kinds == ["all", "kept gaps", "zero gaps"]
     assert encode_positions(draw(40, 0.5, 0))[0] == "bitmask"
@@ -92,6 +92,6 @@ def test_positions_that_do_not_fit_are_refused(kind: str, code: memoryview, kept
         decode_positions(kind, code, 9 if kind == "kept gaps" and kept else 10, kept, "tensor w")  # type: ignore[arg-type]
 
 
-def test_what_the_refused_ones_would_be_if_they_fitted() -> None:
+def test_a_valid_encoding_is_decoded() -> None:
     flags = decode_positions("kept gaps", deflated(bytes([3, 5])), 9, 1, "w")
     assert flags.tolist() == [i == 3 for i in range(9)]

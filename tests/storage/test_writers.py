@@ -1,4 +1,4 @@
-"""Several writers of one place, and killed ones: what is there is one's, whole, and can be written again."""
+"""Several writers at one place, some of them killed: one complete network is left, and can be replaced."""
 
 import errno
 import json
@@ -150,7 +150,7 @@ def is_pair(folder: Path) -> bool:
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", [WEIGHTS_NAME, RECORD_NAME])
-def test_a_whole_save_between_two_steps_of_another(
+def test_a_save_during_another_save_leaves_one_complete_folder(
     name: str, when: str, dies: bool, both: tuple[sipp.Pruned, sipp.Pruned], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

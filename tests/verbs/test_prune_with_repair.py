@@ -185,7 +185,7 @@ def test_compare_shows_what_prune_gives() -> None:
     assert found.rows[0].error == refit.rows[0].error and found.rows[1].error < refit.rows[1].error
 
 
-def test_repair_moves_a_mask_only_when_told() -> None:
+def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     model = net()
     pruned = sipp.prune(model, points(), keep=0.3, method="wt", progress=False)
     stays, moves = (
@@ -200,7 +200,7 @@ def test_repair_moves_a_mask_only_when_told() -> None:
 
 
 @pytest.mark.parametrize("repair", ["both", 1, None, 0.5])
-def test_other_ways_are_refused(repair: object) -> None:
+def test_unknown_repairs_are_refused(repair: object) -> None:
     with pytest.raises(OptionError, match="repair"):
         sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
 

@@ -36,7 +36,7 @@ def entered(**options: Any) -> list[str]:
     return list(found)
 
 
-def test_the_files_of_the_walk_are_entered_in_its_order() -> None:
+def test_prune_enters_files_in_the_documented_order() -> None:
     drawn = re.findall(r"^ +(\w+/\w+\.py)  ", DRAWN, flags=re.MULTILINE)
     met = entered(method="sipp-det")
     assert len(drawn) >= 8 and [file for file in met if file in drawn] == drawn
@@ -44,7 +44,7 @@ def test_the_files_of_the_walk_are_entered_in_its_order() -> None:
     assert all((HOME / file).is_file() for file in named) and len(named) > len(drawn)
 
 
-def test_no_more_files_are_entered_than_it_says() -> None:
+def test_prune_enters_no_more_files_than_documented() -> None:
     said = re.search(r"enters (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair", DRAWN)
     assert said is not None
     calls: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "wt", "repair": True}]

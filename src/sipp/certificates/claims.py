@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from sipp.certificates.evidence import MeasuredOutputs
-from sipp.certificates.measures import Labels, MeasureFunction, measure_of, measure_of_classes, outcome_counts
+from sipp.certificates.measures import Labels, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
+from sipp.records.batches import Batch
 from sipp.records.binomial import (
     certified_epsilon,
     drop_limit,
@@ -31,7 +31,7 @@ def output_claim(
     """The certificate that follows from measured output errors (T14)."""
     limit = epsilon
     if limit is None:
-        limit = float(certified_epsilon(outputs.measured, delta, 1.0 - confidence, n=outputs.evidence["n"]))
+        limit = float(certified_epsilon(outputs.measured, delta, 1.0 - confidence, n=outputs.evidence.n))
     return Certificate(
         fixed="delta" if epsilon is None else "epsilon",
         epsilon=float(limit),
@@ -39,7 +39,7 @@ def output_claim(
         confidence=float(confidence),
         violations=int(n_violations(outputs.measured, limit)),
         measure=measure,
-        **outputs.evidence,
+        **asdict(outputs.evidence),
     )
 
 
@@ -58,88 +58,107 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Label
         n_gained=gained,
         n_differ=differ,
         measure="next-token" if outputs.measured.is_floating_point() else "class",  # sums of shares, or counts
-        **outputs.evidence,
+        **asdict(outputs.evidence),
     )
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """The loss that a caller accepts, and its test: what to measure of each point, and which counts prove the claim."""
+class OutputTolerance:
+    """Accepts outputs that are off by up to `epsilon`, and further off for a share `delta` of inputs (T14)."""
 
-    measure: MeasureFunction
-    check: Callable[[Tensor, str], None]  # (measurements, role of the data): raises if some points lack labels
-    # (measurements, keys that copies share, number of distinct points) -> bad points, proved limit, passed
-    judge: Callable[[Tensor, list[bytes], int], tuple[int, float, bool]]
-    certificate: Callable[[MeasuredOutputs], AnyCertificate]
-    holds: Callable[[AnyCertificate], bool]  # whether a certificate proves the claim
-    drops_padding: bool  # padding positions of the output are not compared
-    n_needed: int  # distinct points without which nothing can be proved
-    words: str
+    epsilon: float
+    delta: float
+    confidence: float
+    drops_padding: ClassVar[bool] = True  # padding positions of the output are not compared
 
+    @property
+    def n_needed(self) -> int:
+        """The number of distinct points without which nothing can be proved."""
+        return holdout_needed(self.delta, 1.0 - self.confidence)
 
-def tolerance_of(epsilon: float | None, max_drop: float | None, delta: float, confidence: float) -> Tolerance:
-    """The tolerance that was asked for: of the output (`epsilon`), or of the accuracy (`max_drop`)."""
-    if (epsilon is None) == (max_drop is None):
-        raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
-    if epsilon is not None:
-        return _output_tolerance(epsilon, delta, confidence)
-    assert max_drop is not None
-    return _accuracy_tolerance(max_drop, confidence)
+    @property
+    def words(self) -> str:
+        inputs = f"for all but {percent(self.delta)} of inputs, confidence {percent(self.confidence)}"
+        return f"relative output error <= {exactly(self.epsilon)} {inputs}"
 
+    def measure(self, f: Tensor, g: Tensor, _: Batch) -> Tensor:
+        """The relative error of each output."""
+        return point_ratios(f, g)
 
-def _output_tolerance(epsilon: float, delta: float, confidence: float) -> Tolerance:
-    check_share("delta", delta)
-    beta, most = 1.0 - confidence, check_number("epsilon", epsilon, least=0)
+    def check(self, _ratios: Tensor, _role: str) -> None:
+        """Accepts all data: errors of outputs need no labels."""
 
-    def judge(ratios: Tensor, _: list[bytes], n: int) -> tuple[int, float, bool]:
-        count, allowed = int(n_violations(ratios, most)), k_allowed(n, delta, beta)
+    def judge(self, ratios: Tensor, _draws: list[bytes], n: int) -> tuple[int, float, bool]:
+        """How many of `n` distinct points are further off, the proved limit of their share, and whether that passes."""
+        beta = 1.0 - self.confidence
+        count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.delta, beta)
         return count, share_limit(count, n, beta), allowed is not None and count <= allowed
 
-    def holds(cert: AnyCertificate) -> bool:
-        return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= most
+    def certificate(self, outputs: MeasuredOutputs) -> Certificate:
+        return output_claim(
+            outputs, epsilon=self.epsilon, delta=self.delta, confidence=self.confidence, measure="output"
+        )
 
-    return Tolerance(
-        measure=measure_of("output"),
-        check=lambda ratios, role: None,
-        judge=judge,
-        certificate=partial(output_claim, epsilon=most, delta=delta, confidence=confidence, measure="output"),
-        holds=holds,
-        drops_padding=True,
-        n_needed=holdout_needed(delta, beta),
-        words=f"relative output error <= {exactly(epsilon)} for all but {percent(delta)} of inputs, confidence "
-        f"{percent(confidence)}",
-    )
+    def holds(self, cert: AnyCertificate) -> bool:
+        """Whether a certificate proves the claim."""
+        return isinstance(cert, Certificate) and cert.verdict == "certified" and cert.epsilon <= self.epsilon
 
 
-def _accuracy_tolerance(max_drop: float, confidence: float) -> Tolerance:
-    beta, most = 1.0 - confidence, check_drop("max_accuracy_drop", max_drop)
+@dataclass(frozen=True)
+class AccuracyTolerance:
+    """Accepts an accuracy that is lower by up to `max_drop` (T16)."""
 
-    def check(outcomes: Tensor, role: str) -> None:
+    max_drop: float
+    confidence: float
+    drops_padding: ClassVar[bool] = False
+    n_needed: ClassVar[int] = 1
+
+    @property
+    def words(self) -> str:
+        return f"accuracy drop <= {percent(self.max_drop)}, confidence {percent(self.confidence)}"
+
+    def measure(self, f: Tensor, g: Tensor, batch: Batch) -> Tensor:
+        """Which outputs were right before and after, and which changed their class."""
+        return outcomes_of(f, g, batch, "auto")
+
+    def check(self, outcomes: Tensor, role: str) -> None:
+        """Raises a DataError if only some points of the data with this role have labels."""
         labelled, n_points = int(outcomes[:, 3].sum()), len(outcomes)
         if labelled not in (0, n_points):
             raise DataError(
                 f"{labelled} of {n_points} {role} inputs have labels", fix="give labels throughout, or none"
             )
 
-    def judge(outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
+    def judge(self, outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
+        """How many points are worse, the proved limit of the drop, and whether that passes.
+
+        `n` of the points are distinct; copies have equal `draws`.
+        """
         lost, gained, differ, labelled = outcome_counts(outcomes, draws)
+        beta = 1.0 - self.confidence
         risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
         if labelled:
             limit = drop_limit(lost, gained, n, risk, n_copies=len(outcomes) - n)
         else:
             limit = share_limit(differ, n, risk)
-        return lost if labelled else differ, limit, limit <= most
+        return lost if labelled else differ, limit, limit <= self.max_drop
 
-    def holds(cert: AnyCertificate) -> bool:
-        return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= most
+    def certificate(self, outputs: MeasuredOutputs) -> AccuracyCertificate:
+        return accuracy_claim(outputs, confidence=self.confidence, labels="auto")
 
-    return Tolerance(
-        measure=measure_of_classes("auto"),
-        check=check,
-        judge=judge,
-        certificate=partial(accuracy_claim, confidence=confidence, labels="auto"),
-        holds=holds,
-        drops_padding=False,
-        n_needed=1,
-        words=f"accuracy drop <= {percent(max_drop)}, confidence {percent(confidence)}",
-    )
+    def holds(self, cert: AnyCertificate) -> bool:
+        """Whether a certificate proves the claim."""
+        return isinstance(cert, AccuracyCertificate) and cert.drop_upper <= self.max_drop
+
+
+Tolerance = OutputTolerance | AccuracyTolerance  # the loss that a caller accepts, and its test
+
+
+def tolerance_of(epsilon: float | None, max_drop: float | None, delta: float, confidence: float) -> Tolerance:
+    """The tolerance that was asked for: of the output (`epsilon`), or of the accuracy (`max_drop`)."""
+    if (epsilon is None) == (max_drop is None):
+        raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
+    if epsilon is None:
+        return AccuracyTolerance(check_drop("max_accuracy_drop", max_drop), confidence)
+    check_share("delta", delta)
+    return OutputTolerance(check_number("epsilon", epsilon, least=0), delta, confidence)

@@ -75,12 +75,28 @@ class Survey:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What a certificate rests on, in the fields that it takes over as they are."""
+
+    n: int  # distinct points
+    data_hash: str
+    dense_hash: str
+    pruned_hash: str
+    n_duplicates: int  # further copies of points
+    dtype: str
+    output: int | str | None
+    calibration_checked: bool
+    ledger_kept: bool
+    prior_uses: int
+
+
+@dataclass(frozen=True)
 class MeasuredOutputs:
     """What was measured at every point, and the facts about these points and networks."""
 
     measured: Tensor  # n x ..., one row per point
     draws: list[bytes]  # one key per point; copies of a point have equal keys
-    evidence: dict[str, Any]  # the fields that a certificate takes over: hashes, counts, dtype, ledger
+    evidence: Evidence
 
 
 def measure_outputs(
@@ -143,14 +159,14 @@ def measure_outputs(
     if any(seen.shared) and callable(output):  # refused, but the caller's function has already seen every output
         record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
     refuse_shared(seen.shared)
-    evidence = {
+    evidence = Evidence(
         **facts,
-        "n_duplicates": len(seen.keys) - facts["n"],
-        "dtype": "/".join(sorted(dtypes)),
-        "output": CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
-        "calibration_checked": is_checked,
+        n_duplicates=len(seen.keys) - seen.n,
+        dtype="/".join(sorted(dtypes)),
+        output=CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
+        calibration_checked=is_checked,
         **record_use(ledger, facts, claim, sketch_of(seen.plain), terms),
-    }
+    )
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
 
 

@@ -38,6 +38,7 @@ from sipp.inputs.batches import fresh
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import data_of, points_per_batch
 from sipp.inputs.point_keys import set_hash
+from sipp.records.display import labelled_line
 
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "text", "random"]
@@ -276,7 +277,7 @@ def normalisation_lines(*drawn: Points | None) -> list[str]:
     """One line for each normalisation that was applied to images."""
     normalisations = (points.source.normalised for points in drawn if points is not None)
     return [
-        f"images:  {normalisation.words}"
+        labelled_line("images", normalisation.words)
         for normalisation in dict.fromkeys(normalisations)
         if normalisation is not None
     ]

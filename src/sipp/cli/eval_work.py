@@ -24,6 +24,7 @@ from sipp.cli.options import parse_output
 from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
+from sipp.records.display import labelled_line
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
@@ -50,29 +51,39 @@ class Evaluation:
     why_no_accuracy: str  # why labels could not be used; "" if they could or there are none
 
     def __str__(self) -> str:
-        lines = [f"inputs:          {self.n_points:,}"]
+        lines = [labelled_line("inputs", f"{self.n_points:,}")]
         if self.dense_accuracy is not None and self.pruned_accuracy is not None:
             change = 100 * (self.pruned_accuracy - self.dense_accuracy)
             lines.append(
-                f"accuracy:        {self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
-                f"({change:+.2f} percentage points)"
+                labelled_line(
+                    "accuracy",
+                    f"{self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
+                    f"({change:+.2f} percentage points)",
+                )
             )
         if self.n_outside:
-            lines.append(f"accuracy:        not measured: {self.n_outside:,} labels are outside the output's classes")
+            lines.append(
+                labelled_line("accuracy", f"not measured: {self.n_outside:,} labels are outside the output's classes")
+            )
         if self.why_no_accuracy:
-            lines.append(f"accuracy:        not measured: {self.why_no_accuracy}")
+            lines.append(labelled_line("accuracy", f"not measured: {self.why_no_accuracy}"))
         if self.dense_loss is not None and self.pruned_loss is not None:
-            lines.append(f"loss:            {self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
+            lines.append(
+                labelled_line("loss", f"{self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
+            )
         if self.same_class is not None:
-            lines.append(f"same class:      {self.same_class:.2%} of inputs")
+            lines.append(labelled_line("same class", f"{self.same_class:.2%} of inputs"))
         if self.error_mean is None:
-            lines.append(f"epsilon:         not finite on {counted(self.n_not_finite, 'input')}")
+            lines.append(labelled_line("epsilon", f"not finite on {counted(self.n_not_finite, 'input')}"))
         else:
             lines.append(
-                f"epsilon:         {self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
-                "largest (how far the output moved, relative to its norm)"
+                labelled_line(
+                    "epsilon",
+                    f"{self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
+                    "largest (how far the output moved, relative to its norm)",
+                )
             )
-        lines.append("                 measured on these inputs only; sipp certify bounds the error on new inputs")
+        lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
         return "\n".join(lines)
 
 
@@ -144,13 +155,15 @@ def run_eval(request: EvalRequest) -> Answer:
         evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
     record = _describe(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
     lines = [
-        f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
-        f"data:    {drawn.words}",
+        labelled_line(
+            "network", f"{request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}"
+        ),
+        labelled_line("data", drawn.words),
         *normalisation_lines(drawn),
         str(evaluation),
     ]
     if is_noise:
-        lines.append("noise:           this shows what the networks do on random inputs, not on yours")
+        lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
     return Answer(lines + _write_record(request, record), record)
 
 
@@ -169,7 +182,7 @@ def _write_record(request: EvalRequest, record: dict[str, Any]) -> list[str]:
     with naming_option(f"--out {request.out}", "give another place"):
         data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
         write_file(request.out, data, EVALUATION, force=request.force)
-    return [f"written:         {request.out}"]
+    return [labelled_line("written", str(request.out))]
 
 
 def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
@@ -195,9 +208,11 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
               for key, value in values.items()}  # fmt: skip
     record = _describe(request, hashes, data) | json_value(finite)
     lines = [
-        f"network: {request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}",
-        f"data:    {words}, tokenizer {tokenizer}",
+        labelled_line(
+            "network", f"{request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}"
+        ),
+        labelled_line("data", f"{words}, tokenizer {tokenizer}"),
         str(measured),
-        "                 measured on this text only; sipp certify bounds the error on new text",
+        labelled_line("", "measured on this text only; sipp certify bounds the error on new text"),
     ]
     return Answer(lines + _write_record(request, record), record)

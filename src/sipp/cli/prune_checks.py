@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
-from sipp.records.checking import check_drop, check_share, check_size
+from sipp.records.checking import check_drop, check_number, check_share, check_size
 from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
 
@@ -101,12 +100,9 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
 
 
 def _check_numbers(request: PruneRequest) -> None:
-    if request.epsilon is not None and not 0 <= request.epsilon < math.inf:
-        raise CommandError(
-            f"{request.epsilon} is not an error",
-            where=f"--epsilon {request.epsilon}",
-            fix="give 0 or more, such as 0.1",
-        )
+    if request.epsilon is not None:
+        with naming_option(f"--epsilon {request.epsilon}", "give 0 or more, such as 0.1"):
+            check_number("epsilon", request.epsilon, least=0)
     with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
         check_share("holdout-delta", request.allowed_share)
     if request.max_accuracy_drop is not None:

@@ -25,7 +25,7 @@ from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.display import bytes_in_words, labelled, size_words
+from sipp.records.display import bytes_in_words, labelled, labelled_line, size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
@@ -264,7 +264,7 @@ class Written:
             return {"written": self.files}
         values = {
             "format": self.contents.precision,
-            "moved": self.contents.moved,
+            "moved": self.contents.rounding_words,
             "largest_change": max(tensor.largest_change for tensor in self.contents.tensors),
             "norm_change": max(tensor.norm_change for tensor in self.contents.tensors),
             "certificate_about": self.contents.certificate_about,
@@ -308,9 +308,10 @@ def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
     needed = points_to_prove(failed.count, n, limit, beta)
     if needed is None or needed <= n:
         return ""
-    return (
-        f"larger holdout:  keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} inputs {bad}; at that "
-        f"rate, about {_rounded_up(needed):,} holdout inputs would certify it"
+    return labelled_line(
+        "larger holdout",
+        f"keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} inputs {bad}; at that "
+        f"rate, about {_rounded_up(needed):,} holdout inputs would certify it",
     )
 
 
@@ -328,9 +329,12 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         is_folder = request.model.startswith(PREFIX)
         origin = "weights of that folder" if is_folder else f"freshly initialised (seed {request.options.seed})"
     calibration = "not used" if outcome.calibration is None else outcome.calibration.words
-    lines: list[RenderableType] = [f"network: {request.model}, {origin}", f"data:    {calibration}"]
+    lines: list[RenderableType] = [
+        labelled_line("network", f"{request.model}, {origin}"),
+        labelled_line("data", calibration),
+    ]
     if outcome.holdout is not None:
-        lines.append(f"holdout: {outcome.holdout.words}")
+        lines.append(labelled_line("holdout", outcome.holdout.words))
     lines += normalisation_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
         table = layer_table(outcome.pruned)
@@ -340,27 +344,37 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
         lines += statements(outcome.pruned, certified)
     if outcome.calibration is not None and outcome.calibration.is_noise:
-        lines.append("noise:           the scores and bounds above are about random inputs, not about yours")
+        lines.append(labelled_line("noise", "the scores and bounds above are about random inputs, not about yours"))
     if outcome.pruned_to is not None:
         lines.append(str(outcome.pruned_to))
         lines += filter(None, [more_points_words(request, outcome)])
         if not request.options.repair:
-            lines.append("further:         --repair fits the kept weights to the dense outputs: fewer are enough then")
-    lines += [f"written:         {path} ({bytes_in_words(n_bytes)})" for path, n_bytes in written.files.items()]
+            lines.append(
+                labelled_line("further", "--repair fits the kept weights to the dense outputs: fewer are enough then")
+            )
+    lines += [
+        labelled_line("written", f"{path} ({bytes_in_words(n_bytes)})") for path, n_bytes in written.files.items()
+    ]
     if written.contents is not None:
-        size, moved = size_words(written.contents.n_bytes, written.contents.dense_bytes), written.contents.moved
-        lines.append(f"                 {size}; see sipp inspect, sipp bench")
-        if moved:
-            lines.append(f"values:          {moved}; the statements above are about the values before rounding")
+        contents = written.contents
+        size = size_words(contents.n_bytes, contents.dense_bytes)
+        lines.append(labelled_line("", f"{size}; see sipp inspect, sipp bench"))
+        if words := contents.rounding_words:
+            lines.append(labelled_line("values", f"{words}; the statements above are about the values before rounding"))
     elif written.files:
         lines.append(
-            "                 zeros are stored too, so this is not smaller; "
-            f"sipp export {request.out} --model {request.model} --to small makes a small file"
+            labelled_line(
+                "",
+                "zeros are stored too, so this is not smaller; "
+                f"sipp export {request.out} --model {request.model} --to small makes a small file",
+            )
         )
     if request.dry_run:
-        lines.append("dry run:         nothing was written" + (HOLDOUT_USED if outcome.holdout is not None else ""))
+        lines.append(
+            labelled_line("dry run", "nothing was written" + (HOLDOUT_USED if outcome.holdout is not None else ""))
+        )
     seconds = outcome.seconds
-    return [*lines, f"time:            {seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning"]
+    return [*lines, labelled_line("time", f"{seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning")]
 
 
 def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:

@@ -79,9 +79,14 @@ PATH_WORDS = (
 )
 
 
+def labelled_line(label: str, text: str) -> str:
+    """One line that begins with a label (or with as many spaces), never wrapped: paths and numbers stay whole."""
+    return f"{label + ':' if label else '':<{LABEL}}{text}"
+
+
 def labelled(label: str, text: str) -> str:
-    """A line that begins with a label; long text is wrapped and indented."""
-    return textwrap.fill(text, WIDTH, initial_indent=f"{label + ':':<{LABEL}}", subsequent_indent=" " * LABEL)
+    """Text that begins with a label; long text is wrapped and indented."""
+    return textwrap.fill(text, WIDTH, initial_indent=labelled_line(label, ""), subsequent_indent=" " * LABEL)
 
 
 def listed(names: Sequence[str], separator: str = ", ", what: str = "more") -> str:

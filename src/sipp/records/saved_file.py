@@ -116,7 +116,7 @@ class SavedFile:
         return sum(tensor.value_bytes for tensor in self.tensors) + entropy_bytes(n_weights, kept)
 
     @property
-    def moved(self) -> str:
+    def rounding_words(self) -> str:
         """How far rounding changed the values, in words; empty if every bit is stored."""
         rounded = [tensor for tensor in self.tensors if tensor.largest_change]
         if not rounded:
@@ -187,7 +187,7 @@ def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
 
 
 def _columns(contents: SavedFile) -> list[str]:
-    return [column for column in COLUMNS if contents.moved or not column.endswith("change")]
+    return [column for column in COLUMNS if contents.rounding_words or not column.endswith("change")]
 
 
 def _headline(contents: SavedFile) -> str:
@@ -235,7 +235,7 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
 def _words(contents: SavedFile) -> list[tuple[str, str]]:
     """Labels and texts: how it was pruned, and its statements, marked if they are about unrounded values."""
     statements = contents.statements
-    lines: list[tuple[str, str | None]] = [("rounding", contents.moved)]
+    lines: list[tuple[str, str | None]] = [("rounding", contents.rounding_words)]
     if statements is not None:
         lines.append(("pruned", f"{statements.method}, {statements.kept:,} of {statements.n_weights:,} weights kept"))
         wrong = contents.breaking_pattern

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from html import escape
 
+from sipp.records.display import labelled_line
+
 
 @dataclass(frozen=True)
 class TextScores:
@@ -33,13 +35,16 @@ class TextScores:
     def __str__(self) -> str:
         beside = "" if self.dense_perplexity is None else f", dense {self.dense_perplexity:.2f}"
         lines = [
-            f"perplexity:      {self.perplexity:.2f}{beside}",
-            f"                 over {self.n_windows:,} windows of {self.window:,} tokens that do not overlap, "
-            f"{self.n_tokens:,} tokens predicted",
+            labelled_line("perplexity", f"{self.perplexity:.2f}{beside}"),
+            labelled_line(
+                "",
+                f"over {self.n_windows:,} windows of {self.window:,} tokens that do not overlap, "
+                f"{self.n_tokens:,} tokens predicted",
+            ),
         ]
         if self.kl is not None and self.same_token is not None:
-            lines.append(f"KL:              {self.kl:.4g} nats per token from the dense network")
-            lines.append(f"same next token: {self.same_token:.2%} of positions")
+            lines.append(labelled_line("KL", f"{self.kl:.4g} nats per token from the dense network"))
+            lines.append(labelled_line("same next token", f"{self.same_token:.2%} of positions"))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -105,7 +105,7 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
         "moved": (
             "Output moved",
             "output moved on calibration inputs",
-            network_curves(group, lambda model: model.moved),
+            network_curves(group, lambda model: model.output_change),
         ),
         "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
     }
@@ -190,7 +190,9 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
         cells["dead rows"] = TableCell(f"{model.record.dead_rows:,}")
-        cells["output moved"] = TableCell("unknown" if model.moved is None else number(model.moved, "share"))
+        cells["output moved"] = TableCell(
+            "unknown" if model.output_change is None else number(model.output_change, "share")
+        )
         cells["certified within"] = certified_cell(model)
         if has_drops:
             drop = certified_drop(model)

@@ -50,7 +50,7 @@ class PrunedModel:
         return f"{self.record.method}{SEPARATOR}repaired" if self.record.repair else self.record.method
 
     @property
-    def moved(self) -> float | None:
+    def output_change(self) -> float | None:
         """How far the output moved on a few calibration points; None if unknown."""
         return None if self.record.moved is None else self.record.moved.error
 

@@ -50,7 +50,7 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     measured = best_evaluation(pruned)
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
-    return None if pruned.moved is None else (pruned.moved, "on a few calibration inputs")
+    return None if pruned.output_change is None else (pruned.output_change, "on a few calibration inputs")
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
@@ -199,12 +199,13 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
         rows.append(["half of the inputs", f"at most {median}"])
         rows.append(["the worst input", largest])
-    if pruned.moved is not None:
+    if pruned.output_change is not None:
         at_top = "" if rows else "; the number at the top of the page"
         rows.append(
             [
                 "on calibration inputs",
-                f"{number(pruned.moved, 'share')}: over all inputs together, so large outputs count more{at_top}",
+                f"{number(pruned.output_change, 'share')}: over all inputs together, so large outputs count more"
+                f"{at_top}",
             ]
         )
     rows += [["guaranteed", promise(certificate)] for certificate in _promising(pruned)]

@@ -177,7 +177,7 @@ class Index(StrictRecord):
     tensors: Annotated[tuple[Entry, ...], Field(fail_fast=True)]
 
     @property
-    def is_moved(self) -> bool:
+    def is_rounded(self) -> bool:
         """Whether a stored value differs from the one given to `save`."""
         return any(entry.values.largest_change > 0 for entry in self.tensors)
 

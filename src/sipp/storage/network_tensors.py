@@ -238,7 +238,7 @@ def contents_of(
         tensors=tuple(_stored(entry) for entry in index.tensors),
         masks=masks,
         statements=index.statements,
-        statements_about="values before rounding" if index.is_moved else "stored values",
+        statements_about="values before rounding" if index.is_rounded else "stored values",
         certificate=certificate,
         certificate_about=about,
         breaking_pattern=None if pattern is None else breaking_pattern(masks, pattern_of(pattern)),
@@ -261,7 +261,7 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     contents = contents_of(
         index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
     )
-    if contents.certificate_about == "values before rounding" and not index.is_moved:
+    if contents.certificate_about == "values before rounding" and not index.is_rounded:
         raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)
     return state, contents
 

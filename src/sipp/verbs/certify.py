@@ -47,6 +47,7 @@ def certify(
 ) -> Certificate:
     """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence.
 
+    `delta` is the share of inputs that may be further off, not a probability of failure as in `prune`.
     Without `epsilon`, it finds the smallest one that can be proved; with it, it says whether the claim holds, and which
     delta_hat can be proved. `pruned` is a network, or what `prune` or `prune_to` returned. Such a record knows which
     inputs it was made with: the holdout must contain none of these, and none of `calibration`. `output` picks from

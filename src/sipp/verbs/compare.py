@@ -179,7 +179,7 @@ def _judged(
     error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
     same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
     accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
-    n = outputs.evidence["n"]
+    n = outputs.evidence.n
     return _Judgement(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
 
 

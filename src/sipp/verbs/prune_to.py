@@ -112,8 +112,9 @@ def prune_to(
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given.
-    With `repair`, the repaired networks are certified.
+    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given;
+    it is a share of inputs, not a probability of failure as in `prune`. With `repair`, the repaired networks are
+    certified.
 
     Example:
         >>> import sipp, torch

@@ -94,7 +94,7 @@ def save(
         tensors=entries,
     )
     stored, _ = decode_network(index, map(memoryview, pieces), "the network")
-    if index.is_moved and (apart := cannot_share(groups, stored)):
+    if index.is_rounded and (apart := cannot_share(groups, stored)):
         raise ModelError(
             f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
             fix="save with values='fp32' or 'lossless', or untie them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -123,12 +123,12 @@ def _measured_again(
     """Measures again: the fields of a new certificate, and the reasons why its ratios do not give the old one."""
     if isinstance(cert, Certificate):
         outputs = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
-        return outputs.evidence, _compare_ratios(cert, outputs.measured, tolerance)
+        return asdict(outputs.evidence), _compare_ratios(cert, outputs.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
     classes = measure_of_classes(labels)
     outputs = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
     again = accuracy_claim(outputs, confidence=cert.confidence, labels=labels)
-    return {field.name: getattr(again, field.name) for field in fields(again)}, []
+    return asdict(again), []
 
 
 def _contradictions(cert: AnyCertificate) -> list[str]:

@@ -1,4 +1,4 @@
-"""What was put in the place of a known operation, odd arguments and train mode have no bound."""
+"""Replaced operations, odd arguments and train mode have no bound."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_only_the_pruned_network_was_replaced() -> None:
     assert "in the place of its own in module 1 of the pruned" in sipp.sound_bound(model, odd, X[:3]).reason
 
 
-def test_a_movement_that_does_more_than_move() -> None:
+def test_a_view_that_reinterprets_bits_has_no_bound() -> None:
     cast = Apply(lambda x: x.view(torch.float32))
     assert "it does more than move values" in sipp.sound_bound(cast, cast, X[:1]).reason
 

@@ -135,7 +135,9 @@ def test_a_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("error", [RuntimeError("gone"), ConnectionResetError("gone"), EOFError("gone")])
-def test_every_face_of_a_dead_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_every_error_of_a_dead_worker_names_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     index = index_folders(make_folders(tmp_path))
 
     def first_batch_then_death(*args: object, **kwargs: object):
@@ -236,7 +238,7 @@ def test_windows_of_extreme_shapes_are_the_middle() -> None:
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_see_shows_the_window(mirrored: bool) -> None:
+def test_resized_crop_shows_the_window(mirrored: bool) -> None:
     image = coded_image(256, 256)  # pixel (x, y) has red x and green y
     out = np.asarray(resized_crop(image, Crop(20, 100, 112, 56, mirrored)), float)
     assert out.shape == (224, 224, 3)

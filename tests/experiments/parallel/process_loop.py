@@ -77,7 +77,7 @@ def _done(acts: Sequence[Callable[[Processes], object]], processes: Processes) -
 
 
 def failing(processes: Processes) -> int:
-    """Nothing: the second process finds NaN in its data, and all are told."""
+    """Raises in every process, because the second one finds NaN in its data."""
 
     def look() -> int:
         if processes.index == 1:

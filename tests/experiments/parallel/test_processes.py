@@ -53,7 +53,7 @@ def test_a_dead_process_ends_the_others_and_publishes_nothing(found: dict[str, A
     assert dead == {"status": 9} and "error" in survivor and found["published"] == 0
 
 
-def test_alone_nothing_is_asked() -> None:
+def test_a_single_process_needs_no_communication() -> None:
     assert in_every_process(ALONE, lambda: 3) == from_leader(ALONE, lambda: 3) == 3 and max_over_processes(
         ALONE, (1, 2)
     ) == [1, 2]

@@ -116,7 +116,7 @@ def processes(root: int) -> dict[int, str]:
 
 
 def is_running(pids: Iterable[int]) -> list[int]:
-    """Those that have neither ended nor wait for their parent to look."""
+    """Those of these processes that are running; zombies do not count."""
     return [pid for pid in processes(1) if pid in pids and "Z" not in state_of(pid)]
 
 
@@ -234,7 +234,7 @@ def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
     return rounds
 
 
-def test_what_is_begun_when() -> None:
+def test_stages_start_when_their_parents_are_done() -> None:
     assert began_order(ITERATIVE, 2) == [["dense"], ["sipp-hybrid.01", "wt.01"], ["sipp-hybrid.02", "wt.02"]]
     assert began_order(AT_INIT, 2) == [["dense", "sipp-hybrid.01"], ["sipp-hybrid.02", "wt.01"], ["wt.02"]]
     alone = [["dense"], ["sipp-hybrid.01"], ["wt.01"], ["sipp-hybrid.02"], ["wt.02"]]  # chains end together
@@ -294,7 +294,7 @@ class FakeRef(NamedTuple):
 
 
 class FakeRay:
-    """Ray whose tasks end, one at a look, as the script says: {stage: outcome}; without a word they are done."""
+    """A fake Ray whose tasks end one by one with the scripted {stage: outcome}; others succeed."""
 
     class exceptions:
         class RayError(Exception):

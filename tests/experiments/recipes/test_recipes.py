@@ -66,7 +66,7 @@ def test_every_recipe_builds(name: str) -> None:
     assert recipe.name == name and recipe.description
 
 
-def test_there_is_one_of_each() -> None:
+def test_every_network_has_a_recipe_for_every_pipeline() -> None:
     expected = {f"{column}-{pipeline}{end}" for column in TABLE for pipeline in PIPELINES for end in ("", "-short")}
     ours = {"digits-gradual", "resnet20-cifar10-gradual", "resnet20-cifar10-gradual-short"}  # no pipeline of the paper
     ours |= {
@@ -77,7 +77,7 @@ def test_there_is_one_of_each() -> None:
     assert set(recipe_names()) == expected | {f"digits-{pipeline}" for pipeline in PIPELINES} | ours
 
 
-def test_as_the_authors_ran_it() -> None:
+def test_recipes_have_the_epochs_and_rates_of_the_authors() -> None:
     for name in recipe_names():
         recipe = load_recipe(name)
         if "digits" not in name and name != "resnet20-cifar10-gradual":
@@ -89,7 +89,7 @@ def test_as_the_authors_ran_it() -> None:
         assert [round(learning_rate(other, e), 8) for e in (59, 60, 120, 159, 160)] == [0.1, 0.02, 0.004, 0.004, 0.0008]
 
 
-def test_one_way_to_say_it_ends_the_other() -> None:
+def test_keeps_and_alpha_replace_each_other() -> None:
     listed = load_recipe("digits-iterative", settings=("prune.keeps=[0.3, 0.1]", "train.decay.every=2"))
     assert (listed.prune.alpha, listed.prune.levels, listed.prune.n_levels) == (None, None, 2)
     assert [listed.prune.keep_at(level) for level in range(3)] == [1.0, 0.3, 0.1]

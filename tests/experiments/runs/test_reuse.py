@@ -39,7 +39,7 @@ def keys(recipe: Recipe) -> dict[str, str]:
     return {stage.name: stage_key(recipe, stage) for stage in plan(recipe)}
 
 
-def test_lists_do_not_decide_and_all_else_does() -> None:
+def test_a_networks_key_depends_on_every_setting_but_the_lists() -> None:
     old = keys(small("digits-iterative"))
     more = keys(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2", "prune.keeps=[0.5, 0.2, 0.1]"))
     assert old == keys(small("digits-iterative", "train.eval_every=7"))

@@ -32,7 +32,7 @@ def same(found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None, values: d
     return found[1] == values and all(torch.equal(found[0][key], TENSORS[key]) for key in TENSORS)
 
 
-def test_pairs_come_back(tmp_path: Path) -> None:
+def test_saved_tensors_and_values_are_read_back(tmp_path: Path) -> None:
     shared = torch.rand(4)
     save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
     assert same(load_state(tmp_path / "s", "final"), {"k": 0.1})
@@ -91,7 +91,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     assert not Path("canary").exists()
 
 
-def test_order_of_calls_against_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, swap = os.fsync, os.replace
 
@@ -198,7 +198,7 @@ def test_another_configuration_has_another_folder_and_is_refused_in_this_one(tmp
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_are_a_wish_and_handlers_come_back(number: signal.Signals, status: int) -> None:
+def test_the_first_signal_asks_to_stop_and_handlers_are_restored(number: signal.Signals, status: int) -> None:
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
     with stop_on_signals() as wish:
         assert wish() is None

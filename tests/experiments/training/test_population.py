@@ -67,7 +67,7 @@ def assert_alike(one: TrainState, other: TrainState) -> None:
 
 
 @pytest.mark.parametrize("taught", [False, True])
-def test_each_as_if_alone(taught: bool) -> None:
+def test_networks_trained_together_equal_those_trained_alone(taught: bool) -> None:
     data, models = feed(), networks()
     masks = [None, some_masks(models[1], 5), some_masks(models[2], 6)]
     parents = [copy.deepcopy(model).eval().requires_grad_(False) for model in reversed(models)]
@@ -164,7 +164,7 @@ def test_a_run_of_many_at_once_is_a_run(name: str, tmp_path: Path) -> None:
 
 
 class Killed(Exception):
-    """In place of a kill."""
+    """Stands for a process that is killed."""
 
 
 # Between two members' checkpoints the group begins anew; or after them all. Gradual has a cut at nearly every step, at
@@ -195,6 +195,6 @@ def test_stopped_and_resumed_to_the_same_bits(
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-def test_not_on_ray(tmp_path: Path) -> None:
+def test_training_together_is_refused_on_ray(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="side by side"):
         run(small("digits-at-init", "train.together=2"), out=tmp_path, device="cpu", engine="ray")

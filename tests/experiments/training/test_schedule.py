@@ -38,7 +38,7 @@ def test_milestones(peak: float, warmup: float, factor: float, decays: list[int]
 
 
 @given(st.integers(1, 40), st.floats(0, 200))
-def test_every(every: int, epoch: float) -> None:
+def test_rates_that_decay_every_few_epochs(every: int, epoch: float) -> None:
     decays = [every * k for k in range(1, 201)]
     expected = slow_rate(0.05, 5.0, 0.5, decays, epoch)
     hyper = hyperparameters(200, 1, 0.05, warmup_epochs=5.0, factor=0.5, every=every)

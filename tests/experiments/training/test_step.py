@@ -32,7 +32,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         ("graph", GPU, True, 1, "graph"),
     ],
 )
-def test_the_kind_of_step(
+def test_auto_picks_the_kind_of_step(
     kind: StepKind, device: torch.device, in_memory: bool, n_processes: int, expected: StepKind
 ) -> None:
     assert resolve_step(kind, device, in_memory=in_memory, n_processes=n_processes) == expected

@@ -184,7 +184,7 @@ def test_skipping_changes_nothing(case: str, n_single: int, monkeypatch: pytest.
     assert torch.equal(gpu.max_times(a, inverse, positive)[0], products.amax(-1))
 
 
-def test_a_bar_that_is_too_high_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     a, inverse, positive, _ = operands(1, 3, 1, 300)
     expected = gpu.max_times(a, inverse, positive)
     monkeypatch.setattr(gpu, "BAR_SLACK", triton.language.constexpr(20.0))

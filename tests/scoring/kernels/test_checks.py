@@ -178,7 +178,7 @@ for model, data in [
 """
 
 
-def test_the_call_that_ended_the_process() -> None:
+def test_wrong_operands_are_refused_without_a_crash() -> None:
     done = run_python(IN_A_PROCESS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("refused:") == 2

@@ -39,7 +39,7 @@ SHAPES = [
 
 @pytest.fixture(params=["every product", "skipping"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test goes both ways: every product at once, and only those that can count."""
+    """Runs every test twice: computing every product, and only those that can matter."""
     monkeypatch.setattr(cpu, "MOST_WEIGHTS", 2**30 if request.param == "every product" else 0)
     return str(request.param)
 
@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 only_once = pytest.mark.parametrize("way", ["skipping"], indirect=True)  # of tests that go both ways themselves
 
 
-def test_the_way_follows_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_layers_compute_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert cpu._computes_every_product(torch.empty(64, 1, 9)) and cpu._computes_every_product(
         torch.empty(1, 16, 27)
@@ -168,7 +168,7 @@ def test_any_shape_and_scale(
 
 
 @only_once
-def test_a_bound_that_is_too_low_would_be_seen() -> None:
+def test_skipping_too_much_is_caught() -> None:
     operands = smooth(32, 32, 64 * 40)
     brute, (exact, n_computed) = max_times(*operands, skip=False), counted(*operands)
     assert torch.equal(exact, brute)
@@ -365,7 +365,7 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
 @pytest.mark.parametrize("fan_in", [1, 15, 16, 17, 47])
 @pytest.mark.parametrize("n_points", [3, 16, 53, 130])
 @pytest.mark.parametrize("gap", [0, 3])
-def test_points_that_are_lines(fan_in: int, n_points: int, gap: int) -> None:
+def test_linear_inputs_with_gaps_match_the_reference(fan_in: int, n_points: int, gap: int) -> None:
     """A Linear: columns side by side, points apart."""
     x = (rand(n_points, gap + fan_in + gap, seed=6) - 0.5)[:, gap : gap + fan_in]
     windows, weight = x[:, None, None], rand(1, 5, fan_in, seed=7) - 0.5

@@ -72,7 +72,7 @@ def test_a_smaller_chunk_and_the_same_result(
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_nothing_helps(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_one_patch_is_an_error(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"0\.weight.*bytes"):
         run(monkeypatch, limited(reference, 0, ERRORS[0]), reduce)
 

@@ -41,7 +41,7 @@ def found() -> dict[str, Tensor]:
 
 
 def test_a_processor_without_vector_code(tmp_path: Path) -> None:
-    """The whole way on plain loops, said once: the same scores but for rounding, the same number of weights."""
+    """Plain loops throughout, with one warning: the same scores up to rounding, the same number of weights."""
     saved = tmp_path / "found.pt"
     done = run_python(ELSEWHERE, Path(__file__).parents[2], saved)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -98,7 +98,7 @@ def test_a_kernel_that_scales_nothing(gap: int, monkeypatch: pytest.MonkeyPatch)
     agree(layer, values(torch.tensor([[100], [100 - gap]]).expand(1, 2, 4), 0, 0.0), "max", "auto")
 
 
-def test_ordinary_points_do_not_go_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_points_need_no_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Tensor:
         raise AssertionError("float64 for an ordinary point")
 

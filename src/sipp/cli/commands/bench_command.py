@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from sipp.cli.errors import naming_option
 from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, Normalise, Size, option
 from sipp.cli.output import Answer
-from sipp.records.display import bytes_in_words, plain_table
+from sipp.records.display import bytes_in_words, labelled_line, plain_table
 from sipp.records.schemas import BenchRecord
 from sipp.report.numbers import counted
 from sipp.storage.outputs import BENCH_NAME
@@ -107,10 +107,15 @@ def _report_lines(record: BenchRecord, out: Path | None) -> list[RenderableType]
         calls,
         "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;",
         "  speed: the median over pairs of calls that take turns, and the range of the middle 80 %",
-        f"file:            {bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} (values and the "
-        f"entropy of their positions: {bytes_in_words(round(sizes.bound))})",
-        f"in memory:       {bytes_in_words(sizes.memory)} of weights, before pruning "
-        f"{bytes_in_words(sizes.memory_dense)}",
-        *([] if out is None else [f"written:         {out}"]),
+        labelled_line(
+            "file",
+            f"{bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} (values and the "
+            f"entropy of their positions: {bytes_in_words(round(sizes.bound))})",
+        ),
+        labelled_line(
+            "in memory",
+            f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
+        ),
+        *([] if out is None else [labelled_line("written", str(out))]),
         record.line,
     ]

@@ -11,6 +11,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, parse_output
 from sipp.cli.output import Answer
 from sipp.records.comparison import Comparison
+from sipp.records.display import labelled_line
 from sipp.scoring.methods import NAMES, method_of
 
 
@@ -76,11 +77,11 @@ def compare(
             holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
             output=parse_output(output), ledger=ledger, seed=seed,
         )  # fmt: skip
-    shown = [f"network: {model}", f"data:    {chosen.words}"]
-    shown += [] if judging is None else [f"holdout: {judging.words}"]
+    shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
+    shown += [] if judging is None else [labelled_line("holdout", judging.words)]
     shown += [*normalisation_lines(chosen, judging), str(comparison)]
     if chosen.is_noise:
-        shown.append("noise: this shows how methods do on random inputs, not on yours")
+        shown.append(labelled_line("noise", "this shows how methods do on random inputs, not on yours"))
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
     return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _as_json(comparison))
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sipp.cli.output import Answer
+from sipp.records.display import labelled_line
 
 
 def inspect(
@@ -18,5 +19,5 @@ def inspect(
 
     contents = read_contents(file)
     name = built_in(contents)
-    network = f"network:         {name or 'no built-in one: --model says how to build it'}"
+    network = labelled_line("network", name or "no built-in one: --model says how to build it")
     return Answer([str(contents), network], contents_record(contents, name))
