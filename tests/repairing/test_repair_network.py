@@ -553,7 +553,7 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
 def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
-    monkeypatch.setattr(choosing, "SMALL", 1000)
+    monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 1000)
     masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
     assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
@@ -566,8 +566,8 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     options = {name: value for name, value in PLAIN.items() if name not in ("error_feedbacks", "ridges", "budgets")}
     tried = []
     for small in (10**9, 1000):
-        monkeypatch.setattr(choosing, "SMALL", small)
-        monkeypatch.setattr(weights_module, "LARGE", small)
+        monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", small)
+        monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", small)
         made = repair(net, masks, parts_of(points), **options)
         tried.append(
             (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})

@@ -149,8 +149,8 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
-    monkeypatch.setattr(choosing, "SMALL", 10)
-    monkeypatch.setattr(ranking_records, "LARGE", 10)
+    monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 10)
+    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
 

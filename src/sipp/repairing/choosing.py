@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.distance import output_error
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.repairing.data_split import DataSplit, DenseOutputs, merged_batches
 from sipp.repairing.gathering import layer_usage
 from sipp.repairing.layer_budgets import masks_by_budgets
-from sipp.repairing.network_fit import SMALL, Masks, NetworkTask, fit_network
+from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Budgets, Candidates
 
 TRIED_OF, FEWEST_TRIED = 4, 256  # trials fit one in so many points, and not fewer than this
@@ -92,7 +93,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
 def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
     """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
     n_weights = sum(mask.numel() for mask in masks.values())
-    n_wanted = max(SMALL, n_weights // FIRST_OF)
+    n_wanted = max(MOST_WEIGHTS_OF_SMALL, n_weights // FIRST_OF)
     if n_weights <= n_wanted:
         return dict(masks)
     usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)

@@ -22,7 +22,7 @@ from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
-from sipp.records.ranking import LARGE, Weight
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
@@ -36,8 +36,6 @@ from sipp.repairing.layer_targets import (
 )
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
 from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
-
-SMALL = LARGE  # weights up to which memory is kept between layers, and networks are fitted again and again
 
 Masks = Mapping[str, Tensor]
 
@@ -180,7 +178,8 @@ def _fit_stage(
     """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
     gatherer = stage.gatherer
     corrected = _corrected(task, stage)
-    is_large = sum(mask.numel() for mask in first_masks.values()) > SMALL  # a small one would take it again and again
+    # returning memory costs a small network more than it saves
+    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
     for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
         names = [name for group in stretch for name in group]
         targets = LayerTargets(gatherer, corrected, names, fits, split.dense_outputs)

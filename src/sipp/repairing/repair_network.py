@@ -19,11 +19,12 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, Trial, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
 from sipp.repairing.layer_fit import FittedLayer, LayerTask, leave_unfitted
-from sipp.repairing.network_fit import SMALL, Masks, NetworkFit, NetworkTask, fit_network, network_task
+from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network, network_task
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 
@@ -60,9 +61,9 @@ def repair_network(
     """
     if options.method == "refit" and pruned is None:
         pruned = _under_masks(dense, masks)
-    # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
-    n_weights = sum(mask.numel() for mask in masks.values())
-    fits_all = options.fits_all and options.method != "refit" and not options.steps and n_weights <= SMALL
+    # a large network is not fitted twice: the held-back tenth of the points would add next to nothing
+    is_small = sum(mask.numel() for mask in masks.values()) <= MOST_WEIGHTS_OF_SMALL
+    fits_all = options.fits_all and options.method != "refit" and not options.steps and is_small
     options = replace(options, fits_all=fits_all)
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
