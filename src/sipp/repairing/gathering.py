@@ -41,7 +41,7 @@ Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks 
 
 
 class _EnoughError(BaseException):
-    """Ends a forward pass behind the last use that is wanted. No Exception, so that no model catches it."""
+    """Ends a forward pass after the last use that is needed. Not an Exception, so that no model catches it."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class Gatherer:
         return self._replayed(names, i, keep, modules)
 
     def _check_replay(self, names: Sequence[str]) -> None:
-        """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
+        """Switches the replay off if it changes the inputs of the first batch: some modules have side effects."""
         if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -397,11 +397,10 @@ class Gatherer:
         *,
         to_end: bool = False,
     ) -> ResidualInputs:
-        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams.
+        """Calls `on_use` for each use of these weights on batch i, and stops after the last one and the last stream.
 
-        Unless it is run `to_end`, which a block is whose state behind it is wanted next.
-
-        A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
+        With `to_end`, runs the whole block, because its output is needed next. The batch is an argument, and not read
+        here: making it may run earlier blocks, which must happen outside of any replay or watch.
         """
         n_left, streams = sum(self.usage.n_uses[i][name] for name in names), ResidualInputs()
         if n_left == 0:
@@ -479,7 +478,7 @@ class _Shared:
 
 
 def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
-    """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
+    """Subsamples positions, with a different phase per batch; padded uses are kept whole."""
     if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
         return use
     taken = (slice(phase % stride, None, stride) for stride in strides)

@@ -185,7 +185,7 @@ def _why_unfitted(fit: _Fit) -> str:
 
 
 def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, ...]:
-    """Whose masks are fitted: both, where points kept aside are to choose."""
+    """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
     if task.method in PEERS or not task.judges:

@@ -145,7 +145,7 @@ class LayerTargets:
             self.kept = [dict(targets) for targets in self.kept]  # `known` keeps its own
 
     def taken(self, names: Sequence[str]) -> LayerTargets:
-        """Those of a few of these weights, which are let go here."""
+        """Removes and returns the targets of these weights."""
         few = LayerTargets(self.gatherer, self.corrected, names, fits=False)
         if self.kept is not None:
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]

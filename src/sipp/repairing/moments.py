@@ -68,7 +68,7 @@ class Moments:
             self.x_GK += n * mean_GK1[..., 0]
 
     def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
-        """Adds the others."""
+        """Adds the sums that depend on the rows."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:

@@ -21,7 +21,7 @@ from sipp.records.numerics import device_of
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; those beyond are computed anew
 
-Path = tuple[tuple[str, int], ...]  # of a call: a module's name and the how many-th call of it, from outside to inside
+Path = tuple[tuple[str, int], ...]  # of a call: a module's name and its call number, from outside to inside
 
 
 @dataclass(frozen=True)
