@@ -345,7 +345,7 @@ def test_weights_that_were_zero_stay_zero() -> None:
     assert next(layer for layer in made.layers if layer.name == "conv1.weight").moved > 0
 
 
-def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
     _, made = found(net, points, keep=0.3)
     for layer in made.layers:

@@ -29,7 +29,7 @@ class Trial:
     error_feedback: float
     budgets: Budgets
     n_layers: int  # that were fitted: the first ones
-    error: float  # of the output on the points kept aside; infinite where it holds no real numbers
+    error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candidates, floor: float | None) -> Choice:
-    """The candidates whose network is nearest to the dense one on the points kept aside."""
+    """The candidates whose network is nearest to the dense one on the validation points."""
 
     def masks_of(some: Masks, budgets: Sequence[Budgets]) -> dict[Budgets, dict[str, Tensor]]:
         return masks_by_budgets(task.dense, task.weights, some, budgets, floor)
@@ -69,7 +69,7 @@ def _tried(
     few, trials = _few_points(split), list[Trial]()
 
     def tried(feedback: float, budgets: Budgets) -> Trial:
-        layer = replace(task.layer, error_feedback=feedback, judges=False)
+        layer = replace(task.layer, error_feedback=feedback, validates=False)
         residuals = None if task.residuals is None else [name for name in task.residuals if name in starts[budgets]]
         fit = fit_network(replace(task, layer=layer, residuals=residuals), starts[budgets], few)
         error = output_error(task.dense, fit.model, split.validation)
@@ -106,7 +106,7 @@ def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str
 
 
 def _few_points(split: DataSplit) -> DataSplit:
-    """Some of the points that are fitted, a quarter of them at least, and none kept aside, for several fits."""
+    """Some of the fit points, at least a quarter of them, and no validation points, for several fits."""
     n_points = sum(batch.n_points for batch in split.fit)
     step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
     few = split.fit

@@ -17,10 +17,10 @@ from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of, integers
 from sipp.repairing.gathering import LayerUsage, Targets
 
-# One point in so many is not fitted. Half of these are for validation: they choose the ridges, leave layers alone and
-# stop the polish. The rest choose nothing, and test the result. Where those would be too few, all are for validation.
+# One point in ten is held back from the fit. Half of these are for validation: they choose the ridges, leave layers
+# alone and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
 HELD_BACK_ONE_IN = 10
-FEWEST_TEST_POINTS = 4  # different points, none of them a copy of one that was fitted or that chose
+FEWEST_TEST_POINTS = 4  # distinct, and no copies of fit or validation points
 FEWEST_POINTS = 10
 
 # Of tokens on a GPU: a pass of a batch takes at most so many bytes, and one in so many of the card's. For each token it
@@ -39,7 +39,7 @@ class DenseOutputs:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The calibration points: batches to fit and to validate on, which choose, and test batches, which only judge."""
+    """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
 
     batches: Sequence[Batch]
     is_validation: tuple[bool, ...]  # of each batch; the others are fitted
@@ -76,35 +76,38 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
             at = (where == flag).nonzero().flatten()
             if len(at):
                 found.append(fresh(points_at(batch, at)))
-    if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
+    if len(different) < FEWEST_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
             f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    choosing, judging = _halved(parts[True], fitted_keys)
-    fitted, aside = parts[False], merged_batches(choosing, most)
-    is_validation = (False,) * len(fitted) + (True,) * len(aside)
-    return DataSplit((*fitted, *aside), is_validation, tuple(merged_batches(judging, most)), frozenset(different))
+    validation, test = _halved(parts[True], fitted_keys)
+    fit, validation = parts[False], merged_batches(validation, most)
+    is_validation = (False,) * len(fit) + (True,) * len(validation)
+    return DataSplit((*fit, *validation), is_validation, tuple(merged_batches(test, most)), frozenset(different))
 
 
-def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
-    """Every second point chooses and the others judge, but for copies; all choose where too few would judge."""
-    choosing, rest, n_seen = list[Batch](), list[Batch](), 0
-    for batch in aside:
+def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
+    """Splits the held-back points into validation and test, without copies in the test.
+
+    All are for validation if the test would be too small.
+    """
+    validation, rest, n_seen = list[Batch](), list[Batch](), 0
+    for batch in held_back:
         is_second = integers(n_seen, n_seen + batch.n_points) % 2 == 1
         n_seen += batch.n_points
-        for found, where in ((choosing, ~is_second), (rest, is_second)):
+        for found, where in ((validation, ~is_second), (rest, is_second)):
             if bool(where.any()):
                 found.append(points_at(batch, where.nonzero().flatten()))
-    used = fitted_keys | {key for batch in choosing for key in draw_keys_of(batch)}
-    judging, judging_keys = list[Batch](), list[bytes]()
+    used = fitted_keys | {key for batch in validation for key in draw_keys_of(batch)}
+    test, test_keys = list[Batch](), list[bytes]()
     for batch in rest:
         keys = draw_keys_of(batch)
         new = [i for i, key in enumerate(keys) if key not in used]
-        judging_keys += [keys[i] for i in new]
+        test_keys += [keys[i] for i in new]
         if new:
-            judging.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
-    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_TEST_POINTS else (aside, [])
+            test.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
+    return (validation, test) if len(set(test_keys)) >= FEWEST_TEST_POINTS else (held_back, [])
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
@@ -125,12 +128,12 @@ def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
 
     `widest` is the most inputs or outputs of a weight.
     """
-    fitted, aside = (
+    fit, validation = (
         merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
         for some in (split.fit, split.validation)
     )
-    is_validation = (False,) * len(fitted) + (True,) * len(aside)
-    return replace(split, batches=(*fitted, *aside), is_validation=is_validation)
+    is_validation = (False,) * len(fit) + (True,) * len(validation)
+    return replace(split, batches=(*fit, *validation), is_validation=is_validation)
 
 
 def _room(batch: Batch, widest: int) -> int:
@@ -155,5 +158,5 @@ def sequences_at_once(length: int, widest: int, memory: int) -> int:
 
 
 def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
-    """The output's error on the points that chose nothing; None where there are none."""
+    """The error of the output on the test points; None if there are none."""
     return output_error(dense, other, split.test) if split.test else None

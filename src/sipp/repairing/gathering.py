@@ -58,25 +58,25 @@ class LayerUsage:
 
 @dataclass
 class WeightMoments:
-    """The moments of one weight, on points to fit and on points kept aside, block of rows by block of rows."""
+    """The moments of one weight on the fit points and on the validation points, per block of rows."""
 
     fit: dict[RowBlock, Moments] = field(default_factory=dict)
     validation: dict[RowBlock, Moments] = field(default_factory=dict)
     obstacle: str = ""  # why the sums mean nothing
 
 
-def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock], str]:
-    """The blocks of rows in their order, and why they cannot be solved; empty where they can.
+def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
+    """The blocks of rows in order, and why they cannot be solved; empty if they can.
 
-    Without `judged` no points need to be kept aside.
+    Without `validates`, no validation points are needed.
     """
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or (judged and sums.fit.keys() != sums.validation.keys()):
+    if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
         return [], "no inputs reach it"
     stop = 0
     for key in sorted(sums.fit):
-        looked_at = (sums.fit[key], sums.validation[key]) if judged else (sums.fit[key],)
+        looked_at = (sums.fit[key], sums.validation[key]) if validates else (sums.fit[key],)
         start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
@@ -223,7 +223,7 @@ class Gatherer:
 
     dense: Side
     pruned: Side  # its weights change between calls
-    is_validation: tuple[bool, ...]  # by batch: only for choosing and judging
+    is_validation: tuple[bool, ...]  # by batch; the others are fitted
     usage: LayerUsage
     chunk_bytes: int
     allow_tf32: bool = False  # in products and passes on a GPU

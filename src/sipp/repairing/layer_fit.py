@@ -1,7 +1,7 @@
 """Finds the mask and weights of one layer that best reproduce its target (T21).
 
 `joint` searches the mask by alternating directions, takes exact least squares on it, and keeps whichever of the first
-mask and the new one is better on points kept aside; `refit` takes the least squares on the first mask; `alps` and
+mask and the new one is better on the validation points; `refit` takes the least squares on the first mask; `alps` and
 `sparsegpt` are the peers by their definitions, which compare with nothing and move no intercept.
 """
 
@@ -40,7 +40,7 @@ MaskOrigin = Literal[
 
 @dataclass(frozen=True)
 class FittedLayer:
-    """What became of one weight. Errors are on points kept aside: the gap to the layer's target, by its norm."""
+    """What became of one weight. Errors are on validation points: the gap to the layer's target, by its norm."""
 
     name: str
     mask_origin: MaskOrigin
@@ -56,14 +56,14 @@ class FittedLayer:
     intercept: Intercept = "none"
     left_alone: str = ""  # why it is unfitted
 
-    def with_errors_of(self, judged: FittedLayer) -> FittedLayer:
-        """This layer with the errors that were found on points kept aside before."""
+    def with_errors_of(self, validated: FittedLayer) -> FittedLayer:
+        """This layer with the errors of an earlier fit that was validated."""
         return replace(
             self,
-            error_before=judged.error_before,
-            error_first_mask=judged.error_first_mask,
-            error_searched_mask=judged.error_searched_mask,
-            error=judged.error,
+            error_before=validated.error_before,
+            error_first_mask=validated.error_first_mask,
+            error_searched_mask=validated.error_searched_mask,
+            error=validated.error,
         )
 
 
@@ -76,7 +76,7 @@ class LayerTask:
     ridges: tuple[float, ...]  # shares of the mean diagonal, towards the weights before; tried while the error falls
     pattern: Pattern | None
     keeps_rows: bool  # no row dies that has a weight in the first mask
-    judges: bool = True  # on points kept aside; otherwise the new mask and the first ridge are taken, as in a trial
+    validates: bool = True  # otherwise, as in a trial, the searched mask and the first ridge are taken unseen
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,19 @@ class _Block:
 
     rows: slice
     fit: Moments
-    validation: Moments | None  # None: nothing is kept aside
+    validation: Moments | None  # None: there are no validation points
     system: LeastSquares
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A mask with its values, as the model can hold them, and its error on the points kept aside."""
+    """A mask with its values, as the model can hold them, and its error on the validation points."""
 
     origin: MaskOrigin
     mask_FK: Tensor
     new: Tensor
     shift_F: Tensor
-    error: float | None  # None: no points are kept aside; infinite where the values are no numbers
+    error: float | None  # None: not validated; infinite if a value is not finite
 
 
 def fit_layer(
@@ -111,10 +111,10 @@ def fit_layer(
 ) -> tuple[Tensor, FittedLayer]:
     """The mask that was taken, with its values written into the model, and what was done.
 
-    `decided` is what points kept aside have chosen before: its mask and ridge are taken then.
+    `decided` is an earlier fit that was validated: its choice of mask and ridge is repeated.
     """
-    judges = task.judges and decided is None
-    keys, obstacle = solvable(sums, judged=judges)
+    validates = task.validates and decided is None
+    keys, obstacle = solvable(sums, validates=validates)
     if decided is not None and decided.mask_origin == "unfitted":
         obstacle = obstacle or decided.left_alone
     if obstacle:
@@ -122,7 +122,9 @@ def fit_layer(
         return first_mask, layer if decided is None else layer.with_errors_of(decided)
     place = NOWHERE if task.method in PEERS else place
     mask_FK, before_FK = to_rows(weight, first_mask), _rows_of(model, weight)
-    blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none", judged=judges) for key in keys]
+    blocks = [
+        _block(task, sums, key, before_FK, has_intercept=place.kind != "none", validates=validates) for key in keys
+    ]
     origins = _origins(task, decided)
     searched_FK, values_FK, n_rounds = mask_FK, None, 0
     if "searched" in origins:
@@ -143,7 +145,7 @@ def fit_layer(
         new_FK = values_FK if ridge is None else _solved(blocks, taken_FK, before_FK, ridge)
         assert new_FK is not None
         fits[origin] = _rounded(model, weight, blocks, taken_FK, new_FK, place, origin)
-    best = _best(list(fits.values()), is_judged=judges and task.method not in PEERS)
+    best = _best(list(fits.values()), validates=validates and task.method not in PEERS)
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
@@ -188,14 +190,14 @@ def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, 
     """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
-    if task.method in PEERS or not task.judges:
+    if task.method in PEERS or not task.validates:
         return ("searched",)
     return ("first", "searched") if decided is None else (decided.mask_origin,)
 
 
-def _best(fits: Sequence[_Fit], *, is_judged: bool) -> _Fit:
-    """The best on the points kept aside; without a judgement the only one that was fitted, unless it is no numbers."""
-    if is_judged:
+def _best(fits: Sequence[_Fit], *, validates: bool) -> _Fit:
+    """The best on the validation points; without validation the only fitted one, unless its values are not finite."""
+    if validates:
         return min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     unfitted, fitted = fits
     return fitted if math.isfinite(_zero(fitted.new, fitted.shift_F)) else unfitted
@@ -213,14 +215,14 @@ def _block(
     before_FK: Tensor,
     *,
     has_intercept: bool,
-    judged: bool,
+    validates: bool,
 ) -> _Block:
     """A block of rows with its gaps times a, and its least squares: inputs with targets are W xx + dx."""
     fit = _towards(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, before_GRK @ xx_GKK + dx_GRK, before_GRK, fit.n, has_intercept)
-    validation = _towards(sums.validation[key], task.error_feedback) if judged else None
+    validation = _towards(sums.validation[key], task.error_feedback) if validates else None
     return _Block(slice_of(key), fit, validation, system)
 
 
@@ -254,13 +256,13 @@ def _searched(
 
 
 def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: FittedLayer | None) -> float:
-    """The ridge of the least error on the points kept aside, of some rows; the first that is nearly as good."""
+    """The first ridge whose validation error, on some rows, is nearly the least."""
     if task.method == "alps":
         return DAMPING
     if decided is not None and decided.ridge is not None:
         return decided.ridge
     errors = list[float]()
-    for ridge in task.ridges if len(task.ridges) > 1 and task.judges else ():
+    for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))
         if errors[-1] > min(errors):  # it falls, and then it rises
             break
@@ -273,7 +275,7 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: 
 
 
 def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: int) -> float:
-    """The squared error on the points kept aside of at most so many rows, spread over the weight."""
+    """The squared validation error of at most `most` rows, spread over the weight."""
     total = torch.zeros((), dtype=BOUND_DTYPE, device=mask_FK.device)
     for block in blocks:
         assert block.validation is not None
@@ -334,9 +336,9 @@ def _rounded(
 
 
 def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> float | None:
-    """The gap to the target on the points kept aside, by the dense output's norm, of the weights so changed.
+    """The validation error of changed weights: the gap to the target, relative to the norm of the dense output.
 
-    None where nothing is kept aside; infinite where the changes are no numbers.
+    None without validation points; infinite if a change is not finite.
     """
     far_and_size = torch.zeros(2, dtype=BOUND_DTYPE, device=change_FK.device)
     for block in blocks:

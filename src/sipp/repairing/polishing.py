@@ -22,7 +22,7 @@ from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.repair import Polish
 from sipp.repairing.data_split import DataSplit, merged_batches
 
-N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps of a round
+N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
 PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
 FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
@@ -35,7 +35,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class _Round:
-    """What one round of steps came to: the best weights on the points kept aside, and after how many steps."""
+    """The result of one round of steps: the best weights on the validation points, and after how many steps."""
 
     error: float | None
     best: int  # 0: as they were before
@@ -101,12 +101,12 @@ def polish(
     seed: int,
     progress: bool,
 ) -> tuple[Polish, float | None]:
-    """What the steps did to `repaired`, in place, and its output error on the points kept aside.
+    """Trains `repaired` in place; returns what the steps did, and its output error on the validation points.
 
     Kept weights, the biases beside them and the norms are trained, in eval mode. A round that gains nothing more long
     before its end has learned its points by heart. Then a second one starts over on mixtures of two points each, where
-    these are real numbers: the dense network says what is wanted there too, and there are many more of them. Whichever
-    round ends nearer to the dense network on the points kept aside is taken.
+    these are real numbers: the dense network says what is wanted there too, and there are many more of them. The round
+    that ends nearer to the dense network on the validation points is taken.
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
@@ -155,8 +155,8 @@ def _round(
     anew.
     """
     (group,) = training.optimizer.param_groups
-    judged = outputs_of(dense, validation)
-    best, best_step, since = error_of(model, validation, judged), 0, 0
+    wanted = outputs_of(dense, validation)
+    best, best_step, since = error_of(model, validation, wanted), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = training.values()
     taken, is_lowered = 0, False
@@ -168,7 +168,7 @@ def _round(
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
-                found = error_of(model, validation, judged)
+                found = error_of(model, validation, wanted)
                 since += 1
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0

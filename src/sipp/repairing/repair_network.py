@@ -1,4 +1,4 @@
-"""Repairs a pruned network: chooses, fits, judges on points kept aside, fits all points, polishes, and records.
+"""Repairs a pruned network: chooses, fits, validates, fits all points, polishes, and records.
 
 One way for all methods of repair: a search for mask and weights (T21), a refit under fixed masks, and peers by their
 definitions. What differs between them is said by `RepairOptions`.
@@ -56,7 +56,7 @@ def repair_network(
     """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
 
     `pruned` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
-    refit starts from it. What is found is compared with it on points kept aside, and dropped where it is no better.
+    refit starts from it. The result is compared with it on the validation points, and undone if it is no better.
     Weights that are 0 in the dense network and not in the masks stay 0.
     """
     if options.method == "refit" and pruned is None:
@@ -69,7 +69,7 @@ def repair_network(
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if options.method == "refit" else "finding masks and weights"
     with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
-        found = _fitted_and_judged(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
+        found = _fitted_and_validated(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
     record = found.record
     if options.steps and not record.undone:
         polished, chosen = polish(
@@ -89,7 +89,7 @@ def repair_network(
     return replace(found, record=record)
 
 
-def _fitted_and_judged(
+def _fitted_and_validated(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
 ) -> RepairedNetwork:
     """The network before any polish; the pruned one as it was where that is nearer to the dense one."""
@@ -99,25 +99,25 @@ def _fitted_and_judged(
     network_before = _under_masks(dense, masks) if pruned is None else pruned
     at_first, before = _errors(dense, network_before, split)
     del network_before  # there is to be another copy
-    judged = fit_network(task, choice.masks, split, advance=advance)
+    validated = fit_network(task, choice.masks, split, advance=advance)
     give_back_freed()
-    at_last, after = _errors(dense, judged.model, split)
+    at_last, after = _errors(dense, validated.model, split)
     is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
     if is_worse:
         is_known = choice.budgets == "given" and (pruned is None or start is not None)
-        fit, choice = _undone(task, masks, judged, pruned, knows_errors=is_known), replace(choice, budgets="given")
+        fit, choice = _undone(task, masks, validated, pruned, knows_errors=is_known), replace(choice, budgets="given")
     elif options.fits_all:
-        decided = {layer.name: layer for layer in judged.layers}
+        decided = {layer.name: layer for layer in validated.layers}
         everything = in_large_batches(_all_points(split), _widest(masks))
         fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
     else:
-        fit = judged
-    n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))
+        fit = validated
+    n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks),
-        n_points=n_fitted if fit is judged or is_worse else n_fitted + n_aside + n_judged,
-        n_aside=n_aside,
-        n_judged=n_judged,
+        n_points=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
+        n_aside=n_validation,
+        n_judged=n_test,
         output_before=before,
         output_refit=before if is_worse else after,
         output_after=before if is_worse else after,
@@ -127,7 +127,7 @@ def _fitted_and_judged(
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
-        n_judged_fit=n_fitted,
+        n_judged_fit=n_fit,
     )
     return RepairedNetwork(fit.model, fit.masks, fit.layers, record, choice.trials)
 
@@ -154,7 +154,7 @@ def _task_and_choice(
 
 
 def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
-    """How far its output is from the dense one, on the points that choose and on those that only judge."""
+    """How far its output is from the dense one, on the validation points and on the test points."""
     return output_error(dense, model, split.validation), held_out_error(dense, model, split)
 
 

@@ -32,12 +32,13 @@ LEARNING_RATE = 2e-3  # of the polish
 
 @dataclass(frozen=True)
 class RepairOptions:
-    """What may be chosen of a repair. Where several values are given, points kept aside choose among them.
+    """The options of a repair. If several values are given, the validation points choose among them.
 
     None stands for what suits the method and the network. With a `floor` no row dies that has a weight in the first
     masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
     the ends of residual blocks; None: they are found. With `fits_all`, all points fit the network once more after it
-    was judged. `steps` polish it; those that judged are not fitted then, so that they can stop the polish.
+    was validated and tested. `steps` polish it; then validation points are never fitted, so that they can stop the
+    polish.
     """
 
     method: RepairMethod = "joint"
