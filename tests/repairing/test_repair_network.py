@@ -715,4 +715,4 @@ def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dty
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
     layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
     batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
-    assert network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed
+    assert network_fit.NetworkTask.of(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed

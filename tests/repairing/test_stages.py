@@ -335,6 +335,6 @@ def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monk
     costs = list[int]()
     split = split_batches(data_of(torch.randn(50, 6)).batches())
     layer = LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
-    task = network_fit.network_task(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
+    task = network_fit.NetworkTask.of(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
     made = network_fit.fit_network(task, masks, split, advance=costs.append)
     assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)

@@ -35,7 +35,7 @@ from sipp.repairing.layer_targets import (
     residual_layers,
 )
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
-from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
+from sipp.repairing.stages import DenseAndPruned, NetworkStage, usage_of
 
 Masks = Mapping[str, Tensor]
 
@@ -58,6 +58,35 @@ class NetworkTask:
     # by the weights of a stage: those that correct a residual connection, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        dense: nn.Module,
+        masks: Masks,
+        batch: Batch,
+        layer: LayerTask,
+        *,
+        chunk_bytes: int,
+        start: nn.Module | None = None,
+        residuals: Collection[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> NetworkTask:
+        """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
+        layers = masked_layers(dense, masks)
+        weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
+        return cls(
+            dense=dense,
+            start=dense if start is None else start,
+            layers=layers,
+            weights=weights,
+            places=find_places(dense, layers, batch),
+            layer=layer,
+            residuals=residuals,
+            blocks=blocks,
+            chunk_bytes=chunk_bytes,
+            allow_tf32=_is_half(dense, weights),
+        )
+
 
 @dataclass(frozen=True)
 class NetworkFit:
@@ -66,34 +95,6 @@ class NetworkFit:
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[FittedLayer, ...]
-
-
-def network_task(
-    dense: nn.Module,
-    masks: Masks,
-    batch: Batch,
-    layer: LayerTask,
-    *,
-    chunk_bytes: int,
-    start: nn.Module | None = None,
-    residuals: Collection[str] | None = None,
-    blocks: Blocks | None = None,
-) -> NetworkTask:
-    """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
-    layers = masked_layers(dense, masks)
-    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
-    return NetworkTask(
-        dense=dense,
-        start=dense if start is None else start,
-        layers=layers,
-        weights=weights,
-        places=find_places(dense, layers, batch),
-        layer=layer,
-        residuals=residuals,
-        blocks=blocks,
-        chunk_bytes=chunk_bytes,
-        allow_tf32=_is_half(dense, weights),
-    )
 
 
 def _is_half(model: nn.Module, weights: Mapping[str, Weight]) -> bool:
@@ -119,7 +120,7 @@ def fit_block(
     `split` holds its batches as the dense network gives them, `pruned_inputs` as the one that is pruned so far does.
     """
     layer = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
-    task = network_task(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
+    task = NetworkTask.of(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
     return fit_network(task, masks, split, pruned_inputs=pruned_inputs, follows=follows)
 
 
@@ -142,7 +143,7 @@ def fit_network(
     usage = usage_of(task.dense, layers_here, split, task.forms)
     give_back_freed()
     pruned = copy_of(task.start)
-    pair = dense_and_pruned(
+    pair = DenseAndPruned(
         task.dense,
         pruned,
         layers_here,

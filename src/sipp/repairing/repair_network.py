@@ -24,7 +24,7 @@ from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, Trial, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
 from sipp.repairing.layer_fit import FittedLayer, LayerTask, leave_unfitted
-from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network, network_task
+from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 
@@ -137,7 +137,7 @@ def _task_and_choice(
 ) -> tuple[NetworkTask, Choice]:
     """How all layers are fitted, with the error feedback that was chosen, and what else was."""
     layer = LayerTask(options.method, 0.0, (), options.pattern, keeps_rows=options.floor is not None)
-    task = network_task(
+    task = NetworkTask.of(
         dense,
         masks,
         split.batches[0],

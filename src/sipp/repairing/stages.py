@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,15 +46,21 @@ class DenseAndPruned:
 
     dense: nn.Module
     pruned: nn.Module
-    dense_layers: tuple[PrunableLayer, ...]
-    pruned_layers: tuple[PrunableLayer, ...]
-    batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]
+    dense_layers: tuple[PrunableLayer, ...]  # that hold masked weights
+    split: DataSplit
     usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
     allow_tf32: bool
-    pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
+    pruned_batches: Sequence[Batch] | None = None  # if they are not those of the split: both are parts of networks
+
+    @cached_property
+    def pruned_layers(self) -> tuple[PrunableLayer, ...]:
+        return tuple(replace(one, module=self.pruned.get_submodule(one.module_name)) for one in self.dense_layers)
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        return self.split.batches
 
     def stages(self) -> Iterator[NetworkStage]:
         """The parts of both networks that hold masked weights, each made when the one before it is finished."""
@@ -96,10 +103,9 @@ class DenseAndPruned:
                 states_of_one.pass_through(block, i, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> NetworkStage:
+        batches = self.batches, self.batches if self.pruned_batches is None else self.pruned_batches
         replays = Replay(is_off=True), Replay()
-        return NetworkStage(
-            self._gatherer(order, (self.dense, self.pruned), (self.batches, self.pruned_batches), replays), follows
-        )
+        return NetworkStage(self._gatherer(order, (self.dense, self.pruned), batches, replays), follows)
 
     def _gatherer(
         self,
@@ -116,7 +122,7 @@ class DenseAndPruned:
         return Gatherer(
             Side(self.dense, run[0], wanted[0], batches[0]),
             Side(self.pruned, run[1], wanted[1], batches[1]),
-            self.is_validation,
+            self.split.is_validation,
             replace(self.usage, order=order),
             self.chunk_bytes,
             allow_tf32=self.allow_tf32,
@@ -168,35 +174,6 @@ def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSpl
     if names not in usages:
         usages[names] = layer_usage(dense, layers, split.batches, forms)
     return usages[names]
-
-
-def dense_and_pruned(
-    dense: nn.Module,
-    pruned: nn.Module,
-    layers: tuple[PrunableLayer, ...],
-    split: DataSplit,
-    usage: LayerUsage,
-    *,
-    blocks: Blocks | None,
-    chunk_bytes: int,
-    allow_tf32: bool = False,
-    pruned_batches: Sequence[Batch] | None = None,
-) -> DenseAndPruned:
-    """Both networks; `layers` are those of the dense one that hold the masked weights."""
-    batches = split.batches
-    return DenseAndPruned(
-        dense=dense,
-        pruned=pruned,
-        dense_layers=layers,
-        pruned_layers=tuple(replace(layer, module=pruned.get_submodule(layer.module_name)) for layer in layers),
-        batches=batches,
-        is_validation=split.is_validation,
-        usage=usage,
-        blocks=blocks,
-        chunk_bytes=chunk_bytes,
-        allow_tf32=allow_tf32,
-        pruned_batches=batches if pruned_batches is None else pruned_batches,
-    )
 
 
 @dataclass
