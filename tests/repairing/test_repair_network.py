@@ -21,12 +21,13 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
+from sipp.records.pruned import Repaired
 from sipp.repairing import choosing, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
-from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -57,13 +58,11 @@ def fitted(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
-def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> RepairedNetwork:
+def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> Repaired:
     return repair_network(net, masks, split, RepairOptions(**options))
 
 
-def found(
-    net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any
-) -> tuple[dict[str, Tensor], RepairedNetwork]:
+def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Repaired]:
     """The masks by magnitude, and what the search makes of them."""
     masks = sipp.prune(net, None, keep=keep, method="wt").masks
     return masks, repair(net, masks, parts_of(points), **(PLAIN | options))
@@ -186,7 +185,7 @@ def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch
 
 def check_layer(
     net: nn.Module,
-    made: RepairedNetwork,
+    made: Repaired,
     given: dict[str, Tensor],
     name: str,
     x: oracle.Array,

@@ -46,4 +46,4 @@ def apply_repairs(
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
         repaired = repair_network(dense, fitted, split, chosen, own)
         model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
-    return Repaired(repaired.model, masks, repaired.record, split.keys)
+    return replace(repaired, masks=masks)

@@ -11,25 +11,16 @@ from torch import Tensor
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.distance import output_error
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
+from sipp.records.repair import Budgets, Trial
 from sipp.repairing.data_split import DataSplit, DenseOutputs, merged_batches
 from sipp.repairing.gathering import layer_usage
 from sipp.repairing.layer_budgets import masks_by_budgets
 from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
-from sipp.repairing.repair_options import Budgets, Candidates
+from sipp.repairing.repair_options import Candidates
 
 TRIED_OF, FEWEST_TRIED = 4, 256  # trials fit one in so many points, and not fewer than this
 NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
 FIRST_OF = 8  # of networks that are not small, the first layers are tried, with one in so many of the weights
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice, fitted to fewer points."""
-
-    error_feedback: float
-    budgets: Budgets
-    n_layers: int  # that were fitted: the first ones
-    error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import Weight, from_rows, to_rows
-from sipp.repairing.repair_options import Budgets
+from sipp.records.repair import Budgets
 
 SAME_BUDGET = 0.01  # relative: layers that keep nearly as many are not tried twice
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from sipp.records.numerics import BOUND_DTYPE, exact_matmul
 from sipp.records.options import Pattern
 from sipp.records.ranking import Weight, from_rows, to_rows
-from sipp.records.repair import Intercept
+from sipp.records.repair import FittedLayer, MaskOrigin
 from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.layer_search import DAMPING, LeastSquares, MaskRule, search
@@ -32,39 +31,6 @@ N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all row
 # So few rows, of weights with several times as many, tell whether the first mask is worth solving: where the squared
 # error of the new one is below this share of its own there, it is not
 N_CLEAR_ROWS, CLEAR = 16, 0.95
-
-MaskOrigin = Literal[
-    "searched", "first", "unfitted"
-]  # whose mask was taken; unfitted: the first, with weights as before
-
-
-@dataclass(frozen=True)
-class FittedLayer:
-    """What became of one weight. Errors are on validation points: the gap to the layer's target, by its norm."""
-
-    name: str
-    mask_origin: MaskOrigin
-    kept: int
-    moved: int = 0  # weights that are kept and were not in the first mask
-    ridge: float | None = None  # a share of the mean square of the inputs; None where nothing was refitted with one
-    error_before: float | None = None  # of the first mask, unfitted; None where it could not be compared
-    error_first_mask: float | None = None  # refitted; None also where some rows showed that it is worse
-    error_searched_mask: float | None = None  # refitted
-    error: float | None = None  # of what was taken
-    rounds: int = 0  # of the search
-    corrects: bool = False  # the residual stream that its output is added to
-    intercept: Intercept = "none"
-    left_alone: str = ""  # why it is unfitted
-
-    def with_errors_of(self, validated: FittedLayer) -> FittedLayer:
-        """This layer with the errors of an earlier fit that was validated."""
-        return replace(
-            self,
-            error_before=validated.error_before,
-            error_first_mask=validated.error_first_mask,
-            error_searched_mask=validated.error_searched_mask,
-            error=validated.error,
-        )
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
+from sipp.records.repair import FittedLayer
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import layers_with, masked_layers, stretches
 from sipp.repairing.intercepts import Place, find_places
-from sipp.repairing.layer_fit import FittedLayer, LayerTask, fit_layer, leave_unfitted
+from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.layer_targets import (
     LayerTargets,
     ResidualLayer,

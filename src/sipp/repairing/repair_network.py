@@ -7,10 +7,10 @@ definitions. What differs between them is said by `RepairOptions`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.inputs.blocks import find_blocks
 from sipp.inputs.distance import output_error
@@ -19,31 +19,17 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
+from sipp.records.pruned import Repaired
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import LayerRepair, Repair
-from sipp.repairing.choosing import Choice, Trial, choose
+from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
-from sipp.repairing.layer_fit import FittedLayer, LayerTask, leave_unfitted
+from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
-
-
-@dataclass(frozen=True)
-class RepairedNetwork:
-    """A copy of the network with the masks and weights that were found, and what was done.
-
-    Where all points were fitted in the end (`record.n_points` is more than `record.n_judged_fit`) none are left to
-    judge it: the errors are those of a network fitted in the same way to the `n_judged_fit` others alone.
-    """
-
-    model: nn.Module
-    masks: dict[str, Tensor]
-    layers: tuple[FittedLayer, ...]  # in the order of execution
-    record: Repair
-    trials: tuple[Trial, ...]  # empty where nothing was to be chosen
 
 
 def repair_network(
@@ -52,7 +38,7 @@ def repair_network(
     split: DataSplit,
     options: RepairOptions,
     pruned: nn.Module | None = None,
-) -> RepairedNetwork:
+) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
 
     `pruned` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
@@ -91,7 +77,7 @@ def repair_network(
 
 def _fitted_and_validated(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
-) -> RepairedNetwork:
+) -> Repaired:
     """The network before any polish; the pruned one as it was where that is nearer to the dense one."""
     is_peer = options.method in PEERS
     start = pruned if options.method == "refit" else None
@@ -129,7 +115,7 @@ def _fitted_and_validated(
         budgets=choice.budgets,
         n_judged_fit=n_fit,
     )
-    return RepairedNetwork(fit.model, fit.masks, fit.layers, record, choice.trials)
+    return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
 
 
 def _task_and_choice(

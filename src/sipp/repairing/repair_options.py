@@ -11,6 +11,7 @@ from torch import Tensor
 from sipp.errors import OptionError
 from sipp.records.options import Fitting, Pattern
 from sipp.records.ranking import Weight, is_like_a_language_model
+from sipp.records.repair import Budgets
 
 # "joint": mask and weights are found together; "refit": the masks stay; or a method of others, by its definition
 RepairMethod = Literal["joint", "refit"] | Fitting
@@ -24,8 +25,6 @@ RIDGES = (1e-3, 1e-4)  # shares of the mean diagonal, towards the dense weights
 REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # a mask that a score chose may need more of it, with few points
 LARGE_RIDGES = RIDGES[:1]  # of SmolLM2's 210 weights it was chosen for 209
 
-# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
-Budgets = Literal["given", "magnitude", "even", "between"]
 BUDGETS: tuple[Budgets, ...] = ("given", "between", "magnitude", "even")
 LEARNING_RATE = 2e-3  # of the polish
 

@@ -15,7 +15,7 @@ from sipp.records.checking import check_flag, check_number, check_seed, check_wh
 from sipp.records.network_hash import tensors_hash, tensors_of
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Scoring, pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, Repaired, regrown_weight, without_statements
+from sipp.records.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
 from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
@@ -85,8 +85,7 @@ def repair(
         progress=progress,
     )
     start = own_weights(dense, given, pruned.masks) if moves_mask else given
-    repaired = repair_network(dense, pruned.masks, split, options, start)
-    result = Repaired(repaired.model, repaired.masks, repaired.record, split.keys)
+    result = repair_network(dense, pruned.masks, split, options, start)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     seen, is_all = points_seen(pruned)
     return replace(
