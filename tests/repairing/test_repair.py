@@ -16,7 +16,7 @@ from sipp.inputs import distance
 from sipp.inputs.data import data_of
 from sipp.records.pruned import Pruned
 from sipp.records.repair import Repair
-from sipp.repairing import gathering, polishing
+from sipp.repairing import layer_usage, polishing
 from sipp.repairing.data_split import split_batches
 
 
@@ -402,7 +402,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
-    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 0})
+    monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import sipp
 from sipp.inputs.data import data_of
 from sipp.records.pruned import Repaired
-from sipp.repairing import gathering, replaying
+from sipp.repairing import layer_usage, replaying
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
@@ -132,7 +132,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch, n_batches: int, n_blocks: int) -
     net = nn.Sequential(*(LinearBlock() for _ in range(n_blocks))).eval()
     masks = sipp.prune(net, None, keep=0.5, method="wt").masks
     points = torch.randn(n_batches, A_BATCH, N_TOKENS, 8)
-    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 0})
+    monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": 0})
     split = split_batches(data_of(list(points)).batches())
     options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)

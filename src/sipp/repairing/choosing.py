@@ -12,9 +12,9 @@ from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.distance import output_error
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import Budgets, Trial
-from sipp.repairing.data_split import DataSplit, DenseOutputs, merged_batches
-from sipp.repairing.gathering import layer_usage
+from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.repairing.layer_budgets import masks_by_budgets
+from sipp.repairing.layer_usage import DenseOutputs, layer_usage
 from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Candidates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of, integers
-from sipp.repairing.gathering import LayerUsage, Targets
+from sipp.repairing.layer_usage import DenseOutputs
 
 # One point in ten is held back from the fit. Half of these are for validation: they choose the ridges, leave layers
 # alone and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
@@ -28,15 +28,6 @@ FEWEST_POINTS = 10
 BATCH_BYTES, BATCH_OF_MEMORY, KEPT_ALIVE = 2 << 30, 64, 4
 
 
-@dataclass
-class DenseOutputs:
-    """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
-
-    usages: dict[tuple[str, ...], LayerUsage] = field(default_factory=dict)  # by weights
-    targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
-    n_bytes: int = 0  # of the targets
-
-
 @dataclass(frozen=True)
 class DataSplit:
     """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
@@ -45,7 +36,7 @@ class DataSplit:
     is_validation: tuple[bool, ...]  # of each batch; the others are fitted
     test: tuple[Batch, ...]  # none of `batches`
     keys: frozenset[bytes]  # of all points
-    dense_outputs: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
+    dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
     def fit(self) -> list[Batch]:

@@ -8,52 +8,31 @@ from __future__ import annotations
 
 import glob
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.attribution import Orders
-from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Forms, few_of, form_of, goes_by_form, is_new_form, probe, runner
+from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
+from sipp.repairing.layer_usage import LayerUsage, Targets, is_same_tensor
 from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
-# Of dense outputs that are kept, so that one pass of the dense network serves many layers
-TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
-PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are much alike: of more than that, some are left out
-FEWEST_POSITIONS = 4  # along an axis that is thinned out
-
 RowBlock = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
 OnUse = Callable[[Weight, WeightUse, Batch], None]
-Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
 
 class _EnoughError(BaseException):
     """Ends a forward pass after the last use that is needed. Not an Exception, so that no model catches it."""
-
-
-@dataclass(frozen=True)
-class LayerUsage:
-    """Which weights meet patches, in the order of execution, and how often in each batch."""
-
-    order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
-    n_uses: list[Counter[str]]  # by batch
-    orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
-    target_bytes: dict[str, int]
-    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
-    is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not told yet
 
 
 @dataclass
@@ -104,109 +83,6 @@ def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tupl
     return tuple(layer for layer in chosen if layer.weights)
 
 
-def layer_usage(
-    model: nn.Module,
-    layers: Sequence[PrunableLayer],
-    batches: Sequence[Batch],
-    forms: Forms,
-) -> LayerUsage:
-    """The dense network looked at, every batch of a new form checked (see `runner`).
-
-    Unless the model goes by values, a few points speak for all batches of their form.
-    """
-    order: list[list[str]] = []
-    windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
-    positions: dict[str, tuple[int, ...]] = {}
-    n_uses: list[Counter[str]] = []
-    orders: list[Orders | None] = []
-    n_bytes: Counter[str] = Counter()
-    n_patches: Counter[str] = Counter()
-    fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
-    alike: dict[tuple[Any, ...], tuple[int, Counter[str], Counter[str], Counter[str]]] = {}
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        name = weight.name
-        uses[name] += 1
-        n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
-        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
-        bytes_here[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
-        patches_here[name] += n_here
-        if name in windows:
-            windows[name].append(use.windows)
-        elif name not in positions:
-            if not any(len(shown) == 1 and _same(shown[0], use.windows) for shown in windows.values()):
-                order.append([])
-                windows.clear()
-            order[-1].append(name)
-            windows[name] = [use.windows]
-            positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
-
-    for batch in batches:
-        is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
-        known = None
-        if is_padded or is_new_form(batch, forms):
-            known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
-            forms[form_of(batch)] = known
-        orders.append(known.orders if known is not None and is_padded else None)
-        stands_for_all = not is_padded and goes_by_form(batch, forms)
-        few = points_at(batch, few_of(batch.n_points)) if stands_for_all else batch
-        form = form_of(batch)
-        n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
-        if not uses:
-            runner(model, layers, orders=orders[-1])(few, on_use)
-            windows.clear()
-            if stands_for_all:
-                alike[form] = n_run, uses, bytes_here, patches_here
-        n_uses.append(uses)
-        n_bytes.update({name: n * batch.n_points // n_run for name, n in bytes_here.items()})
-        n_patches.update({name: n * batch.n_points // n_run for name, n in patches_here.items()})
-    strides = {
-        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
-        for name, sizes in positions.items()
-    }
-    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
-
-
-def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
-    """Powers of two along the position axes that thin out up to so many times too many patches; 1 for sequences."""
-    strides = [1] * len(sizes)
-    while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
-        axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
-        if sizes[axis] // strides[axis] < 2 * FEWEST_POSITIONS:
-            break
-        strides[axis] *= 2
-    return tuple(strides)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def target_bytes(device: torch.device) -> int:
-    """How many bytes of dense outputs are kept."""
-    return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
-
-
-def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
-    """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
-
-    A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
-    """
-    most = target_bytes(device)
-    waiting: list[tuple[str, ...]] = []
-    n_bytes = 0
-    for group in usage.order:
-        size = sum(usage.target_bytes[name] for name in group)
-        if waiting and n_bytes + size > most:
-            yield tuple(waiting), n_bytes <= most
-            waiting, n_bytes = [], 0
-        waiting.append(group)
-        n_bytes += size
-    if waiting:
-        yield tuple(waiting), n_bytes <= most
-
-
 @dataclass(frozen=True)
 class Side:
     """One of the two networks: what of it is run, on what, and where its weights lie."""
@@ -251,7 +127,7 @@ class Gatherer:
 
         batch = self.dense.batches[i]
         to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # what is kept inside is let go
-        with self.dense_replay.of(self.dense.run, i, ()):
+        with self.dense_replay.running(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
     def gather(
@@ -299,7 +175,7 @@ class Gatherer:
         streams, as in `targets`."""
         batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        with self.replay.of(self.pruned.run, i, unfinished):
+        with self.replay.running(self.pruned.run, i, unfinished):
             return self._run(self.pruned, names, i, batch, on_use, modules)
 
     def _uses_and_streams(
@@ -321,7 +197,7 @@ class Gatherer:
         self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
-            is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
+            is_same = len(met[0]) == len(met[1]) and all(map(is_same_tensor, *met))
         except DataError:
             is_same = False
         self.replay.is_checked = is_same

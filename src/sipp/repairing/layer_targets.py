@@ -14,8 +14,8 @@ from sipp.inputs.batches import points_at
 from sipp.inputs.capture import few_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
-from sipp.repairing.data_split import DenseOutputs
-from sipp.repairing.gathering import Gatherer, Targets, WeightMoments, patches_in, target_bytes, thinned
+from sipp.repairing.gathering import Gatherer, WeightMoments, patches_in, thinned
+from sipp.repairing.layer_usage import DenseOutputs, Targets, target_bytes
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import (
     ResidualInputs,
@@ -144,14 +144,14 @@ class LayerTargets:
         if self.kept is not None:
             self.kept = [dict(targets) for targets in self.kept]  # `known` keeps its own
 
-    def taken(self, names: Sequence[str]) -> LayerTargets:
+    def pop(self, names: Sequence[str]) -> LayerTargets:
         """Removes and returns the targets of these weights."""
         few = LayerTargets(self.gatherer, self.corrected, names, fits=False)
         if self.kept is not None:
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
 
-    def gathered(self) -> dict[str, WeightMoments]:
+    def moments(self) -> dict[str, WeightMoments]:
         """The moments of these weights and their targets, with the pruned network as it is now."""
         modules = {name: layer.pruned for name, layer in self.corrected.items()}
 

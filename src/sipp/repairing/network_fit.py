@@ -25,7 +25,7 @@ from sipp.records.options import Pattern
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
 from sipp.records.repair import FittedLayer
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import layers_with, masked_layers, stretches
+from sipp.repairing.gathering import layers_with, masked_layers
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.layer_targets import (
@@ -35,6 +35,7 @@ from sipp.repairing.layer_targets import (
     refuse_residual,
     residual_layers,
 )
+from sipp.repairing.layer_usage import stretches
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
 from sipp.repairing.stages import DenseAndPruned, NetworkStage, usage_of
 
@@ -188,7 +189,7 @@ def _fit_stage(
         for group in stretch:
             if is_large:
                 give_back_freed()
-            sums = targets.taken(group).gathered()
+            sums = targets.pop(group).moments()
             for name in group:
                 mask, layer = fit_layer(
                     task.layer,

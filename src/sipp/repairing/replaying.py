@@ -58,7 +58,7 @@ class Replay:
     is_trusted: bool = False  # on other modules of the same kind it was found to change nothing
 
     @contextmanager
-    def of(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
+    def running(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
         """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change."""
         if self.is_off or next(model.parameters(), None) is None:  # an activation among blocks that were named
             yield

@@ -22,7 +22,8 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage
+from sipp.repairing.gathering import Gatherer, Side
+from sipp.repairing.layer_usage import LayerUsage, layer_usage
 from sipp.repairing.replaying import Replay
 
 STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
@@ -212,7 +213,7 @@ class _States:
     def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
         """Moves the state of batch j behind block i."""
         batch, exact = self._joined(j, i), exact_matmul(allow_tf32=self.allow_tf32)
-        with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
+        with scoring_mode(block, "running"), exact, replay.running(block, j, ()):
             state = self.blocks.state_of(run_batch(block, fresh(batch)))
         self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
 

@@ -67,7 +67,8 @@ from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import BlendChoice, Ranking
 from sipp.repairing.apply_repairs import apply_repairs
-from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
