@@ -19,6 +19,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
+from sipp.records.numerics import device_of
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import LayerRepair, Repair
@@ -28,6 +29,7 @@ from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+from sipp.scoring.sensitivities import chunk_of
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
 
@@ -128,7 +130,7 @@ def _task_and_choice(
         masks,
         split.batches[0],
         layer,
-        chunk_bytes=options.chunk_bytes,
+        chunk_bytes=chunk_of(options.chunk_bytes, device_of(dense)),
         start=start,
         residuals=() if options.method in PEERS else options.residuals,
         blocks=find_blocks(dense, split.batches[0], options.blocks),

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.options import Fitting, Pattern
+from sipp.records.options import ChunkBytes, Fitting, Pattern
 from sipp.records.ranking import Weight, is_like_a_language_model
 from sipp.records.repair import Budgets
 
@@ -52,7 +52,7 @@ class RepairOptions:
     steps: int = 0
     learning_rate: float = LEARNING_RATE
     seed: int = 0
-    chunk_bytes: int = 64 << 20
+    chunk_bytes: ChunkBytes = "auto"
     progress: bool = False
 
     def __post_init__(self) -> None:

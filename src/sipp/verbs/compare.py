@@ -46,7 +46,6 @@ from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, ways_of
-from sipp.scoring.sensitivities import chunk_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -107,7 +106,7 @@ def compare(
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(ways_of(method_of(method), repair=False) for method in named_methods.values())
     split = split_data(task.model, choosing, seed=seed) if fits else None
-    repair_options = RepairOptions(seed=seed, chunk_bytes=chunk_of(scoring.chunk_bytes, device_of(task.model)))
+    repair_options = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():

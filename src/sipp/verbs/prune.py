@@ -43,7 +43,6 @@ from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import ways_of
-from sipp.scoring.sensitivities import chunk_of
 
 
 @explain_unknown_options
@@ -129,13 +128,16 @@ def prune_with(
     if repairs:  # never on the new points: what chooses values cannot judge them
         masks, choice = sparse.masks, sparse.choice
         start = sparse.model if info.is_sampled else None  # other methods leave the dense values
+        repair_options = RepairOptions(
+            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
+        )
         del sparse  # frees its copies of all weights before the repair makes its own
         repaired = apply_repairs(
             ranking,
             masks,
             split_data(ranking.model, task.points, seed=options.seed),
             repairs,
-            _repair_options(options, task.model, progress),
+            repair_options,
             start=start,
         )
         sparse = cut_as_given(ranking, repaired.model, repaired.masks, seed=options.seed, budget=n_kept, choice=choice)
@@ -193,15 +195,6 @@ def warn_of_dead(pruned: Pruned) -> None:
     if rows:
         text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
         warn_caller(text, DeadRowsWarning)
-
-
-def _repair_options(options: PruneOptions, model: nn.Module, progress: bool) -> RepairOptions:
-    return RepairOptions(
-        blocks=options.blocks,
-        seed=options.seed,
-        chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(model)),
-        progress=progress,
-    )
 
 
 def _check_options(

@@ -49,7 +49,7 @@ from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
 from sipp.records.checking import check_number, explain_unknown_options
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of, device_of, integers
+from sipp.records.numerics import budget_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -71,7 +71,6 @@ from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
-from sipp.scoring.sensitivities import chunk_of
 from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -274,7 +273,7 @@ class _Walker:
         self.split = split  # None: levels are not repaired
         self.repair_options = RepairOptions(
             seed=options.seed,
-            chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(ranking.model)),
+            chunk_bytes=options.scoring.chunk_bytes,
             fits_all=False,
         )
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget

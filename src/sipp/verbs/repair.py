@@ -22,7 +22,6 @@ from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.repair_network import own_weights, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
-from sipp.scoring.sensitivities import chunk_of
 
 MOST_STEPS = 10_000_000
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
@@ -81,7 +80,7 @@ def repair(
         steps=steps,
         learning_rate=learning_rate,
         seed=seed,
-        chunk_bytes=chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense)),
+        chunk_bytes=Scoring(chunk_bytes=chunk_bytes).chunk_bytes,
         progress=progress,
     )
     start = own_weights(dense, given, pruned.masks) if moves_mask else given
