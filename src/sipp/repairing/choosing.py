@@ -18,9 +18,9 @@ from sipp.repairing.layer_usage import DenseOutputs, layer_usage
 from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Candidates
 
-TRIED_OF, FEWEST_TRIED = 4, 256  # trials fit one in so many points, and not fewer than this
-NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
-FIRST_OF = 8  # of networks that are not small, the first layers are tried, with one in so many of the weights
+TRIAL_SHARE, FEWEST_TRIED = 1 / 4, 256  # of the fit points, used in each trial; but at least this number of them
+NOISE = 0.05  # relative: trials whose errors are closer than this count as equal, and the first is taken
+FIRST_LAYERS_SHARE = 1 / 8  # of the weights of a large network: trials fit the first layers that hold this share
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
 def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
     """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
     n_weights = sum(mask.numel() for mask in masks.values())
-    n_wanted = max(MOST_WEIGHTS_OF_SMALL, n_weights // FIRST_OF)
+    n_wanted = max(MOST_WEIGHTS_OF_SMALL, int(n_weights * FIRST_LAYERS_SHARE))
     if n_weights <= n_wanted:
         return dict(masks)
     usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)
@@ -99,7 +99,7 @@ def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str
 def _few_points(split: DataSplit) -> DataSplit:
     """Some of the fit points, at least a quarter of them, and no validation points, for several fits."""
     n_points = sum(batch.n_points for batch in split.fit)
-    step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
+    step = n_points // max(FEWEST_TRIED, int(n_points * TRIAL_SHARE))
     few = split.fit
     if step > 1:
         most = max(batch.n_points for batch in few)

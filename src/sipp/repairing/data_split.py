@@ -23,9 +23,9 @@ HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4  # distinct, and no copies of fit or validation points
 FEWEST_POINTS = 10
 
-# Of tokens on a GPU: a pass of a batch takes at most so many bytes, and one in so many of the card's. For each token it
-# holds so many numbers of the widest layer: outputs that are wanted, and those of the layers around it.
-BATCH_BYTES, BATCH_OF_MEMORY, KEPT_ALIVE = 2 << 30, 64, 4
+# On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
+# token keeps the outputs of about four layers alive, the one that is needed and those around it.
+BATCH_BYTES, BATCH_MEMORY_SHARE, N_LAYERS_ALIVE = 2 << 30, 1 / 64, 4
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def _points_at_once(inputs: Tensor, widest: int) -> int:
 
 
 def sequences_at_once(length: int, widest: int, memory: int) -> int:
-    """How many sequences of this length pass a block at once on a GPU with so many bytes."""
-    n_bytes = min(BATCH_BYTES, memory // BATCH_OF_MEMORY)
-    return n_bytes // (KEPT_ALIVE * SCORE_DTYPE.itemsize * widest * length)
+    """How many sequences of this length pass a block at once on a GPU with `memory` bytes."""
+    n_bytes = min(BATCH_BYTES, int(memory * BATCH_MEMORY_SHARE))
+    return n_bytes // (N_LAYERS_ALIVE * SCORE_DTYPE.itemsize * widest * length)
 
 
 def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:

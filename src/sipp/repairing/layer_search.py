@@ -22,14 +22,14 @@ from sipp.repairing.solving import cholesky_or_nan, scaled_system
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights: the sums are of a sample
 FIRST_RHO = 0.3
-ROUNDS_A_LOOK = 3  # after so many, rho grows by what has changed since
+ROUNDS_PER_CHECK = 3  # then rho grows, depending on how much has changed
 MOST_ROUNDS = 500
 # rho grows by the factor of the first share of the budget that has changed: fast where nothing does, as it is too small
 GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
-# On a CPU, of so many numbers a few are sorted to see where the least that is kept lies, and those near it
+# On a CPU, from this size on, a sample is sorted to estimate the threshold, and then only the values near it
 FEWEST_SAMPLED = 1 << 16
-SAMPLED_OF = 31  # odd: rows are often a power of two long
-SAMPLE_NOISE = 4.0  # roots of its size: how far off a sample's rank may be
+SAMPLE_STRIDE = 31  # odd: rows are often a power of two long
+SAMPLE_NOISE = 4.0  # square roots of its size: how far off a rank in the sample may be
 SETTLED = 0.1  # where nothing changes, and what is solved is as near as this to what is kept, the search is over
 # On a GPU a Cholesky factor is many small kernels. Up to this width the inverse at a larger rho is found from the one
 # before by Newton's iteration, a few products, to this error.
@@ -84,7 +84,7 @@ def _largest(size_N: Tensor, n_kept: int) -> Tensor:
         return torch.zeros(len(size_N), dtype=torch.bool, device=size_N.device).index_fill_(
             0, size_N.topk(n_kept, sorted=False).indices, True
         )
-    sample = size_N[::SAMPLED_OF].sort(descending=True).values
+    sample = size_N[::SAMPLE_STRIDE].sort(descending=True).values
     at, aside = n_kept / len(size_N) * len(sample), SAMPLE_NOISE * math.sqrt(len(sample))
     first, last = math.floor(at - aside), math.ceil(at + aside)
     mask_N = size_N > (float(sample[first]) if first >= 0 else math.inf)
@@ -128,7 +128,7 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
         kept_FK = wish_FK * mask_FK
         left_FK = wish_FK.sub_(kept_FK)
         n_rounds += 1
-        if n_rounds % ROUNDS_A_LOOK == 0:
+        if n_rounds % ROUNDS_PER_CHECK == 0:
             changed = int((mask_FK > before_FK).sum())
             if changed == 0:  # v - kept is by how much more was left than in the round before
                 gap, size = torch.stack([(left_FK - last_FK).norm(), kept_FK.norm()]).tolist()
@@ -198,7 +198,8 @@ class _System:
             return _Solver(_newton_inverse(self.unit_GKK, start_GKK, growth), None)
         factor_GKK = cholesky_or_nan(self.unit_GKK)
         n_rows, fan_in = self.wanted_GRK.shape[1:]
-        if fan_in >= ROUNDS_A_LOOK * n_rows and not factor_GKK.is_cuda:
+        # an inverse costs as much as solving for fan_in rows: it pays if it is used for more than that until rho grows
+        if fan_in >= ROUNDS_PER_CHECK * n_rows and not factor_GKK.is_cuda:
             return _Solver(None, factor_GKK)
         return _Solver(torch.cholesky_inverse(factor_GKK), None)
 

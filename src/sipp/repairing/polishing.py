@@ -24,11 +24,11 @@ from sipp.repairing.data_split import DataSplit, merged_batches
 
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
-PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
-FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
+PATIENCE = 8  # checks without a gain after which it stops; a rate that is too large gains only once it falls
+FIRST_CHECKS = 3  # if none of these gains, it starts again at a quarter of the rate, which was too large
 LOWER = 0.25
-NEAR = 2.0  # an error below half of the output's norm lowers the rate in proportion: what is near needs small steps
-BY_HEART = 0.75  # a round whose best step comes before this share of its steps has learned its points by heart
+NEAR = 2.0  # an error below half of the output's norm lowers the rate in proportion: small errors need small steps
+OVERFITTED = 0.75  # a round whose best step comes before this share of its steps has overfitted
 N_SHUFFLED = 8  # batches whose points change places: no more of them are copied at a time
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -125,7 +125,7 @@ def polish(
 
     try:
         added(is_mixed=False)
-        if rounds[0].best < BY_HEART * steps and all(map(_can_be_mixed, split.fit)):
+        if rounds[0].best < OVERFITTED * steps and all(map(_can_be_mixed, split.fit)):
             with suppress(DataError, ModelError):  # a network may refuse what lies between two of its inputs
                 added(is_mixed=True)
         best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
@@ -173,7 +173,7 @@ def _round(
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
                     kept = training.values()
-                elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
+                elif best_step == 0 and since == FIRST_CHECKS and not is_lowered:
                     rate, since, is_lowered = LOWER * rate, 0, True
                     training.start_from(kept)
     return _Round(best, best_step, taken, rate, kept)

@@ -22,7 +22,7 @@ SCALE_BYTES = 8 << 20  # of a system in float64, scaled at a time
 
 # Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
 # rows of a piece taken together; or after so many.
-STEPS_A_LOOK = 5
+STEPS_PER_CHECK = 5
 SMALL_GAIN = 1e-3
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
@@ -125,7 +125,7 @@ def _steps(system_GKK: Tensor, rest_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Ten
         new_GR1 = rest_GRK.square().sum(2, keepdim=True)
         way_GRK.mul_(torch.where(length_GR1 > 0, new_GR1 / length_GR1, 0.0)).add_(rest_GRK)
         length_GR1 = new_GR1
-        if n_steps % STEPS_A_LOOK == 0:
+        if n_steps % STEPS_PER_CHECK == 0:
             gained = gained + recent
             if not bool(recent > SMALL_GAIN * gained):
                 break

@@ -26,7 +26,7 @@ from sipp.repairing.gathering import Gatherer, Side
 from sipp.repairing.layer_usage import LayerUsage, layer_usage
 from sipp.repairing.replaying import Replay
 
-STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
+STATES_SHARE = 1 / 8  # of a GPU's free memory: the states of one network stay there if they take at most this
 
 
 @dataclass(frozen=True)
@@ -249,4 +249,4 @@ def _stored(entered: Entered, n_batches: int) -> Entered:
         return entered
     free, _ = torch.cuda.mem_get_info(entered.state.device)
     n_bytes = n_batches * entered.state.numel() * entered.state.element_size()
-    return entered if STATES_OF_FREE * n_bytes <= free else replace(entered, state=entered.state.cpu())
+    return entered if n_bytes <= STATES_SHARE * free else replace(entered, state=entered.state.cpu())
