@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import split_windows
+from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
@@ -123,7 +122,7 @@ class Gatherer:
             parameter = self.dense.model.get_parameter(weight.name)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
-                    found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
+                    found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
 
         batch = self.dense.batches[i]
         to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # what is kept inside is let go
@@ -237,7 +236,7 @@ class Gatherer:
                 sums.obstacle = _NOT_ALIGNED
                 return
             dense_GRP = left.pop().to(dtype)
-            patches_GKP = patches_in(windows, use, dtype)
+            patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             mean_GK1 = None
@@ -369,13 +368,3 @@ def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
     rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
     stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
-
-
-def patches_in(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
-    """The patches of windows: G x K x P, P over points and then positions."""
-    first = 2 + use.n_position_dims
-    ordered = windows.permute(1, *range(first, windows.ndim), 0, *range(2, first))
-    n_groups, fan_in = windows.shape[1], windows.shape[first:].numel()
-    n_patches = len(windows) * windows.shape[2:first].numel()
-    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device).copy_(ordered)
-    return patches.view(n_groups, fan_in, n_patches)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import few_of
+from sipp.inputs.patches import patches_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
-from sipp.repairing.gathering import Gatherer, WeightMoments, patches_in, thinned
+from sipp.repairing.gathering import Gatherer, WeightMoments, thinned
 from sipp.repairing.layer_usage import DenseOutputs, Targets, target_bytes
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import (
@@ -113,7 +114,7 @@ def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tenso
     if use is None:
         return None
     use = thinned(use, gatherer.usage.strides[weight.name], i)
-    return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
+    return [patches_of(windows, use.n_position_dims, None, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
 class LayerTargets:

@@ -32,7 +32,7 @@ def lie_far(patches_GKP: Tensor) -> bool | None:
 
 @dataclass
 class Moments:
-    """The sums for R rows of each of G groups; they grow with `add`."""
+    """The sums for R rows of each of G groups; they grow with `add_inputs` and `add_rows`."""
 
     xx_GKK: Tensor
     dx_GRK: Tensor
@@ -52,11 +52,6 @@ class Moments:
         g, r, k = n_groups, n_rows, fan_in
         return Moments(empty(g, k, k), empty(g, r, k), empty(g, k), empty(g, r), empty(g, r), empty(g, r), 0.0)
 
-    def add(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
-        """Adds a chunk of patches, the gaps there and the dense outputs. Padding is zero in all three."""
-        self.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
-        self.add_rows(patches_GKP, gap_GRP, dense_GRP)
-
     def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
         """Adds the sums that do not depend on the rows; of n patches less this mean, where there is one."""
         self.xx_GKK += xx_GKK
@@ -68,7 +63,7 @@ class Moments:
             self.x_GK += n * mean_GK1[..., 0]
 
     def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
-        """Adds the sums that depend on the rows."""
+        """Adds the sums that depend on the rows: of patches, gaps and dense outputs, all of them 0 at padding."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:

@@ -42,7 +42,10 @@ class _Kept:
 
 
 def _only_tensor(output: Any) -> Tensor | None:
-    """The tensor that an output is, or that stands first in a tuple with nothing behind it; None for others."""
+    """The tensor that an output is, or that comes first in a tuple followed by None only; None for other outputs.
+
+    Stricter than the state of a block: subclasses and inference tensors may change without a new version.
+    """
     if type(output) is tuple and output and all(value is None for value in output[1:]):
         output = output[0]
     return output if type(output) is Tensor and not output.is_inference() else None

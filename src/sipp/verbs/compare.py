@@ -245,7 +245,7 @@ def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired:
         keep=keep,
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in cut.masks.values()),
-        dead_rows=sum(len(dead_rows(*layer)) for layer in zip(cut.dense, cut.rows)),
+        dead_rows=sum(len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(cut.dense, cut.rows)),
         error=judged.error,
         same=judged.same,
         accuracy=judged.accuracy,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
+from sipp.pruning.cutting import dead_rows
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
 from sipp.records.network_hash import tensors_hash, tensors_of
 from sipp.records.numerics import device_of
@@ -109,8 +110,7 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
             to_rows(weights[layer.name], tensor.detach()).cpu()
             for tensor in (masks[layer.name], dense.get_parameter(layer.name))
         )
-        dead_F = (dense_FK != 0).any(1) & ~mask_FK.any(1)
-        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=tuple(dead_F.nonzero().flatten().tolist())))
+        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=dead_rows(dense_FK, mask_FK)))
     return tuple(recounted)
 
 

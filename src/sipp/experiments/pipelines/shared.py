@@ -149,6 +149,7 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
     layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in values["layers"]]
     for weight, layer in zip(ranking.weights, layers):
         mask_FK = to_rows(weight, masks[weight.name])
+        # every row without a weight counts as dead, also one that an earlier level or an earlier tool emptied
         layer |= {"kept": int(mask_FK.sum()), "dead_rows": int((~mask_FK.any(1)).sum())}
     kept = sum(layer["kept"] for layer in layers)
     return {
