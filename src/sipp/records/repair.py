@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
-from sipp.records.options import Fitting
+from sipp.records.options import RepairMethod
 from sipp.records.plots import layer_bars
 
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
@@ -108,7 +108,7 @@ class Repair:
     output_chosen: float | None  # at the end, on validation points: optimistic
     polish: Polish | None
     undone: str  # why the repair was undone; empty if it was not
-    way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
+    way: RepairMethod = "refit"
     error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
     budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
     n_judged_fit: int | None = None  # points fitted when it was judged; the final fit may use all

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.options import ChunkBytes, Fitting, Pattern
+from sipp.records.options import ChunkBytes, Fitting, Pattern, RepairMethod
 from sipp.records.ranking import Weight, is_like_a_language_model
 from sipp.records.repair import Budgets
 
-# "joint": mask and weights are found together; "refit": the masks stay; or a method of others, by its definition
-RepairMethod = Literal["joint", "refit"] | Fitting
-PEERS: tuple[Fitting, ...] = get_args(Fitting)
+PEERS: tuple[Fitting, ...] = get_args(Fitting)  # methods of others, by their definitions
 
 ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers

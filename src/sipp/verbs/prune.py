@@ -27,13 +27,13 @@ from sipp.records.options import (
     DELTA,
     Constants,
     Draws,
-    Fitting,
     Floor,
     Method,
     Mode,
     PruneOptions,
     Reduce,
     Repairing,
+    RepairMethod,
     Scoring,
     Selector,
 )
@@ -42,7 +42,7 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import ways_of
+from sipp.scoring.methods import repairs_of
 
 
 @explain_unknown_options
@@ -112,7 +112,7 @@ def prune_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    repairs = ways_of(info, options.repair)
+    repairs = repairs_of(info, options.repair)
     new_points = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     _check_options(options, task.data, repairs, has_holdout=holdout is not None)
     n_kept = budget_for(options, task.weights)
@@ -198,7 +198,7 @@ def warn_of_dead(pruned: Pruned) -> None:
 
 
 def _check_options(
-    options: PruneOptions, data: Data | None, repairs: Sequence[Repairing | Fitting], *, has_holdout: bool
+    options: PruneOptions, data: Data | None, repairs: Sequence[RepairMethod], *, has_holdout: bool
 ) -> None:
     """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
     if not options.statements and has_holdout:

@@ -61,6 +61,7 @@ from sipp.records.options import (
     Repairing,
     Scoring,
     Selector,
+    repairs_asked,
     unused_in_prune_to,
 )
 from sipp.records.pruned import Pruned, Repaired
@@ -306,7 +307,12 @@ class _Walker:
             if sparse.choice is not None and self.ranking.blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
             repaired = apply_repairs(
-                self.ranking, sparse.masks, split, [self.options.repair], self.repair_options, start=sparse.model
+                self.ranking,
+                sparse.masks,
+                split,
+                repairs_asked(self.options.repair),
+                self.repair_options,
+                start=sparse.model,
             )
             record = repaired.record
             is_chosen = self.repair_options.error_feedbacks is not None

@@ -27,7 +27,7 @@ from sipp.pruning.cutting import cut, cut_as_given
 from sipp.pruning.ranking import only_alive, rank, within
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
-from sipp.records.options import NormStats, PruneOptions, Scoring
+from sipp.records.options import NormStats, PruneOptions, Scoring, repairs_asked
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
@@ -104,7 +104,9 @@ def _cut(
     if repair:  # weights that are 0 stay 0, so pruned weights stay pruned
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
         split = split_data(ranking.model, points, seed=seed)
-        repaired = apply_repairs(left, sparse.masks, split, [repair], RepairOptions(seed=seed), start=sparse.model)
+        repaired = apply_repairs(
+            left, sparse.masks, split, repairs_asked(repair), RepairOptions(seed=seed), start=sparse.model
+        )
         sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
     pruned = pruned_of(left, sparse, repaired=repaired)
     masks = within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)  # the record's count is exact
