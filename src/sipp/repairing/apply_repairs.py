@@ -1,4 +1,4 @@
-"""Gives the kept weights of a cut new values: first by the method's own fit, then by the repair that was asked for."""
+"""Gives the kept weights of a cut new values: first by the method's own fit, then by the repair."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def apply_repairs(
     *,
     start: nn.Module | None = None,
 ) -> Repaired:
-    """Runs the repairs one after the other (see `repairs_of`) and returns the network that the last one leaves.
+    """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
 
     It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
     masks. Method, floor and pattern of `options` are set here. Only the last repair may fit the test points too.

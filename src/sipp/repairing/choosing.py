@@ -1,4 +1,4 @@
-"""Chooses the error feedback and the budgets of layers: whole networks are fitted to a few points and compared."""
+"""Chooses the error feedback and the budgets of layers: fits whole networks to a few points and compares them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_LAYERS_SHARE = 1 / 8  # of the weights of a large network: trials fit the 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, the first masks with these budgets, and the trials; none where there was no choice."""
+    """What was chosen, the first masks with these budgets, and the trials, if there was a choice."""
 
     error_feedback: float
     budgets: Budgets
@@ -56,7 +56,7 @@ def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candid
 def _tried(
     task: NetworkTask, starts: dict[Budgets, dict[str, Tensor]], split: DataSplit, feedbacks: Sequence[float]
 ) -> list[Trial]:
-    """Each feedback on the first budgets, while the error falls; then the best one with the other budgets."""
+    """Tries the feedbacks with the first budgets while the error falls; then the best one with the other budgets."""
     few, trials = _few_points(split), list[Trial]()
 
     def tried(feedback: float, budgets: Budgets) -> Trial:
@@ -66,7 +66,7 @@ def _tried(
         error = output_error(task.dense, fit.model, split.validation)
         return Trial(feedback, budgets, len(starts[budgets]), math.inf if error is None else error)
 
-    first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # where errors are the same, it is taken
+    first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # so it wins a tie
     for feedback in feedbacks:
         trials.append(tried(feedback, first))
         if len(trials) > 1 and trials[-1].error >= min(trial.error for trial in trials[:-1]):
@@ -76,13 +76,13 @@ def _tried(
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
-    """The first whose error is as small as the least, but for noise."""
+    """The first whose error is within the noise of the least."""
     least = min(trial.error for trial in trials)
     return next(trial for trial in trials if trial.error <= (1 + NOISE) * least)
 
 
 def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
-    """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
+    """The masks of the layers that trials fit: all of a small network, the first in execution of a large one."""
     n_weights = sum(mask.numel() for mask in masks.values())
     n_wanted = max(MOST_WEIGHTS_OF_SMALL, int(n_weights * FIRST_LAYERS_SHARE))
     if n_weights <= n_wanted:

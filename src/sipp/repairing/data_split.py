@@ -33,8 +33,8 @@ class DataSplit:
     """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
 
     batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]  # of each batch; the others are fitted
-    test: tuple[Batch, ...]  # none of `batches`
+    is_validation: tuple[bool, ...]  # per batch; the others are fitted
+    test: tuple[Batch, ...]  # not in `batches`
     keys: frozenset[bytes]  # of all points
     dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
@@ -48,12 +48,12 @@ class DataSplit:
 
 
 def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
-    """The points that a repair of this network is given, read once."""
+    """The split of the points that this network is repaired on; the data is read once."""
     return split_batches(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
-    """The split of these batches; points that are not fitted make batches of their own."""
+    """The split of these batches; held-back points get batches of their own."""
     parts: dict[bool, list[Batch]] = {False: [], True: []}
     n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
     for batch in batches:
@@ -102,7 +102,7 @@ def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
-    """The points in as few batches as can be made of neighbours that are alike, none larger than `most`."""
+    """The points in fewer batches: neighbours of the same shape are joined up to `most` points."""
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
@@ -115,9 +115,9 @@ def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
 
 
 def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
-    """The same points, on a GPU in as large batches as it has room for: with small ones it waits for Python.
+    """The same points; on a GPU in batches as large as memory allows, because small ones leave it waiting for Python.
 
-    `widest` is the most inputs or outputs of a weight.
+    `widest` is the largest number of inputs or outputs of a weight.
     """
     fit, validation = (
         merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
@@ -134,7 +134,7 @@ def _room(batch: Batch, widest: int) -> int:
 
 
 def _points_at_once(inputs: Tensor, widest: int) -> int:
-    """As many as are made of a tensor; of tokens also as many as a narrow network makes few bytes of."""
+    """The usual batch size; for tokens possibly more, if the network is so narrow that its outputs are small."""
     n_points = points_per_batch(inputs, inputs.device)
     if not is_tokens(inputs):
         return n_points

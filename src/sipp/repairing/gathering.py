@@ -1,7 +1,7 @@
-"""Runs both networks over the points and sums up the moments that a fit of a few weights needs.
+"""Runs both networks on the points and sums the moments that the fit of a few weights needs.
 
-The dense network's outputs of a layer are compared with the pruned network's at the same patches of the same points,
-each on its own inputs: what the layers before have lost is made up for as well.
+The outputs of a layer in the dense and in the pruned network are compared at the same patches of the same points. Each
+network has its own inputs there, so a fit also compensates for the error of earlier layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
-RowBlock = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
+RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 
 
@@ -40,7 +40,7 @@ class WeightMoments:
 
     fit: dict[RowBlock, Moments] = field(default_factory=dict)
     validation: dict[RowBlock, Moments] = field(default_factory=dict)
-    obstacle: str = ""  # why the sums mean nothing
+    obstacle: str = ""  # why the sums cannot be used
 
 
 def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
@@ -72,19 +72,19 @@ def slice_of(key: RowBlock) -> slice:
 
 
 def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
-    """The modules that hold masked weights, with those weights alone."""
+    """The modules that hold masked weights, with only those weights."""
     return layers_with(find_prunable_layers(model, include=[glob.escape(name) for name in masks]), masks)
 
 
 def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tuple[PrunableLayer, ...]:
-    """The layers that hold these weights, with those alone."""
+    """The layers that hold these weights, with only those weights."""
     chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in names}) for layer in layers)
     return tuple(layer for layer in chosen if layer.weights)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two networks: what of it is run, on what, and where its weights lie."""
+    """One of the two networks: the module that is run, its batches, and its layers."""
 
     model: nn.Module
     run: nn.Module  # the model, or one of its blocks on the states before it
@@ -94,7 +94,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Gatherer:
-    """The two networks, the points, and what was found out about them."""
+    """The two networks, the points, and what is known about both."""
 
     dense: Side
     pruned: Side  # its weights change between calls
@@ -102,17 +102,16 @@ class Gatherer:
     usage: LayerUsage
     chunk_bytes: int
     allow_tf32: bool = False  # in products and passes on a GPU
-    finished: set[str] = field(default_factory=set)  # weights that change no more
+    finished: set[str] = field(default_factory=set)  # weights that do not change any more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
     dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
 
     def targets(
         self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
     ) -> tuple[Targets, ResidualInputs]:
-        """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
-        outputs of the modules, by weight, are added to.
+        """The dense outputs of these weights on batch i, without bias, and what the modules' outputs are added to.
 
-        Weights must come in the order of execution, in this call and from one to the next.
+        Both are read in one pass. Weights must come in the order of execution, within a call and between calls.
         """
         found: Targets = {name: [] for name in names}
 
@@ -125,7 +124,7 @@ class Gatherer:
                     found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
 
         batch = self.dense.batches[i]
-        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # what is kept inside is let go
+        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
         with self.dense_replay.running(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
@@ -137,15 +136,15 @@ class Gatherer:
     ) -> dict[str, WeightMoments]:
         """The moments of these weights, with the pruned network as it is now.
 
-        `targets_of` gives the targets of a batch, from what the outputs of the modules, by weight, are added to in it.
-        The weights must come in the order of execution, and must not change after the refit that follows.
+        `targets_of` gives the targets of a batch, given what the modules' outputs are added to in it. The weights must
+        come in the order of execution, and must not change after the next refit.
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
         for i, is_validation in enumerate(self.is_validation):
             uses = list[_KeptUse]()
             targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
-            left = {name: targets.pop(name)[::-1] for name in names}  # each is let go when it was taken
+            left = {name: targets.pop(name)[::-1] for name in names}  # each is freed once it was used
             shared = _Shared() if len(names) > 1 else None
 
             def on_use(
@@ -162,7 +161,7 @@ class Gatherer:
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)
             for name in names:
-                if left.pop(name):  # and before those of the next batch are made
+                if left.pop(name):  # freed before those of the next batch are made
                     sums[name].obstacle = _NOT_ALIGNED
         self.finished.update(names)
         return sums
@@ -170,8 +169,10 @@ class Gatherer:
     def _replayed(
         self, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
     ) -> ResidualInputs:
-        """Hands over the uses of these weights of the pruned network, which is run from where it is new; and the
-        streams, as in `targets`."""
+        """Calls `on_use` for the uses of these weights in the pruned network, and returns the streams.
+
+        Modules whose output is final are replayed, not run.
+        """
         batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
         with self.replay.running(self.pruned.run, i, unfinished):
@@ -180,7 +181,7 @@ class Gatherer:
     def _uses_and_streams(
         self, names: Sequence[str], i: int, uses: list[_KeptUse], modules: Mapping[str, nn.Module]
     ) -> ResidualInputs:
-        """The streams on batch i, and in the same pass the uses."""
+        """The streams on batch i; the same pass appends to `uses`."""
 
         def keep(weight: Weight, use: WeightUse, batch: Batch) -> None:
             version = None if use.windows.is_inference() else use.windows._version
@@ -212,9 +213,9 @@ class Gatherer:
         left: list[Tensor],
         shared: _Shared | None,
     ) -> None:
-        """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last.
+        """Adds one use in the pruned network to the moments; `left` are the dense outputs, the next one last.
 
-        What another weight has summed of the same windows is in `shared`.
+        `shared` holds the sums of the same windows that another weight has made.
         """
         dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE  # of products; sums are float64
         parameter = self.pruned.model.get_parameter(weight.name)
@@ -255,7 +256,7 @@ class Gatherer:
         moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
 
     def _lies_far(self, weight: Weight, patches_GKP: Tensor) -> bool:
-        """Whether the weight's inputs lie far from 0, which is asked once."""
+        """Whether the weight's inputs lie far from 0; decided once."""
         known = self.usage.is_far
         if known.get(weight.name) is None:
             known[weight.name] = lie_far(patches_GKP)
@@ -299,7 +300,7 @@ class Gatherer:
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
-        """The windows of a use in pieces that fit the memory, the same ones for both networks."""
+        """The windows of a use in chunks that fit in memory, the same for both networks."""
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
@@ -308,12 +309,12 @@ class Gatherer:
 
 @dataclass(frozen=True)
 class _KeptUse:
-    """A use that is kept to the end of a pass, and how often it had been written to: once more, and it is another."""
+    """A use that is kept until the end of a pass, and the version of its windows, which an in-place write raises."""
 
     weight: Weight
     use: WeightUse
     batch: Batch
-    version: int | None  # None: nobody counts
+    version: int | None  # None: inference tensors have none
 
     @property
     def is_intact(self) -> bool:
@@ -321,7 +322,7 @@ class _KeptUse:
 
 
 def _hand_over(uses: list[_KeptUse], on_use: OnUse) -> bool:
-    """Hands over the uses, which are let go, if there are any and all are as they were; whether it did."""
+    """Calls `on_use` for the uses and frees them, if there are any and none was written to; whether it did."""
     if not uses or not all(kept.is_intact for kept in uses):
         return False
     while uses:
@@ -332,14 +333,14 @@ def _hand_over(uses: list[_KeptUse], on_use: OnUse) -> bool:
 
 @dataclass
 class _Shared:
-    """The sums of inputs of the last windows in a pass: neighbours meet the same ones."""
+    """The sums over the last windows of a pass: neighbouring weights often share their input."""
 
-    windows: Tensor | None = None  # kept alive, so that an address stands for one tensor
+    windows: Tensor | None = None  # kept alive, so that its address stays its own
     version: int = 0
     sums: Moments | None = None
 
     def of(self, windows: Tensor) -> Moments | None:
-        """The sums of these windows, where they are the last ones and were not written to."""
+        """The sums of these windows, if they are the last ones and were not written to."""
         last = self.windows
         if last is None or windows.is_inference() or windows._version != self.version:
             return None
@@ -364,7 +365,7 @@ _NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differen
 
 
 def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
-    """The rows of the use's groups (G x R x K) in the model as it is."""
+    """The rows of the use's groups (G x R x K) in the current model."""
     rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
     stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))

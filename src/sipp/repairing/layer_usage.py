@@ -19,25 +19,23 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import Weight
 
-# Of dense outputs that are kept, so that one pass of the dense network serves many layers
-TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
-PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are much alike: of more than that, some are left out
-FEWEST_POSITIONS = 4  # along an axis that is thinned out
-
+TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of dense outputs that are kept: one pass serves many layers
+PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
+FEWEST_POSITIONS = 4  # left along an axis that is subsampled
 
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
 
 @dataclass(frozen=True)
 class LayerUsage:
-    """Which weights meet patches, in the order of execution, and how often in each batch."""
+    """Which weights are used, in the order of execution, and how often in each batch."""
 
-    order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
+    order: tuple[tuple[str, ...], ...]  # weights with the same input (query, key, value) are grouped
     n_uses: list[Counter[str]]  # by batch
     orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
     target_bytes: dict[str, int]
-    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
-    is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not told yet
+    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions, if they are subsampled
+    is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not known yet
 
 
 @dataclass
@@ -45,7 +43,7 @@ class DenseOutputs:
     """What the dense network gives on some points, the same for every fit to them; kept as far as memory allows."""
 
     usages: dict[tuple[str, ...], LayerUsage] = field(default_factory=dict)  # by weights
-    targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
+    targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, corrected
     n_bytes: int = 0  # of the targets
 
 
@@ -55,12 +53,12 @@ def layer_usage(
     batches: Sequence[Batch],
     forms: Forms,
 ) -> LayerUsage:
-    """The dense network looked at, every batch of a new form checked (see `runner`).
+    """Runs the dense network on all batches, and checks each batch of a new form (see `runner`).
 
-    Unless the model goes by values, a few points speak for all batches of their form.
+    Unless control flow depends on values, a few points stand for all batches of their form.
     """
     order: list[list[str]] = []
-    windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
+    windows: dict[str, list[Tensor]] = {}  # of the current group of weights
     positions: dict[str, tuple[int, ...]] = {}
     n_uses: list[Counter[str]] = []
     orders: list[Orders | None] = []
@@ -87,7 +85,7 @@ def layer_usage(
             positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
     for batch in batches:
-        is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
+        is_padded = batch.real_BT is not None  # only padding makes it necessary to assign patches to points
         known = None
         if is_padded or is_new_form(batch, forms):
             known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
@@ -114,7 +112,7 @@ def layer_usage(
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
-    """Powers of two along the position axes that thin out up to so many times too many patches; 1 for sequences."""
+    """Strides, powers of two, that subsample positions by a factor of at most `too_many`; 1 for sequences."""
     strides = [1] * len(sizes)
     while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
         axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
@@ -130,14 +128,14 @@ def is_same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def target_bytes(device: torch.device) -> int:
-    """How many bytes of dense outputs are kept."""
+    """The number of bytes of dense outputs that may be kept."""
     return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
 
 
 def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
-    """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
+    """Runs of groups whose dense outputs are gathered in one pass, and whether those of all batches fit in memory.
 
-    A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
+    A group that is too large by itself is a run of its own; its dense outputs are recomputed batch by batch.
     """
     most = target_bytes(device)
     waiting: list[tuple[str, ...]] = []
