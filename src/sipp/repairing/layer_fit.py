@@ -26,28 +26,28 @@ from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 
-RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the same
-N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
-# So few rows, of weights with several times as many, tell whether the first mask is worth solving: where the squared
-# error of the new one is below this share of its own there, it is not
+RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
+N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved
+# These few rows show whether the first mask is worth solving: not if the squared error of the searched mask, on them,
+# is below this share of the error of the first
 N_CLEAR_ROWS, CLEAR = 16, 0.95
 
 
 @dataclass(frozen=True)
 class LayerTask:
-    """How the layers are fitted, the same for all."""
+    """How every layer is fitted."""
 
     method: RepairMethod
-    error_feedback: float  # how much of what earlier layers lost is made up for: a of T21
-    ridges: tuple[float, ...]  # shares of the mean diagonal, towards the weights before; tried while the error falls
+    error_feedback: float  # how much of the error of earlier layers is compensated: a of T21
+    ridges: tuple[float, ...]  # shares of the mean diagonal, towards the old weights; tried while the error falls
     pattern: Pattern | None
-    keeps_rows: bool  # no row dies that has a weight in the first mask
-    validates: bool = True  # otherwise, as in a trial, the searched mask and the first ridge are taken unseen
+    keeps_rows: bool  # a row with a weight in the first mask keeps at least one
+    validates: bool = True  # False, in a trial: takes the searched mask and the first ridge
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a weight that meet the same patches; gaps are from the weights' output there to the target."""
+    """Rows of a weight that share their patches; gaps are from the weights' output to the target."""
 
     rows: slice
     fit: Moments
@@ -57,7 +57,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A mask with its values, as the model can hold them, and its error on the validation points."""
+    """A mask with its values, rounded to the model's dtype, and its error on the validation points."""
 
     origin: MaskOrigin
     mask_FK: Tensor
@@ -75,7 +75,7 @@ def fit_layer(
     place: Place,
     decided: FittedLayer | None,
 ) -> tuple[Tensor, FittedLayer]:
-    """The mask that was taken, with its values written into the model, and what was done.
+    """Writes the best values into the model; returns their mask and what was done.
 
     `decided` is an earlier fit that was validated: its choice of mask and ridge is repeated.
     """
@@ -137,7 +137,7 @@ def fit_layer(
 
 
 def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> FittedLayer:
-    """The record of a weight that keeps its values under the first mask, written into the model."""
+    """Applies the first mask to a weight in the model and leaves its values; returns the record."""
     parameter = model.get_parameter(weight.name)
     with torch.no_grad():
         parameter.copy_(torch.where(mask, parameter, 0.0))
@@ -170,7 +170,7 @@ def _best(fits: Sequence[_Fit], *, validates: bool) -> _Fit:
 
 
 def _zero(values: Tensor, shift_F: Tensor) -> Tensor:
-    """0, or NaN where one of them is no finite number: few operations for a GPU."""
+    """0, or NaN if a value is not finite, with few kernel launches."""
     return 0.0 * (values.sum(dtype=BOUND_DTYPE) + shift_F.sum())
 
 
@@ -183,7 +183,7 @@ def _block(
     has_intercept: bool,
     validates: bool,
 ) -> _Block:
-    """A block of rows with its gaps times a, and its least squares: inputs with targets are W xx + dx."""
+    """A block of rows with its gaps scaled by the error feedback, and its least squares: X't is W xx + dx."""
     fit = _towards(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
@@ -199,9 +199,9 @@ def _towards(sums: Moments, a: float) -> Moments:
 def _searched(
     task: LayerTask, blocks: Sequence[_Block], before_FK: Tensor, mask_FK: Tensor
 ) -> tuple[Tensor, Tensor | None, int]:
-    """The mask that the search finds, its values where the search gives them, and its rounds.
+    """The mask that the search finds, its values if the search gives them, and the number of rounds.
 
-    Rows that meet no patches keep their mask.
+    Rows without patches keep their mask.
     """
     systems = [block.system for block in blocks]
     ranges = (torch.arange(b.rows.start, b.rows.stop, dtype=torch.int64, device=mask_FK.device) for b in blocks)
@@ -216,7 +216,7 @@ def _searched(
         found_FK, values_FK = sparsegpt(systems, rule)
         whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
-    with exact_matmul():  # rounds divide by rho what lies far from what they keep: rounded factors cost 1 to 3 %
+    with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
         found_FK, n_rounds = search(systems, start_FK, rule)
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds
 
@@ -230,10 +230,10 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: 
     errors = list[float]()
     for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))
-        if errors[-1] > min(errors):  # it falls, and then it rises
+        if errors[-1] > min(errors):  # the error falls, then rises
             break
     least = min(errors, default=0.0)
-    if math.isinf(least):  # rounding left sums without a factor, of inputs far from 0 perhaps: a larger ridge gives one
+    if math.isinf(least):  # rounding made the system indefinite: a larger ridge helps
         larger = (share for share in reversed(REFIT_RIDGES) if share > max(task.ridges))
         fit = (share for share in larger if math.isfinite(_trial_error(blocks, mask_FK, share, N_TRIAL_ROWS)))
         return next(fit, task.ridges[0])
@@ -260,7 +260,7 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
 
 
 def _solved(blocks: Sequence[_Block], mask_FK: Tensor, before_FK: Tensor, ridge: float) -> Tensor:
-    """The least squares on a mask; rows that meet no patches keep their weights."""
+    """The least squares on a mask; rows without patches keep their weights."""
     new_FK = torch.where(mask_FK, before_FK, 0.0)
     for block in blocks:
         mask_GRK = mask_FK[block.rows].view(block.system.dense_GRK.shape)
@@ -269,9 +269,9 @@ def _solved(blocks: Sequence[_Block], mask_FK: Tensor, before_FK: Tensor, ridge:
 
 
 def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
-    """The least squares of some rows on their masks: a change of the weights there, which is small.
+    """The least squares of some rows on their masks, solved for the change of the weights, which is small.
 
-    The ridge draws the change to 0, so the right side knows nothing of it.
+    The ridge pulls the change to 0, so it does not appear on the right-hand side.
     """
     bare_GRK = torch.where(mask_GRK, rows.dense_GRK, 0.0)
     lost_GRK = torch.baddbmm(rows.wanted_GRK, bare_GRK, rows.xx_GKK, alpha=-1)
@@ -287,7 +287,7 @@ def _rounded(
     place: Place,
     origin: MaskOrigin,
 ) -> _Fit:
-    """The values and their intercepts as the model can hold them; an infinite error where they are no numbers."""
+    """The values and intercepts, rounded to the model's dtype; the error is infinite if one is not finite."""
     parameter, before_FK = model.get_parameter(weight.name), _rows_of(model, weight)
     shift_F = torch.zeros_like(before_FK[:, 0])
     if place.kind != "none":

@@ -1,7 +1,7 @@
 """Repairs a pruned network: chooses, fits, validates, fits all points, polishes, and records.
 
-One way for all methods of repair: a search for mask and weights (T21), a refit under fixed masks, and peers by their
-definitions. What differs between them is said by `RepairOptions`.
+All repair methods share this code: the search for mask and weights (T21), the refit under fixed masks, and the methods
+of others. `RepairOptions` says what differs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def repair_network(
     options: RepairOptions,
     pruned: nn.Module | None = None,
 ) -> Repaired:
-    """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
+    """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
-    `pruned` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
+    `pruned` is the pruned network if it has values of its own (see `own_weights`); None: it has the dense values. A
     refit starts from it. The result is compared with it on the validation points, and undone if it is no better.
     Weights that are 0 in the dense network and not in the masks stay 0.
     """
@@ -72,7 +72,7 @@ def repair_network(
         )
         after = held_out_error(dense, found.model, split)
         record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
-    if options.method != "refit" and pruned is not None:  # those before are of dense weights, which it did not have
+    if options.method != "refit" and pruned is not None:  # errors before are of dense values, which it did not have
         record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
     return replace(found, record=record)
 
@@ -80,13 +80,13 @@ def repair_network(
 def _fitted_and_validated(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
 ) -> Repaired:
-    """The network before any polish; the pruned one as it was where that is nearer to the dense one."""
+    """The network before any polish; the pruned one, unchanged, if that is closer to the dense one."""
     is_peer = options.method in PEERS
     start = pruned if options.method == "refit" else None
     task, choice = _task_and_choice(dense, masks, split, options, start)
     network_before = _under_masks(dense, masks) if pruned is None else pruned
     at_first, before = _errors(dense, network_before, split)
-    del network_before  # there is to be another copy
+    del network_before  # freed before the fit makes its copy
     validated = fit_network(task, choice.masks, split, advance=advance)
     give_back_freed()
     at_last, after = _errors(dense, validated.model, split)
@@ -123,7 +123,7 @@ def _fitted_and_validated(
 def _task_and_choice(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
 ) -> tuple[NetworkTask, Choice]:
-    """How all layers are fitted, with the error feedback that was chosen, and what else was."""
+    """How all layers are fitted, with the chosen error feedback, and the rest of the choice."""
     layer = LayerTask(options.method, 0.0, (), options.pattern, keeps_rows=options.floor is not None)
     task = NetworkTask.of(
         dense,
@@ -159,7 +159,7 @@ def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:
 def _undone(
     task: NetworkTask, masks: Masks, fit: NetworkFit, pruned: nn.Module | None, *, knows_errors: bool
 ) -> NetworkFit:
-    """The network before in place of one that was fitted, with the errors of its layers where those are known."""
+    """The network as it was before the fit, with the errors of its layers if they are known."""
     model = copy_of(task.dense if pruned is None else pruned)
     layers = []
     for layer in fit.layers:
@@ -171,13 +171,13 @@ def _undone(
 
 
 def _all_points(split: DataSplit) -> DataSplit:
-    """All points to be fitted."""
+    """The split with all points in the fit."""
     batches = (*split.batches, *split.test)
     return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
 
 
 def _widest(masks: Masks) -> int:
-    """The most inputs or outputs of a weight."""
+    """The largest number of inputs or outputs of a weight."""
     return max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1)
 
 
@@ -186,7 +186,7 @@ def _n_points(batches: Sequence[Batch]) -> int:
 
 
 def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
-    """What became of the weights; what moved is counted from the masks before, whatever the search began with."""
+    """The records of the weights; moves are counted from the given masks, not from those the search began with."""
     moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
     counts = torch.stack(moved).tolist() if moved else []
     return tuple(
@@ -196,7 +196,7 @@ def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
 
 
 def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
-    """The pruned network where it is another one than the dense under these masks: sampled, fitted or trained."""
+    """The pruned network, if it is not just the dense one under these masks: sampled, fitted or trained."""
     theirs = tensors_of(pruned)
     is_dense = all(
         torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)

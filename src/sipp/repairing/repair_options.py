@@ -1,4 +1,4 @@
-"""How a network is repaired: what a caller may choose, and what a network's kind settles before anything is tried."""
+"""How a network is repaired: the options of the caller, and the candidates for a network of this kind."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from sipp.records.repair import Budgets
 PEERS: tuple[Fitting, ...] = get_args(Fitting)  # methods of others, by their definitions
 
 ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
-# Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
-# alone (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Nor are magnitudes compared there.
+# Trials fit only the first layers of a large network, which favours a = 1: its cost shows in deep networks of linear
+# layers only (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Budgets by magnitude are not
+# tried there either.
 LARGE_ERROR_FEEDBACKS = (0.25,)
 RIDGES = (1e-3, 1e-4)  # shares of the mean diagonal, towards the dense weights
-REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # a mask that a score chose may need more of it, with few points
+REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the mask of a score may need a larger one if there are few points
 LARGE_RIDGES = RIDGES[:1]  # of SmolLM2's 210 weights it was chosen for 209
 
 BUDGETS: tuple[Budgets, ...] = ("given", "between", "magnitude", "even")
@@ -31,7 +32,7 @@ LEARNING_RATE = 2e-3  # of the polish
 class RepairOptions:
     """The options of a repair. If several values are given, the validation points choose among them.
 
-    None stands for what suits the method and the network. With a `floor` no row dies that has a weight in the first
+    None means what suits the method and the network. With a `floor`, no row dies that has a weight in the first
     masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
     the ends of residual blocks; None: they are found. With `fits_all`, all points fit the network once more after it
     was validated and tested. `steps` polish it; then validation points are never fitted, so that they can stop the
@@ -65,7 +66,7 @@ class RepairOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is chosen among for one network; a single value is taken as it is."""
+    """The values to choose from for one network; a single value is used without a trial."""
 
     error_feedbacks: tuple[float, ...]
     ridges: tuple[float, ...]
@@ -73,7 +74,7 @@ class Candidates:
 
 
 def candidates_for(options: RepairOptions, weights: Mapping[str, Weight], masks: Mapping[str, Tensor]) -> Candidates:
-    """The values that are tried where the caller has named none."""
+    """The values to try if the caller gives none."""
     is_large = is_like_a_language_model(list(weights.values()), masks)
     feedbacks: tuple[float, ...] = LARGE_ERROR_FEEDBACKS if is_large else ERROR_FEEDBACKS
     ridges: tuple[float, ...] = LARGE_RIDGES if is_large else RIDGES
