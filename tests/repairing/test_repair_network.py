@@ -106,7 +106,7 @@ def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch
     if kind == "ties":
         size_N = (4 * size_N).round()
     elif kind == "odd sample":
-        size_N[:: layer_search.SAMPLED_OF] += 10.0
+        size_N[:: layer_search.SAMPLE_STRIDE] += 10.0
     elif kind == "one value":
         size_N = torch.ones(600)
     elif kind == "not allowed":
