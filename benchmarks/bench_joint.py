@@ -23,8 +23,9 @@ from published import accuracy, images_of, resnet
 
 import sipp
 from sipp.inputs.data import data_of
+from sipp.records.pruned import Repaired
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import ERROR_FEEDBACKS, PEERS, RepairOptions
 
 WITHOUT: dict[str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 }
 
 
-def line(name: str, keep: float, found: RepairedNetwork, score: float, took: str) -> list[str]:
+def line(name: str, keep: float, found: Repaired, score: float, took: str) -> list[str]:
     """One line of the table."""
     origins = [layer.mask_origin for layer in found.layers]
     moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)

@@ -31,10 +31,10 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.records.numerics import device_of
-from sipp.records.options import pattern_of
+from sipp.records.options import RepairMethod, pattern_of
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
-from sipp.repairing.repair_options import RepairMethod, RepairOptions
+from sipp.repairing.repair_options import RepairOptions
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
 KEEPS = ("0.7", "0.5", "0.4", "0.3", "2:4", "4:8")

@@ -16,7 +16,7 @@ from sipp.inputs import distance
 from sipp.inputs.data import data_of
 from sipp.records.pruned import Pruned
 from sipp.records.repair import Repair
-from sipp.repairing import gathering, polishing
+from sipp.repairing import layer_usage, polishing
 from sipp.repairing.data_split import split_batches
 
 
@@ -74,7 +74,7 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
     polish = done(wild).polish
-    n_looks = 2 * (polishing.FIRST_LOOKS + polishing.PATIENCE)  # in a second round on mixtures too
+    n_looks = 2 * (polishing.FIRST_CHECKS + polishing.PATIENCE)  # in a second round on mixtures too
     assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * n_looks
     assert polish.rate <= 1e6 * polishing.LOWER
     assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
@@ -181,7 +181,7 @@ def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
 
     monkeypatch.setattr(polishing, "_round", noted)
     found = done(sipp.repair(dense, pruned, points(40), steps=160, learning_rate=5e-3)).polish
-    assert found is not None and len(rounds) == 2 and rounds[0].best < polishing.BY_HEART * 160
+    assert found is not None and len(rounds) == 2 and rounds[0].best < polishing.OVERFITTED * 160
     errors = [one.error for one in rounds]
     nearer = rounds[1] if (errors[1] or 0) < (errors[0] or 0) else rounds[0]
     assert found.mixes is (nearer is rounds[1]) and (found.best, found.taken) == (
@@ -189,7 +189,7 @@ def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
         sum(one.taken for one in rounds),
     )
     rounds.clear()
-    monkeypatch.setattr(polishing, "BY_HEART", 0.0)
+    monkeypatch.setattr(polishing, "OVERFITTED", 0.0)
     assert not done(sipp.repair(dense, pruned, points(40), steps=16)).polish.mixes and len(rounds) == 1
 
 
@@ -207,7 +207,7 @@ class Binary(nn.Module):
 
 
 def test_a_network_that_refuses_mixtures_keeps_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polishing, "BY_HEART", 2.0)  # a second round in any case
+    monkeypatch.setattr(polishing, "OVERFITTED", 2.0)  # a second round in any case
     dense, data = Binary().eval(), (points(30) > 0.5).float()
     found = done(sipp.repair(dense, sipp.prune(dense, None, keep=0.6, method="wt"), data, steps=100)).polish
     assert found is not None and found.best > 0 and found.taken <= 100 and not found.mixes
@@ -402,7 +402,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
-    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 0})
+    monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))

@@ -21,12 +21,13 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
+from sipp.records.pruned import Repaired
 from sipp.repairing import choosing, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
-from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 
@@ -57,13 +58,11 @@ def fitted(points: Tensor) -> Tensor:
     return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
 
 
-def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> RepairedNetwork:
+def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> Repaired:
     return repair_network(net, masks, split, RepairOptions(**options))
 
 
-def found(
-    net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any
-) -> tuple[dict[str, Tensor], RepairedNetwork]:
+def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Repaired]:
     """The masks by magnitude, and what the search makes of them."""
     masks = sipp.prune(net, None, keep=keep, method="wt").masks
     return masks, repair(net, masks, parts_of(points), **(PLAIN | options))
@@ -107,7 +106,7 @@ def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch
     if kind == "ties":
         size_N = (4 * size_N).round()
     elif kind == "odd sample":
-        size_N[:: layer_search.SAMPLED_OF] += 10.0
+        size_N[:: layer_search.SAMPLE_STRIDE] += 10.0
     elif kind == "one value":
         size_N = torch.ones(600)
     elif kind == "not allowed":
@@ -186,7 +185,7 @@ def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch
 
 def check_layer(
     net: nn.Module,
-    made: RepairedNetwork,
+    made: Repaired,
     given: dict[str, Tensor],
     name: str,
     x: oracle.Array,
@@ -345,7 +344,7 @@ def test_weights_that_were_zero_stay_zero() -> None:
     assert next(layer for layer in made.layers if layer.name == "conv1.weight").moved > 0
 
 
-def test_what_is_worse_on_points_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
     _, made = found(net, points, keep=0.3)
     for layer in made.layers:
@@ -553,7 +552,7 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
 def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
-    monkeypatch.setattr(choosing, "SMALL", 1000)
+    monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 1000)
     masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
     assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
@@ -566,8 +565,8 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
     options = {name: value for name, value in PLAIN.items() if name not in ("error_feedbacks", "ridges", "budgets")}
     tried = []
     for small in (10**9, 1000):
-        monkeypatch.setattr(choosing, "SMALL", small)
-        monkeypatch.setattr(weights_module, "LARGE", small)
+        monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", small)
+        monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", small)
         made = repair(net, masks, parts_of(points), **options)
         tried.append(
             (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})
@@ -715,4 +714,4 @@ def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dty
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
     layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
     batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
-    assert network_fit.network_task(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed
+    assert network_fit.NetworkTask.of(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed

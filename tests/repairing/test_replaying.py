@@ -119,11 +119,11 @@ def test_what_was_written_to_is_forgotten_and_forwards_come_back() -> None:
     x, replay = torch.randn(5, 3), Replay()
     own = net[1].forward = net[1].forward  # a user's own attribute stays
     with torch.no_grad():
-        with replay.of(net, 0, {net[2]}):
+        with replay.running(net, 0, {net[2]}):
             found = net(x)
         assert [path[-1][0] for path in replay.kept[0]] == ["1"]  # the output of "0" was overwritten in place
         for _ in range(2):
-            with replay.of(net, 0, {net[2]}):
+            with replay.running(net, 0, {net[2]}):
                 assert torch.equal(found, net(x))
     assert vars(net[1])["forward"] is own and "forward" not in vars(net[0])
 
@@ -132,12 +132,12 @@ def test_nothing_is_kept_behind_weights_that_will_change() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Tanh())
     replay = Replay()
     with torch.no_grad():
-        with replay.of(net, 0, {net[1][0]}):
+        with replay.running(net, 0, {net[1][0]}):
             net(torch.randn(5, 3))
         assert [path[-1][0] for path in replay.kept[0]] == ["0"]
-        with replay.of(net, 0, {net[2]}):
+        with replay.running(net, 0, {net[2]}):
             net(torch.randn(5, 3))
         assert [path[-1][0] for path in replay.kept[0]] == ["0", "1"]  # "1" in place of what it holds
-        with replay.of(net, 0, set()):
+        with replay.running(net, 0, set()):
             net(torch.randn(5, 3))
     assert [path[-1][0] for path in replay.kept[0]] == [""]  # all of it in place of its parts

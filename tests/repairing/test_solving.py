@@ -26,7 +26,8 @@ def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tens
 
 def moments_of(x_GKP: torch.Tensor, gap_GRP: torch.Tensor) -> Moments:
     sums = Moments.zeros(len(x_GKP), gap_GRP.shape[1], x_GKP.shape[1], x_GKP.device)
-    sums.add(x_GKP, gap_GRP, gap_GRP)
+    sums.add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
+    sums.add_rows(x_GKP, gap_GRP, gap_GRP)
     sums.n = float(x_GKP.shape[2])
     return sums
 

@@ -15,10 +15,12 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
 from sipp.repairing import choosing, gathering, layer_targets, network_fit, repair_network
-from sipp.repairing.data_split import DenseOutputs, split_batches
-from sipp.repairing.gathering import Gatherer, _Shared, layer_usage, masked_layers
+from sipp.repairing import layer_usage as usage_module
+from sipp.repairing.data_split import split_batches
+from sipp.repairing.gathering import Gatherer, _Shared, masked_layers
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.layer_targets import LayerTargets
+from sipp.repairing.layer_usage import DenseOutputs, layer_usage
 from sipp.repairing.moments import Moments
 from sipp.repairing.repair_options import RepairOptions
 
@@ -118,14 +120,15 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         found = repair_network.repair_network(net, masks, replace(parts, dense_outputs=known), options)
         return list(found.model.state_dict().values()), n_passes
 
-    monkeypatch.setattr(gathering, "runner", counted)
+    for module in (gathering, usage_module):
+        monkeypatch.setattr(module, "runner", counted)
     known = DenseOutputs()
     _, at_first = fitted(0.6, known)
     (again, later), (alone, without) = fitted(0.4, known), fitted(0.4, None)
     n_streams = sum(len(corrected) for _, corrected in known.targets)
     assert all(map(torch.equal, again, alone)) and at_first == without
     assert later == n_streams < without / 2  # those that look whether a stream is aligned, on the first batch
-    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 1})
+    monkeypatch.setattr(usage_module, "TARGET_BYTES", {"cpu": 1})
     full = DenseOutputs()
     assert all(map(torch.equal, fitted(0.4, full)[0], alone)) and not full.targets and full.n_bytes == 0
 
@@ -149,8 +152,8 @@ def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     mlp, points = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(40, 5)
     assert chosen(mlp, points)[1] > 0
-    monkeypatch.setattr(choosing, "SMALL", 10)
-    monkeypatch.setattr(ranking_records, "LARGE", 10)
+    monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 10)
+    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 10)
     assert chosen(mlp, points) == (0.25, 0)
     assert chosen(residual_cnn().eval(), data("images"))[1] > 0  # nor are convolutions taken for such
 
@@ -168,20 +171,20 @@ class Forked(nn.Module):
 
 def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     n_passes = 0
-    run = gathering.runner
+    run = usage_module.runner
 
     def counted(*args: Any, **options: Any) -> Any:
         nonlocal n_passes
         n_passes += 1
         return run(*args, **options)
 
-    monkeypatch.setattr(gathering, "runner", counted)
+    monkeypatch.setattr(usage_module, "runner", counted)
     points = [torch.rand(8, 4), -torch.rand(8, 4), torch.rand(8, 4), torch.rand(5, 4)]
     batches = list(data_of(points, device=torch.device("cpu")).batches())
     census = {}
     for net in (nn.Linear(4, 3), Forked()):
         n_passes = 0
-        census[type(net)] = gathering.layer_usage(net, find_prunable_layers(net), batches, {}), n_passes
+        census[type(net)] = layer_usage(net, find_prunable_layers(net), batches, {}), n_passes
     plain, n_plain = census[nn.Linear]
     assert [uses["weight"] for uses in plain.n_uses] == [1] * 4 and n_plain == 1  # a few points of 29
     assert plain.target_bytes["weight"] == 29 * 3 * 4
@@ -200,7 +203,7 @@ def repaired() -> sipp.Pruned:
 
 
 def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, most, made, taken = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.taken
+    alive, most, made, popped = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.pop
     monkeypatch.setattr(repair_network, "choose", first_choice)
 
     def noted(self: LayerTargets, names: Any, i: int) -> Any:
@@ -209,13 +212,13 @@ def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyP
         return found
 
     def looked(self: LayerTargets, names: Any) -> LayerTargets:
-        few = taken(self, names)
+        few = popped(self, names)
         most.append({name for name, one in alive if one() is not None})
         assert most[-1] <= {*names, *self.kept[0]}  # type: ignore[index]
         return few
 
     monkeypatch.setattr(LayerTargets, "_dense", noted)
-    monkeypatch.setattr(LayerTargets, "taken", looked)
+    monkeypatch.setattr(LayerTargets, "pop", looked)
     repaired()
     in_block = [{name for name in names if name.startswith("encoder.layers.1.")} for names in most]
     assert [len(names) for names in in_block if names] == 2 * [4, 3, 2, 1]  # in both fits
@@ -335,6 +338,6 @@ def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monk
     costs = list[int]()
     split = split_batches(data_of(torch.randn(50, 6)).batches())
     layer = LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
-    task = network_fit.network_task(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
+    task = network_fit.NetworkTask.of(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
     made = network_fit.fit_network(task, masks, split, advance=costs.append)
     assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)

@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing import gathering, replaying
+from sipp.records.pruned import Repaired
+from sipp.repairing import layer_usage, replaying
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import RepairedNetwork, repair_network
+from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 
 N_BLOCKS = 5
@@ -33,7 +34,7 @@ class Block(nn.Module):
         return torch.relu(x + self.nb(self.b(torch.relu(self.na(self.a(x))))))
 
 
-def counted_repair(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Counter[str], RepairedNetwork]:
+def counted_repair(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Counter[str], Repaired]:
     """What a search for mask and weights of a residual network does, and its result."""
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(N_BLOCKS)))
@@ -131,7 +132,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch, n_batches: int, n_blocks: int) -
     net = nn.Sequential(*(LinearBlock() for _ in range(n_blocks))).eval()
     masks = sipp.prune(net, None, keep=0.5, method="wt").masks
     points = torch.randn(n_batches, A_BATCH, N_TOKENS, 8)
-    monkeypatch.setattr(gathering, "TARGET_BYTES", {"cpu": 0})
+    monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": 0})
     split = split_batches(data_of(list(points)).batches())
     options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)

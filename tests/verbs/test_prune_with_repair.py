@@ -249,7 +249,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
     """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""
     options: dict[str, Any] = {"keep": 0.4, "statements": statements, "progress": False}
     small = sipp.prune(net(), points(), repair=True, **options)
-    monkeypatch.setattr(ranking_records, "LARGE", 1000)
+    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
     large = sipp.prune(net(), points(), repair=True, **options)
     alone = sipp.prune(net(), points(), **options)
     assert small.choice is not None and large.choice is not None and alone.choice is not None
@@ -262,7 +262,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
 
 
 def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking_records, "LARGE", 1000)
+    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
     endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
     monkeypatch.setattr(ranking, "wanda", lambda task: endless)
     large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
@@ -271,7 +271,7 @@ def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.M
 
 def test_a_comparison_begins_a_repair_as_prune_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a language model a repair starts from another mask than the method alone gives."""
-    monkeypatch.setattr(ranking_records, "LARGE", 1000)
+    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
     x, fresh = points(), points(100, 5)
     rows = sipp.compare(net(), x, keeps=(0.4,), methods=("sipp-blend",), holdout=fresh, repair=True).rows
     for row in rows:

@@ -155,7 +155,7 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
         fan_in=weight.fan_in,
         kept=int(rows.mask_FK.sum()),
         strategies={name: int((rows.strategy_F == code).sum()) for code, name in names.items()},
-        dead_rows=dead_rows(cut.dense[i], rows),
+        dead_rows=dead_rows(cut.dense[i], rows.values_FK),
         eps_F=rows.eps_F if has_bound else None,
         eps=eps,
         sign_complexity=complexity,

@@ -120,8 +120,8 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
             yield slice(start, start + len(piece)), part
 
 
-def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """The windows (B, G, *positions, *fan_in), scaled, as patches_GKP, P over points and then positions: a fresh copy.
+def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The windows (B, G, *positions, *fan_in), scaled if asked, as patches_GKP, P over points, then positions: a copy.
 
     Scaled in float64 where either that or the windows are float64: float32 may not hold the scale, or the values.
     """
@@ -129,9 +129,11 @@ def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor, dtype: to
     fan_dims = range(2 + n_position_dims, windows.ndim)
     ordered = windows.permute(1, *fan_dims, 0, *position_dims)
     wide = BOUND_DTYPE if BOUND_DTYPE in (windows.dtype, dtype) else SCORE_DTYPE
-    scale = scale_B.to(windows.device, wide).view(-1, *[1] * n_position_dims)
     patches = torch.empty(ordered.shape, dtype=wide, device=windows.device)
-    if windows.dtype == wide:
+    scale = None if scale_B is None else scale_B.to(windows.device, wide).view(-1, *[1] * n_position_dims)
+    if scale is None:
+        patches.copy_(ordered)
+    elif windows.dtype == wide:
         torch.mul(ordered, scale, out=patches)
     else:
         patches.copy_(ordered).mul_(scale)

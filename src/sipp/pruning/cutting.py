@@ -137,9 +137,9 @@ def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange
     return None if error is None else OutputChange(error, sample.n_points, aside=False)
 
 
-def dead_rows(dense_FK: Tensor, rows: SparseRows) -> tuple[int, ...]:
-    """Indices of rows that had weights and have none now."""
-    is_dead_F = (dense_FK != 0).any(1) & ~((rows.values_FK != 0).any(1))
+def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:
+    """Indices of rows that had weights and have none now; `left_FK` are the values that are left, or their mask."""
+    is_dead_F = (dense_FK != 0).any(1) & ~((left_FK != 0).any(1))
     return tuple(is_dead_F.nonzero().flatten().tolist())
 
 

@@ -28,7 +28,8 @@ from sipp.records.checking import (
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
 Fitting = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
-Repairing = bool | Literal["joint", "refit"]  # True is "joint": masks may move (T21); "refit": they stay
+RepairMethod = Literal["joint", "refit"] | Fitting  # "joint": masks may move (T21); "refit": they stay
+Repairing = bool | Literal["joint", "refit"]  # the option of the verbs; True is "joint"
 Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
 Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
@@ -63,6 +64,13 @@ def check_repair(repair: Any) -> Repairing:
         check_flag("repair", repair)
     checked: Repairing = repair
     return checked
+
+
+def repairs_asked(repair: Repairing) -> list[RepairMethod]:
+    """The repair that the option asks for, if any; True is "joint"."""
+    if not repair:
+        return []
+    return ["joint" if isinstance(repair, bool) else repair]
 
 
 def check_floor(floor: Any) -> Floor:

@@ -16,7 +16,7 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
 from sipp.records.plots import layer_bars
 from sipp.records.ranking import BlendChoice, DrawUnit
-from sipp.records.repair import Repair
+from sipp.records.repair import FittedLayer, Repair, Trial
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
@@ -341,12 +341,18 @@ def without_statements(pruned: Pruned, reason: str) -> Pruned:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A repaired copy of a network, the record of the repair, and the keys of the points it used."""
+    """A repaired copy of a network, the record of the repair, and the keys of the points it used.
+
+    If all points were fitted in the end (`record.n_points` exceeds `record.n_judged_fit`), none are left to test it:
+    the errors are those of a network fitted in the same way to `n_judged_fit` of them.
+    """
 
     model: nn.Module
     masks: dict[str, Tensor]
     record: Repair
     keys: frozenset[bytes]
+    layers: tuple[FittedLayer, ...]  # in the order of execution
+    trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property
     def moved(self) -> OutputChange | None:

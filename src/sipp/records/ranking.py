@@ -36,13 +36,13 @@ class Weight:
         return self.n_rows * self.fan_in
 
 
-LARGE = 4 << 20  # weights of the network
+MOST_WEIGHTS_OF_SMALL = 4 << 20  # a network with more weights is large: a repair fits all of it only once
 
 
 def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
     """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
     n_weights = sum(weight.n_weights for weight in weights)
-    return n_weights > LARGE and all(parameters[weight.name].ndim == 2 for weight in weights)
+    return n_weights > MOST_WEIGHTS_OF_SMALL and all(parameters[weight.name].ndim == 2 for weight in weights)
 
 
 def to_rows(weight: Weight, tensor: Tensor) -> Tensor:

@@ -1,18 +1,66 @@
-"""The record of a repair: its effect on each layer and on the output. `print` it."""
+"""The record of a repair: its effect on each layer and on the output. `print` it.
+
+FittedLayer and Trial are details that a repair returns but no file stores.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
-from sipp.records.options import Fitting
+from sipp.records.options import RepairMethod
 from sipp.records.plots import layer_bars
 
+# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
+Budgets = Literal["given", "magnitude", "even", "between"]
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
+MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
+
+
+@dataclass(frozen=True)
+class FittedLayer:
+    """What the fit of one weight did, in full; a `LayerRepair` is what is stored of it.
+
+    Errors are on validation points: the gap to the layer's target, relative to the norm of the dense output.
+    """
+
+    name: str
+    mask_origin: MaskOrigin
+    kept: int
+    moved: int = 0  # kept weights that were not in the mask the fit began with
+    ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
+    error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
+    error_first_mask: float | None = None  # refitted; None also if a few rows showed that it is worse
+    error_searched_mask: float | None = None  # refitted
+    error: float | None = None  # of what was taken
+    rounds: int = 0  # of the search
+    corrects: bool = False  # the residual stream that its output is added to
+    intercept: Intercept = "none"
+    left_alone: str = ""  # why it is unfitted
+
+    def with_errors_of(self, validated: FittedLayer) -> FittedLayer:
+        """This layer with the errors of an earlier fit that was validated."""
+        return replace(
+            self,
+            error_before=validated.error_before,
+            error_first_mask=validated.error_first_mask,
+            error_searched_mask=validated.error_searched_mask,
+            error=validated.error,
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate for the error feedback and the budgets, fitted to fewer points."""
+
+    error_feedback: float
+    budgets: Budgets
+    n_layers: int  # the first ones, which were fitted
+    error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
 @dataclass(frozen=True)
@@ -60,7 +108,7 @@ class Repair:
     output_chosen: float | None  # at the end, on validation points: optimistic
     polish: Polish | None
     undone: str  # why the repair was undone; empty if it was not
-    way: Literal["refit", "joint"] | Fitting = "refit"  # "joint": masks and weights were found together (T21)
+    way: RepairMethod = "refit"
     error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
     budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
     n_judged_fit: int | None = None  # points fitted when it was judged; the final fit may use all

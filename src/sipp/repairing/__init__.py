@@ -1,1 +1,1 @@
-"""Mask and weights found together, refit of kept weights, polish: a pruned network brought nearer to the dense one."""
+"""Brings a pruned network closer to the dense one: search for masks and weights, refit of kept weights, polish."""

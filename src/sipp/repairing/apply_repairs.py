@@ -1,4 +1,4 @@
-"""Gives the kept weights of a cut new values: first by the method's own fit, then by the repair that was asked for."""
+"""Gives the kept weights of a cut new values: first by the method's own fit, then by the repair."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from sipp.pruning.cutting import restore_spared, spared_by_name
-from sipp.records.options import Fitting, Repairing
+from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.repair_network import own_weights, repair_network
-from sipp.repairing.repair_options import RepairMethod, RepairOptions
+from sipp.repairing.repair_options import RepairOptions
 
 
 def apply_repairs(
     ranking: Ranking,
     masks: Mapping[str, Tensor],
     split: DataSplit,
-    repairs: Sequence[Repairing | Fitting],
+    repairs: Sequence[RepairMethod],
     options: RepairOptions,
     *,
     start: nn.Module | None = None,
 ) -> Repaired:
-    """Runs the repairs one after the other (see `ways_of`) and returns the network that the last one leaves.
+    """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
 
     It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
     masks. Method, floor and pattern of `options` are set here. Only the last repair may fit the test points too.
     """
     dense, model, masks = ranking.model, start, dict(masks)
-    for i, repair in enumerate(repairs):
-        method: RepairMethod = "joint" if isinstance(repair, bool) else repair
+    for i, method in enumerate(repairs):
         is_last = i == len(repairs) - 1
         chosen = replace(
             options,
@@ -46,4 +45,4 @@ def apply_repairs(
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
         repaired = repair_network(dense, fitted, split, chosen, own)
         model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
-    return Repaired(repaired.model, masks, repaired.record, split.keys)
+    return replace(repaired, masks=masks)

@@ -1,4 +1,4 @@
-"""Chooses the error feedback and the budgets of layers: whole networks are fitted to a few points and compared."""
+"""Chooses the error feedback and the budgets of layers: fits whole networks to a few points and compares them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,22 @@ from torch import Tensor
 
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.distance import output_error
-from sipp.repairing.data_split import DataSplit, DenseOutputs, merged_batches
-from sipp.repairing.gathering import layer_usage
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
+from sipp.records.repair import Budgets, Trial
+from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.repairing.layer_budgets import masks_by_budgets
-from sipp.repairing.network_fit import SMALL, Masks, NetworkTask, fit_network
-from sipp.repairing.repair_options import Budgets, Candidates
+from sipp.repairing.layer_usage import DenseOutputs, layer_usage
+from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
+from sipp.repairing.repair_options import Candidates
 
-TRIED_OF, FEWEST_TRIED = 4, 256  # trials fit one in so many points, and not fewer than this
-NOISE = 0.05  # relative: errors of trials that are closer are the same, and the first is taken
-FIRST_OF = 8  # of networks that are not small, the first layers are tried, with one in so many of the weights
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice, fitted to fewer points."""
-
-    error_feedback: float
-    budgets: Budgets
-    n_layers: int  # that were fitted: the first ones
-    error: float  # of the output on the points kept aside; infinite where it holds no real numbers
+TRIAL_SHARE, FEWEST_TRIED = 1 / 4, 256  # of the fit points, used in each trial; but at least this number of them
+NOISE = 0.05  # relative: trials whose errors are closer than this count as equal, and the first is taken
+FIRST_LAYERS_SHARE = 1 / 8  # of the weights of a large network: trials fit the first layers that hold this share
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, the first masks with these budgets, and the trials; none where there was no choice."""
+    """What was chosen, the first masks with these budgets, and the trials, if there was a choice."""
 
     error_feedback: float
     budgets: Budgets
@@ -42,7 +34,7 @@ class Choice:
 
 
 def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candidates, floor: float | None) -> Choice:
-    """The candidates whose network is nearest to the dense one on the points kept aside."""
+    """The candidates whose network is nearest to the dense one on the validation points."""
 
     def masks_of(some: Masks, budgets: Sequence[Budgets]) -> dict[Budgets, dict[str, Tensor]]:
         return masks_by_budgets(task.dense, task.weights, some, budgets, floor)
@@ -64,17 +56,17 @@ def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candid
 def _tried(
     task: NetworkTask, starts: dict[Budgets, dict[str, Tensor]], split: DataSplit, feedbacks: Sequence[float]
 ) -> list[Trial]:
-    """Each feedback on the first budgets, while the error falls; then the best one with the other budgets."""
+    """Tries the feedbacks with the first budgets while the error falls; then the best one with the other budgets."""
     few, trials = _few_points(split), list[Trial]()
 
     def tried(feedback: float, budgets: Budgets) -> Trial:
-        layer = replace(task.layer, error_feedback=feedback, judges=False)
+        layer = replace(task.layer, error_feedback=feedback, validates=False)
         residuals = None if task.residuals is None else [name for name in task.residuals if name in starts[budgets]]
         fit = fit_network(replace(task, layer=layer, residuals=residuals), starts[budgets], few)
         error = output_error(task.dense, fit.model, split.validation)
         return Trial(feedback, budgets, len(starts[budgets]), math.inf if error is None else error)
 
-    first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # where errors are the same, it is taken
+    first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # so it wins a tie
     for feedback in feedbacks:
         trials.append(tried(feedback, first))
         if len(trials) > 1 and trials[-1].error >= min(trial.error for trial in trials[:-1]):
@@ -84,15 +76,15 @@ def _tried(
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
-    """The first whose error is as small as the least, but for noise."""
+    """The first whose error is within the noise of the least."""
     least = min(trial.error for trial in trials)
     return next(trial for trial in trials if trial.error <= (1 + NOISE) * least)
 
 
 def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
-    """The masks of the layers that trials fit: all of a small network, the first to be executed of others."""
+    """The masks of the layers that trials fit: all of a small network, the first in execution of a large one."""
     n_weights = sum(mask.numel() for mask in masks.values())
-    n_wanted = max(SMALL, n_weights // FIRST_OF)
+    n_wanted = max(MOST_WEIGHTS_OF_SMALL, int(n_weights * FIRST_LAYERS_SHARE))
     if n_weights <= n_wanted:
         return dict(masks)
     usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)
@@ -105,9 +97,9 @@ def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str
 
 
 def _few_points(split: DataSplit) -> DataSplit:
-    """Some of the points that are fitted, a quarter of them at least, and none kept aside, for several fits."""
+    """Some of the fit points, at least a quarter of them, and no validation points, for several fits."""
     n_points = sum(batch.n_points for batch in split.fit)
-    step = n_points // max(FEWEST_TRIED, n_points // TRIED_OF)
+    step = n_points // max(FEWEST_TRIED, int(n_points * TRIAL_SHARE))
     few = split.fit
     if step > 1:
         most = max(batch.n_points for batch in few)

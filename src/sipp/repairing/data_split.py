@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +15,28 @@ from sipp.inputs.distance import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of, integers
-from sipp.repairing.gathering import LayerUsage, Targets
+from sipp.repairing.layer_usage import DenseOutputs
 
-# One point in so many is not fitted. Half of these are for validation: they choose the ridges, leave layers alone and
-# stop the polish. The rest choose nothing, and test the result. Where those would be too few, all are for validation.
+# One point in ten is held back from the fit. Half of these are for validation: they choose the ridges, leave layers
+# alone and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
 HELD_BACK_ONE_IN = 10
-FEWEST_TEST_POINTS = 4  # different points, none of them a copy of one that was fitted or that chose
+FEWEST_TEST_POINTS = 4  # distinct, and no copies of fit or validation points
 FEWEST_POINTS = 10
 
-# Of tokens on a GPU: a pass of a batch takes at most so many bytes, and one in so many of the card's. For each token it
-# holds so many numbers of the widest layer: outputs that are wanted, and those of the layers around it.
-BATCH_BYTES, BATCH_OF_MEMORY, KEPT_ALIVE = 2 << 30, 64, 4
-
-
-@dataclass
-class DenseOutputs:
-    """What the dense network gives on some points: the same for every fit to them, and kept as far as there is room."""
-
-    usages: dict[tuple[str, ...], LayerUsage] = field(default_factory=dict)  # by weights
-    targets: dict[tuple[tuple[str, ...], ...], list[Targets]] = field(default_factory=dict)  # by weights, and corrected
-    n_bytes: int = 0  # of the targets
+# On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
+# token keeps the outputs of about four layers alive, the one that is needed and those around it.
+BATCH_BYTES, BATCH_MEMORY_SHARE, N_LAYERS_ALIVE = 2 << 30, 1 / 64, 4
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The calibration points: batches to fit and to validate on, which choose, and test batches, which only judge."""
+    """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
 
     batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]  # of each batch; the others are fitted
-    test: tuple[Batch, ...]  # none of `batches`
+    is_validation: tuple[bool, ...]  # per batch; the others are fitted
+    test: tuple[Batch, ...]  # not in `batches`
     keys: frozenset[bytes]  # of all points
-    dense_outputs: DenseOutputs | None = None  # for several fits of copies of one network to the points in `batches`
+    dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
     def fit(self) -> list[Batch]:
@@ -57,12 +48,12 @@ class DataSplit:
 
 
 def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
-    """The points that a repair of this network is given, read once."""
+    """The split of the points that this network is repaired on; the data is read once."""
     return split_batches(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
-    """The split of these batches; points that are not fitted make batches of their own."""
+    """The split of these batches; held-back points get batches of their own."""
     parts: dict[bool, list[Batch]] = {False: [], True: []}
     n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
     for batch in batches:
@@ -76,39 +67,42 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
             at = (where == flag).nonzero().flatten()
             if len(at):
                 found.append(fresh(points_at(batch, at)))
-    if len(different) < FEWEST_POINTS:  # copies kept aside would praise what was fitted to them
+    if len(different) < FEWEST_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
             f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    choosing, judging = _halved(parts[True], fitted_keys)
-    fitted, aside = parts[False], merged_batches(choosing, most)
-    is_validation = (False,) * len(fitted) + (True,) * len(aside)
-    return DataSplit((*fitted, *aside), is_validation, tuple(merged_batches(judging, most)), frozenset(different))
+    validation, test = _halved(parts[True], fitted_keys)
+    fit, validation = parts[False], merged_batches(validation, most)
+    is_validation = (False,) * len(fit) + (True,) * len(validation)
+    return DataSplit((*fit, *validation), is_validation, tuple(merged_batches(test, most)), frozenset(different))
 
 
-def _halved(aside: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
-    """Every second point chooses and the others judge, but for copies; all choose where too few would judge."""
-    choosing, rest, n_seen = list[Batch](), list[Batch](), 0
-    for batch in aside:
+def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
+    """Splits the held-back points into validation and test, without copies in the test.
+
+    All are for validation if the test would be too small.
+    """
+    validation, rest, n_seen = list[Batch](), list[Batch](), 0
+    for batch in held_back:
         is_second = integers(n_seen, n_seen + batch.n_points) % 2 == 1
         n_seen += batch.n_points
-        for found, where in ((choosing, ~is_second), (rest, is_second)):
+        for found, where in ((validation, ~is_second), (rest, is_second)):
             if bool(where.any()):
                 found.append(points_at(batch, where.nonzero().flatten()))
-    used = fitted_keys | {key for batch in choosing for key in draw_keys_of(batch)}
-    judging, judging_keys = list[Batch](), list[bytes]()
+    used = fitted_keys | {key for batch in validation for key in draw_keys_of(batch)}
+    test, test_keys = list[Batch](), list[bytes]()
     for batch in rest:
         keys = draw_keys_of(batch)
         new = [i for i, key in enumerate(keys) if key not in used]
-        judging_keys += [keys[i] for i in new]
+        test_keys += [keys[i] for i in new]
         if new:
-            judging.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
-    return (choosing, judging) if len(set(judging_keys)) >= FEWEST_TEST_POINTS else (aside, [])
+            test.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
+    return (validation, test) if len(set(test_keys)) >= FEWEST_TEST_POINTS else (held_back, [])
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
-    """The points in as few batches as can be made of neighbours that are alike, none larger than `most`."""
+    """The points in fewer batches: neighbours of the same shape are joined up to `most` points."""
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
@@ -121,16 +115,16 @@ def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
 
 
 def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
-    """The same points, on a GPU in as large batches as it has room for: with small ones it waits for Python.
+    """The same points; on a GPU in batches as large as memory allows, because small ones leave it waiting for Python.
 
-    `widest` is the most inputs or outputs of a weight.
+    `widest` is the largest number of inputs or outputs of a weight.
     """
-    fitted, aside = (
+    fit, validation = (
         merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
         for some in (split.fit, split.validation)
     )
-    is_validation = (False,) * len(fitted) + (True,) * len(aside)
-    return replace(split, batches=(*fitted, *aside), is_validation=is_validation)
+    is_validation = (False,) * len(fit) + (True,) * len(validation)
+    return replace(split, batches=(*fit, *validation), is_validation=is_validation)
 
 
 def _room(batch: Batch, widest: int) -> int:
@@ -140,7 +134,7 @@ def _room(batch: Batch, widest: int) -> int:
 
 
 def _points_at_once(inputs: Tensor, widest: int) -> int:
-    """As many as are made of a tensor; of tokens also as many as a narrow network makes few bytes of."""
+    """The usual batch size; for tokens possibly more, if the network is so narrow that its outputs are small."""
     n_points = points_per_batch(inputs, inputs.device)
     if not is_tokens(inputs):
         return n_points
@@ -149,11 +143,11 @@ def _points_at_once(inputs: Tensor, widest: int) -> int:
 
 
 def sequences_at_once(length: int, widest: int, memory: int) -> int:
-    """How many sequences of this length pass a block at once on a GPU with so many bytes."""
-    n_bytes = min(BATCH_BYTES, memory // BATCH_OF_MEMORY)
-    return n_bytes // (KEPT_ALIVE * SCORE_DTYPE.itemsize * widest * length)
+    """How many sequences of this length pass a block at once on a GPU with `memory` bytes."""
+    n_bytes = min(BATCH_BYTES, int(memory * BATCH_MEMORY_SHARE))
+    return n_bytes // (N_LAYERS_ALIVE * SCORE_DTYPE.itemsize * widest * length)
 
 
 def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
-    """The output's error on the points that chose nothing; None where there are none."""
+    """The error of the output on the test points; None if there are none."""
     return output_error(dense, other, split.test) if split.test else None

@@ -1,82 +1,60 @@
-"""Runs both networks over the points and sums up the moments that a fit of a few weights needs.
+"""Runs both networks on the points and sums the moments that the fit of a few weights needs.
 
-The dense network's outputs of a layer are compared with the pruned network's at the same patches of the same points,
-each on its own inputs: what the layers before have lost is made up for as well.
+The outputs of a layer in the dense and in the pruned network are compared at the same patches of the same points. Each
+network has its own inputs there, so a fit also compensates for the error of earlier layers.
 """
 
 from __future__ import annotations
 
 import glob
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.attribution import Orders
-from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Forms, few_of, form_of, goes_by_form, is_new_form, probe, runner
+from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import split_windows
+from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 from sipp.records.ranking import Weight, to_rows
+from sipp.repairing.layer_usage import LayerUsage, Targets, is_same_tensor
 from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
-# Of dense outputs that are kept, so that one pass of the dense network serves many layers
-TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
-PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are much alike: of more than that, some are left out
-FEWEST_POSITIONS = 4  # along an axis that is thinned out
-
-RowBlock = tuple[int, int, int]  # first row, number of rows and of groups of a use: each such block has sums of its own
+RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 OnUse = Callable[[Weight, WeightUse, Batch], None]
-Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
 
 
 class _EnoughError(BaseException):
-    """Ends a forward pass behind the last use that is wanted. No Exception, so that no model catches it."""
-
-
-@dataclass(frozen=True)
-class LayerUsage:
-    """Which weights meet patches, in the order of execution, and how often in each batch."""
-
-    order: tuple[tuple[str, ...], ...]  # weights that meet the same patches (query, key, value) stand together
-    n_uses: list[Counter[str]]  # by batch
-    orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
-    target_bytes: dict[str, int]
-    strides: dict[str, tuple[int, ...]]  # of the positions of convolutions that are looked at
-    is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not told yet
+    """Ends a forward pass after the last use that is needed. Not an Exception, so that no model catches it."""
 
 
 @dataclass
 class WeightMoments:
-    """The moments of one weight, on points to fit and on points kept aside, block of rows by block of rows."""
+    """The moments of one weight on the fit points and on the validation points, per block of rows."""
 
     fit: dict[RowBlock, Moments] = field(default_factory=dict)
     validation: dict[RowBlock, Moments] = field(default_factory=dict)
-    obstacle: str = ""  # why the sums mean nothing
+    obstacle: str = ""  # why the sums cannot be used
 
 
-def solvable(sums: WeightMoments, *, judged: bool = True) -> tuple[list[RowBlock], str]:
-    """The blocks of rows in their order, and why they cannot be solved; empty where they can.
+def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
+    """The blocks of rows in order, and why they cannot be solved; empty if they can.
 
-    Without `judged` no points need to be kept aside.
+    Without `validates`, no validation points are needed.
     """
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or (judged and sums.fit.keys() != sums.validation.keys()):
+    if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
         return [], "no inputs reach it"
     stop = 0
     for key in sorted(sums.fit):
-        looked_at = (sums.fit[key], sums.validation[key]) if judged else (sums.fit[key],)
+        looked_at = (sums.fit[key], sums.validation[key]) if validates else (sums.fit[key],)
         start, n_rows, _ = key
         if start < stop:
             return [], "its uses take rows that overlap"
@@ -94,122 +72,19 @@ def slice_of(key: RowBlock) -> slice:
 
 
 def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
-    """The modules that hold masked weights, with those weights alone."""
+    """The modules that hold masked weights, with only those weights."""
     return layers_with(find_prunable_layers(model, include=[glob.escape(name) for name in masks]), masks)
 
 
 def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tuple[PrunableLayer, ...]:
-    """The layers that hold these weights, with those alone."""
+    """The layers that hold these weights, with only those weights."""
     chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in names}) for layer in layers)
     return tuple(layer for layer in chosen if layer.weights)
 
 
-def layer_usage(
-    model: nn.Module,
-    layers: Sequence[PrunableLayer],
-    batches: Sequence[Batch],
-    forms: Forms,
-) -> LayerUsage:
-    """The dense network looked at, every batch of a new form checked (see `runner`).
-
-    Unless the model goes by values, a few points speak for all batches of their form.
-    """
-    order: list[list[str]] = []
-    windows: dict[str, list[Tensor]] = {}  # of the group of weights at work
-    positions: dict[str, tuple[int, ...]] = {}
-    n_uses: list[Counter[str]] = []
-    orders: list[Orders | None] = []
-    n_bytes: Counter[str] = Counter()
-    n_patches: Counter[str] = Counter()
-    fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
-    alike: dict[tuple[Any, ...], tuple[int, Counter[str], Counter[str], Counter[str]]] = {}
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        name = weight.name
-        uses[name] += 1
-        n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
-        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
-        bytes_here[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
-        patches_here[name] += n_here
-        if name in windows:
-            windows[name].append(use.windows)
-        elif name not in positions:
-            if not any(len(shown) == 1 and _same(shown[0], use.windows) for shown in windows.values()):
-                order.append([])
-                windows.clear()
-            order[-1].append(name)
-            windows[name] = [use.windows]
-            positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
-
-    for batch in batches:
-        is_padded = batch.real_BT is not None  # sums need no patches told apart by point but to find padding
-        known = None
-        if is_padded or is_new_form(batch, forms):
-            known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
-            forms[form_of(batch)] = known
-        orders.append(known.orders if known is not None and is_padded else None)
-        stands_for_all = not is_padded and goes_by_form(batch, forms)
-        few = points_at(batch, few_of(batch.n_points)) if stands_for_all else batch
-        form = form_of(batch)
-        n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
-        if not uses:
-            runner(model, layers, orders=orders[-1])(few, on_use)
-            windows.clear()
-            if stands_for_all:
-                alike[form] = n_run, uses, bytes_here, patches_here
-        n_uses.append(uses)
-        n_bytes.update({name: n * batch.n_points // n_run for name, n in bytes_here.items()})
-        n_patches.update({name: n * batch.n_points // n_run for name, n in patches_here.items()})
-    strides = {
-        name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
-        for name, sizes in positions.items()
-    }
-    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
-
-
-def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
-    """Powers of two along the position axes that thin out up to so many times too many patches; 1 for sequences."""
-    strides = [1] * len(sizes)
-    while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
-        axis = max(range(len(sizes)), key=lambda a: sizes[a] // strides[a])
-        if sizes[axis] // strides[axis] < 2 * FEWEST_POSITIONS:
-            break
-        strides[axis] *= 2
-    return tuple(strides)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def target_bytes(device: torch.device) -> int:
-    """How many bytes of dense outputs are kept."""
-    return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
-
-
-def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
-    """Groups of weights whose dense outputs are gathered in one pass, and whether they fit the memory for all batches.
-
-    A group that is too large by itself stands alone, and its dense outputs are made anew batch by batch.
-    """
-    most = target_bytes(device)
-    waiting: list[tuple[str, ...]] = []
-    n_bytes = 0
-    for group in usage.order:
-        size = sum(usage.target_bytes[name] for name in group)
-        if waiting and n_bytes + size > most:
-            yield tuple(waiting), n_bytes <= most
-            waiting, n_bytes = [], 0
-        waiting.append(group)
-        n_bytes += size
-    if waiting:
-        yield tuple(waiting), n_bytes <= most
-
-
 @dataclass(frozen=True)
 class Side:
-    """One of the two networks: what of it is run, on what, and where its weights lie."""
+    """One of the two networks: the module that is run, its batches, and its layers."""
 
     model: nn.Module
     run: nn.Module  # the model, or one of its blocks on the states before it
@@ -219,25 +94,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Gatherer:
-    """The two networks, the points, and what was found out about them."""
+    """The two networks, the points, and what is known about both."""
 
     dense: Side
     pruned: Side  # its weights change between calls
-    is_validation: tuple[bool, ...]  # by batch: only for choosing and judging
+    is_validation: tuple[bool, ...]  # by batch; the others are fitted
     usage: LayerUsage
     chunk_bytes: int
     allow_tf32: bool = False  # in products and passes on a GPU
-    finished: set[str] = field(default_factory=set)  # weights that change no more
+    finished: set[str] = field(default_factory=set)  # weights that do not change any more
     replay: Replay = field(default_factory=Replay)  # of the pruned network
     dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
 
     def targets(
         self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
     ) -> tuple[Targets, ResidualInputs]:
-        """The outputs, without bias, of these weights of the dense network on batch i; and, in the same pass, what the
-        outputs of the modules, by weight, are added to.
+        """The dense outputs of these weights on batch i, without bias, and what the modules' outputs are added to.
 
-        Weights must come in the order of execution, in this call and from one to the next.
+        Both are read in one pass. Weights must come in the order of execution, within a call and between calls.
         """
         found: Targets = {name: [] for name in names}
 
@@ -247,11 +121,11 @@ class Gatherer:
             parameter = self.dense.model.get_parameter(weight.name)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
-                    found[weight.name].append(rows_GRK @ patches_in(windows, use, dtype))
+                    found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
 
         batch = self.dense.batches[i]
-        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # what is kept inside is let go
-        with self.dense_replay.of(self.dense.run, i, ()):
+        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
+        with self.dense_replay.running(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
     def gather(
@@ -262,15 +136,15 @@ class Gatherer:
     ) -> dict[str, WeightMoments]:
         """The moments of these weights, with the pruned network as it is now.
 
-        `targets_of` gives the targets of a batch, from what the outputs of the modules, by weight, are added to in it.
-        The weights must come in the order of execution, and must not change after the refit that follows.
+        `targets_of` gives the targets of a batch, given what the modules' outputs are added to in it. The weights must
+        come in the order of execution, and must not change after the next refit.
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
         for i, is_validation in enumerate(self.is_validation):
             uses = list[_KeptUse]()
             targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
-            left = {name: targets.pop(name)[::-1] for name in names}  # each is let go when it was taken
+            left = {name: targets.pop(name)[::-1] for name in names}  # each is freed once it was used
             shared = _Shared() if len(names) > 1 else None
 
             def on_use(
@@ -287,7 +161,7 @@ class Gatherer:
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)
             for name in names:
-                if left.pop(name):  # and before those of the next batch are made
+                if left.pop(name):  # freed before those of the next batch are made
                     sums[name].obstacle = _NOT_ALIGNED
         self.finished.update(names)
         return sums
@@ -295,17 +169,19 @@ class Gatherer:
     def _replayed(
         self, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
     ) -> ResidualInputs:
-        """Hands over the uses of these weights of the pruned network, which is run from where it is new; and the
-        streams, as in `targets`."""
+        """Calls `on_use` for the uses of these weights in the pruned network, and returns the streams.
+
+        Modules whose output is final are replayed, not run.
+        """
         batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        with self.replay.of(self.pruned.run, i, unfinished):
+        with self.replay.running(self.pruned.run, i, unfinished):
             return self._run(self.pruned, names, i, batch, on_use, modules)
 
     def _uses_and_streams(
         self, names: Sequence[str], i: int, uses: list[_KeptUse], modules: Mapping[str, nn.Module]
     ) -> ResidualInputs:
-        """The streams on batch i, and in the same pass the uses."""
+        """The streams on batch i; the same pass appends to `uses`."""
 
         def keep(weight: Weight, use: WeightUse, batch: Batch) -> None:
             version = None if use.windows.is_inference() else use.windows._version
@@ -314,14 +190,14 @@ class Gatherer:
         return self._replayed(names, i, keep, modules)
 
     def _check_replay(self, names: Sequence[str]) -> None:
-        """Switches the replay off where the first batch's inputs differ: modules that speak past their outputs."""
+        """Switches the replay off if it changes the inputs of the first batch: some modules have side effects."""
         if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
-            is_same = len(met[0]) == len(met[1]) and all(map(_same, *met))
+            is_same = len(met[0]) == len(met[1]) and all(map(is_same_tensor, *met))
         except DataError:
             is_same = False
         self.replay.is_checked = is_same
@@ -337,9 +213,9 @@ class Gatherer:
         left: list[Tensor],
         shared: _Shared | None,
     ) -> None:
-        """Adds one use of the pruned network to the moments; `left` are the dense outputs, the next one last.
+        """Adds one use in the pruned network to the moments; `left` are the dense outputs, the next one last.
 
-        What another weight has summed of the same windows is in `shared`.
+        `shared` holds the sums of the same windows that another weight has made.
         """
         dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE  # of products; sums are float64
         parameter = self.pruned.model.get_parameter(weight.name)
@@ -361,7 +237,7 @@ class Gatherer:
                 sums.obstacle = _NOT_ALIGNED
                 return
             dense_GRP = left.pop().to(dtype)
-            patches_GKP = patches_in(windows, use, dtype)
+            patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             mean_GK1 = None
@@ -380,7 +256,7 @@ class Gatherer:
         moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
 
     def _lies_far(self, weight: Weight, patches_GKP: Tensor) -> bool:
-        """Whether the weight's inputs lie far from 0, which is asked once."""
+        """Whether the weight's inputs lie far from 0; decided once."""
         known = self.usage.is_far
         if known.get(weight.name) is None:
             known[weight.name] = lie_far(patches_GKP)
@@ -397,11 +273,10 @@ class Gatherer:
         *,
         to_end: bool = False,
     ) -> ResidualInputs:
-        """Hands over the uses of these weights on batch i, and stops behind the last of them and of the streams.
+        """Calls `on_use` for each use of these weights on batch i, and stops after the last one and the last stream.
 
-        Unless it is run `to_end`, which a block is whose state behind it is wanted next.
-
-        A batch may have to be made by blocks before: it is given, so that no replay or watch is at work there.
+        With `to_end`, runs the whole block, because its output is needed next. The batch is an argument, and not read
+        here: making it may run earlier blocks, which must happen outside of any replay or watch.
         """
         n_left, streams = sum(self.usage.n_uses[i][name] for name in names), ResidualInputs()
         if n_left == 0:
@@ -425,7 +300,7 @@ class Gatherer:
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
-        """The windows of a use in pieces that fit the memory, the same ones for both networks."""
+        """The windows of a use in chunks that fit in memory, the same for both networks."""
         n_rows = weight.n_rows if use.n_rows is None else use.n_rows
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
@@ -434,12 +309,12 @@ class Gatherer:
 
 @dataclass(frozen=True)
 class _KeptUse:
-    """A use that is kept to the end of a pass, and how often it had been written to: once more, and it is another."""
+    """A use that is kept until the end of a pass, and the version of its windows, which an in-place write raises."""
 
     weight: Weight
     use: WeightUse
     batch: Batch
-    version: int | None  # None: nobody counts
+    version: int | None  # None: inference tensors have none
 
     @property
     def is_intact(self) -> bool:
@@ -447,7 +322,7 @@ class _KeptUse:
 
 
 def _hand_over(uses: list[_KeptUse], on_use: OnUse) -> bool:
-    """Hands over the uses, which are let go, if there are any and all are as they were; whether it did."""
+    """Calls `on_use` for the uses and frees them, if there are any and none was written to; whether it did."""
     if not uses or not all(kept.is_intact for kept in uses):
         return False
     while uses:
@@ -458,14 +333,14 @@ def _hand_over(uses: list[_KeptUse], on_use: OnUse) -> bool:
 
 @dataclass
 class _Shared:
-    """The sums of inputs of the last windows in a pass: neighbours meet the same ones."""
+    """The sums over the last windows of a pass: neighbouring weights often share their input."""
 
-    windows: Tensor | None = None  # kept alive, so that an address stands for one tensor
+    windows: Tensor | None = None  # kept alive, so that its address stays its own
     version: int = 0
     sums: Moments | None = None
 
     def of(self, windows: Tensor) -> Moments | None:
-        """The sums of these windows, where they are the last ones and were not written to."""
+        """The sums of these windows, if they are the last ones and were not written to."""
         last = self.windows
         if last is None or windows.is_inference() or windows._version != self.version:
             return None
@@ -479,7 +354,7 @@ class _Shared:
 
 
 def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
-    """The use with some of its positions, others in the next batch; of a use with padding, or in other axes, all."""
+    """Subsamples positions, with a different phase per batch; padded uses are kept whole."""
     if math.prod(strides) == 1 or use.counts_B is not None or use.n_position_dims != len(strides):
         return use
     taken = (slice(phase % stride, None, stride) for stride in strides)
@@ -490,17 +365,7 @@ _NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differen
 
 
 def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
-    """The rows of the use's groups (G x R x K) in the model as it is."""
+    """The rows of the use's groups (G x R x K) in the current model."""
     rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
     stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
     return rows_FK[use.row_start : stop].unflatten(0, (use.windows.shape[1], -1))
-
-
-def patches_in(windows: Tensor, use: WeightUse, dtype: torch.dtype) -> Tensor:
-    """The patches of windows: G x K x P, P over points and then positions."""
-    first = 2 + use.n_position_dims
-    ordered = windows.permute(1, *range(first, windows.ndim), 0, *range(2, first))
-    n_groups, fan_in = windows.shape[1], windows.shape[first:].numel()
-    n_patches = len(windows) * windows.shape[2:first].numel()
-    patches = torch.empty(ordered.shape, dtype=dtype, device=windows.device).copy_(ordered)
-    return patches.view(n_groups, fan_in, n_patches)

@@ -1,7 +1,7 @@
-"""Where the intercept of a refitted weight can go: the layer's own bias, or the running mean of the norm behind it.
+"""Where the intercept of a refitted weight can go: the layer's own bias, or the running mean of the norm after it.
 
-A BatchNorm subtracts its running mean, so a layer without a bias gets an intercept b by a mean that is less by b. That
-is the same thing only where the norm reads the layer's output and nothing else does; one pass under watch tells.
+A BatchNorm subtracts its running mean, so a layer without a bias gets an intercept b if that mean is lowered by b. This
+is the same only if nothing but the norm reads the layer's output; one watched pass shows whether that is so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch
 from sipp.records.repair import Intercept
 
-_OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # their biases are known though not their "products"
-_PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: their biases lie in one, in this order
-_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}  # a norm asks these before it reads
+_OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # with known biases, though no "products"
+_PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
+_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}  # a norm asks for these before it reads
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Pl
 
 
 def _norms_behind(model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch) -> dict[str, Place]:
-    """The running mean behind each weight without a bias whose layer is read by that norm and by nothing else."""
+    """The running mean for each weight without a bias whose layer's output only that norm reads."""
     bare = {
         id(layer.module.get_parameter(local)): weight.name
         for layer in layers
@@ -108,7 +108,7 @@ class _Readers(TorchFunctionMode):
     def __init__(self, watched: dict[int, str]) -> None:
         super().__init__()
         self.watched = watched
-        self.outputs: dict[str, list[Tensor]] = {}  # kept alive, so that an id stands for one tensor
+        self.outputs: dict[str, list[Tensor]] = {}  # kept alive, so that ids stay unique
         self.reads: dict[str, list[int]] = {}
         self.norm_calls: Counter[int] = Counter()
         self._of: dict[int, str] = {}
@@ -136,7 +136,7 @@ class _Readers(TorchFunctionMode):
 
 
 def shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:
-    """The intercepts as the tensor's dtype can take them: what `apply_shift` with them really adds (float64)."""
+    """The intercepts after rounding to the tensor's dtype: what `apply_shift` really adds (float64)."""
     current = _target(model, place, len(shift_F))
     moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
     return place.sign * (moved.to(shift_F) - current.to(shift_F))

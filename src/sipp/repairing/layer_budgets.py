@@ -1,4 +1,4 @@
-"""How many weights each layer keeps before a search: first masks with as many weights in total, by several rules."""
+"""How many weights each layer keeps before a search: first masks of the same total size, by several rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import Weight, from_rows, to_rows
-from sipp.repairing.repair_options import Budgets
+from sipp.records.repair import Budgets
 
-SAME_BUDGET = 0.01  # relative: layers that keep nearly as many are not tried twice
+SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and are not tried twice
 
 Masks = Mapping[str, Tensor]
 
@@ -20,10 +20,10 @@ Masks = Mapping[str, Tensor]
 def masks_by_budgets(
     dense: nn.Module, weights: Mapping[str, Weight], masks: Masks, wanted: Sequence[Budgets], floor: float | None
 ) -> dict[Budgets, dict[str, Tensor]]:
-    """First masks by budgets of layers; those whose layers keep nearly as many as another's are left out.
+    """First masks for each rule; a rule that gives nearly the same budgets as an earlier one is left out.
 
-    All keep as many weights in total. Budgets that are not given are filled by magnitude. Of a network that is sparse
-    already, a layer's share is one of the weights it has left.
+    All keep the same number of weights. Except for "given", the largest weights are kept. In a network that is sparse
+    already, a layer's share refers to the weights it has left.
     """
     in_order = [weight for name, weight in weights.items() if name in masks]
     counts = [int(masks[weight.name].sum()) for weight in in_order]
@@ -52,7 +52,7 @@ def masks_by_budgets(
 
 
 def _shapes_left(weights: Sequence[Weight], dense: nn.Module, budget: int) -> list[tuple[int, int]]:
-    """Rows and columns of each weight; of one that holds zeros the others, as one row, where they are enough."""
+    """Rows and columns of each weight; a weight with zeros counts as one row of the others, if they are enough."""
     left = [int(dense.get_parameter(weight.name).detach().count_nonzero()) for weight in weights]
     whole = [(weight.n_rows, weight.fan_in) for weight in weights]
     if sum(left) < budget:
@@ -61,7 +61,7 @@ def _shapes_left(weights: Sequence[Weight], dense: nn.Module, budget: int) -> li
 
 
 def _geometric_means(counts: Sequence[int], shares: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """The geometric means of both, scaled to the same sum; no layer gets more than it has."""
+    """The geometric means of both, scaled to the same total; no layer gets more than it has."""
     means = [math.sqrt(count * share) for count, share in zip(counts, shares)]
     sizes = [n_rows * n_columns for n_rows, n_columns in shapes]
     kept, left = [0] * len(means), sum(counts)
@@ -77,7 +77,7 @@ def _is_nearly(counts: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def _largest_of(sizes: list[Tensor], budget: int | list[int], floor: float | None) -> list[Tensor]:
-    """Masks of the largest weights, of a budget for all layers or of each layer's own."""
+    """Masks of the largest weights, for one budget of all layers or one of each layer."""
     if isinstance(budget, int):
         return largest(sizes, budget) if floor is None else largest_above_floor(sizes, sizes, budget, share=floor)
     if floor is None:

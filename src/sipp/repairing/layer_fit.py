@@ -1,7 +1,7 @@
 """Finds the mask and weights of one layer that best reproduce its target (T21).
 
 `joint` searches the mask by alternating directions, takes exact least squares on it, and keeps whichever of the first
-mask and the new one is better on points kept aside; `refit` takes the least squares on the first mask; `alps` and
+mask and the new one is better on the validation points; `refit` takes the least squares on the first mask; `alps` and
 `sparsegpt` are the peers by their definitions, which compare with nothing and move no intercept.
 """
 
@@ -10,94 +10,60 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sipp.records.numerics import BOUND_DTYPE, exact_matmul
-from sipp.records.options import Pattern
+from sipp.records.options import Pattern, RepairMethod
 from sipp.records.ranking import Weight, from_rows, to_rows
-from sipp.records.repair import Intercept
+from sipp.records.repair import FittedLayer, MaskOrigin
 from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.layer_search import DAMPING, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments
-from sipp.repairing.repair_options import PEERS, REFIT_RIDGES, RepairMethod
+from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 
-RIDGE_NOISE = 0.01  # relative, of squared errors: those that are closer are the same
-N_TRIAL_ROWS = 64  # spread over the weight, that choose the ridge; then all rows are solved
-# So few rows, of weights with several times as many, tell whether the first mask is worth solving: where the squared
-# error of the new one is below this share of its own there, it is not
+RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
+N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved
+# These few rows show whether the first mask is worth solving: not if the squared error of the searched mask, on them,
+# is below this share of the error of the first
 N_CLEAR_ROWS, CLEAR = 16, 0.95
-
-MaskOrigin = Literal[
-    "searched", "first", "unfitted"
-]  # whose mask was taken; unfitted: the first, with weights as before
-
-
-@dataclass(frozen=True)
-class FittedLayer:
-    """What became of one weight. Errors are on points kept aside: the gap to the layer's target, by its norm."""
-
-    name: str
-    mask_origin: MaskOrigin
-    kept: int
-    moved: int = 0  # weights that are kept and were not in the first mask
-    ridge: float | None = None  # a share of the mean square of the inputs; None where nothing was refitted with one
-    error_before: float | None = None  # of the first mask, unfitted; None where it could not be compared
-    error_first_mask: float | None = None  # refitted; None also where some rows showed that it is worse
-    error_searched_mask: float | None = None  # refitted
-    error: float | None = None  # of what was taken
-    rounds: int = 0  # of the search
-    corrects: bool = False  # the residual stream that its output is added to
-    intercept: Intercept = "none"
-    left_alone: str = ""  # why it is unfitted
-
-    def with_errors_of(self, judged: FittedLayer) -> FittedLayer:
-        """This layer with the errors that were found on points kept aside before."""
-        return replace(
-            self,
-            error_before=judged.error_before,
-            error_first_mask=judged.error_first_mask,
-            error_searched_mask=judged.error_searched_mask,
-            error=judged.error,
-        )
 
 
 @dataclass(frozen=True)
 class LayerTask:
-    """How the layers are fitted, the same for all."""
+    """How every layer is fitted."""
 
     method: RepairMethod
-    error_feedback: float  # how much of what earlier layers lost is made up for: a of T21
-    ridges: tuple[float, ...]  # shares of the mean diagonal, towards the weights before; tried while the error falls
+    error_feedback: float  # how much of the error of earlier layers is compensated: a of T21
+    ridges: tuple[float, ...]  # shares of the mean diagonal, towards the old weights; tried while the error falls
     pattern: Pattern | None
-    keeps_rows: bool  # no row dies that has a weight in the first mask
-    judges: bool = True  # on points kept aside; otherwise the new mask and the first ridge are taken, as in a trial
+    keeps_rows: bool  # a row with a weight in the first mask keeps at least one
+    validates: bool = True  # False, in a trial: takes the searched mask and the first ridge
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a weight that meet the same patches; gaps are from the weights' output there to the target."""
+    """Rows of a weight that share their patches; gaps are from the weights' output to the target."""
 
     rows: slice
     fit: Moments
-    validation: Moments | None  # None: nothing is kept aside
+    validation: Moments | None  # None: there are no validation points
     system: LeastSquares
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A mask with its values, as the model can hold them, and its error on the points kept aside."""
+    """A mask with its values, rounded to the model's dtype, and its error on the validation points."""
 
     origin: MaskOrigin
     mask_FK: Tensor
     new: Tensor
     shift_F: Tensor
-    error: float | None  # None: no points are kept aside; infinite where the values are no numbers
+    error: float | None  # None: not validated; infinite if a value is not finite
 
 
 def fit_layer(
@@ -109,12 +75,12 @@ def fit_layer(
     place: Place,
     decided: FittedLayer | None,
 ) -> tuple[Tensor, FittedLayer]:
-    """The mask that was taken, with its values written into the model, and what was done.
+    """Writes the best values into the model; returns their mask and what was done.
 
-    `decided` is what points kept aside have chosen before: its mask and ridge are taken then.
+    `decided` is an earlier fit that was validated: its choice of mask and ridge is repeated.
     """
-    judges = task.judges and decided is None
-    keys, obstacle = solvable(sums, judged=judges)
+    validates = task.validates and decided is None
+    keys, obstacle = solvable(sums, validates=validates)
     if decided is not None and decided.mask_origin == "unfitted":
         obstacle = obstacle or decided.left_alone
     if obstacle:
@@ -122,7 +88,9 @@ def fit_layer(
         return first_mask, layer if decided is None else layer.with_errors_of(decided)
     place = NOWHERE if task.method in PEERS else place
     mask_FK, before_FK = to_rows(weight, first_mask), _rows_of(model, weight)
-    blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none", judged=judges) for key in keys]
+    blocks = [
+        _block(task, sums, key, before_FK, has_intercept=place.kind != "none", validates=validates) for key in keys
+    ]
     origins = _origins(task, decided)
     searched_FK, values_FK, n_rounds = mask_FK, None, 0
     if "searched" in origins:
@@ -143,7 +111,7 @@ def fit_layer(
         new_FK = values_FK if ridge is None else _solved(blocks, taken_FK, before_FK, ridge)
         assert new_FK is not None
         fits[origin] = _rounded(model, weight, blocks, taken_FK, new_FK, place, origin)
-    best = _best(list(fits.values()), is_judged=judges and task.method not in PEERS)
+    best = _best(list(fits.values()), validates=validates and task.method not in PEERS)
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
@@ -169,7 +137,7 @@ def fit_layer(
 
 
 def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> FittedLayer:
-    """The record of a weight that keeps its values under the first mask, written into the model."""
+    """Applies the first mask to a weight in the model and leaves its values; returns the record."""
     parameter = model.get_parameter(weight.name)
     with torch.no_grad():
         parameter.copy_(torch.where(mask, parameter, 0.0))
@@ -185,24 +153,24 @@ def _why_unfitted(fit: _Fit) -> str:
 
 
 def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, ...]:
-    """Whose masks are fitted: both, where points kept aside are to choose."""
+    """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
-    if task.method in PEERS or not task.judges:
+    if task.method in PEERS or not task.validates:
         return ("searched",)
     return ("first", "searched") if decided is None else (decided.mask_origin,)
 
 
-def _best(fits: Sequence[_Fit], *, is_judged: bool) -> _Fit:
-    """The best on the points kept aside; without a judgement the only one that was fitted, unless it is no numbers."""
-    if is_judged:
+def _best(fits: Sequence[_Fit], *, validates: bool) -> _Fit:
+    """The best on the validation points; without validation the only fitted one, unless its values are not finite."""
+    if validates:
         return min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     unfitted, fitted = fits
     return fitted if math.isfinite(_zero(fitted.new, fitted.shift_F)) else unfitted
 
 
 def _zero(values: Tensor, shift_F: Tensor) -> Tensor:
-    """0, or NaN where one of them is no finite number: few operations for a GPU."""
+    """0, or NaN if a value is not finite, with few kernel launches."""
     return 0.0 * (values.sum(dtype=BOUND_DTYPE) + shift_F.sum())
 
 
@@ -213,14 +181,14 @@ def _block(
     before_FK: Tensor,
     *,
     has_intercept: bool,
-    judged: bool,
+    validates: bool,
 ) -> _Block:
-    """A block of rows with its gaps times a, and its least squares: inputs with targets are W xx + dx."""
+    """A block of rows with its gaps scaled by the error feedback, and its least squares: X't is W xx + dx."""
     fit = _towards(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, before_GRK @ xx_GKK + dx_GRK, before_GRK, fit.n, has_intercept)
-    validation = _towards(sums.validation[key], task.error_feedback) if judged else None
+    validation = _towards(sums.validation[key], task.error_feedback) if validates else None
     return _Block(slice_of(key), fit, validation, system)
 
 
@@ -231,9 +199,9 @@ def _towards(sums: Moments, a: float) -> Moments:
 def _searched(
     task: LayerTask, blocks: Sequence[_Block], before_FK: Tensor, mask_FK: Tensor
 ) -> tuple[Tensor, Tensor | None, int]:
-    """The mask that the search finds, its values where the search gives them, and its rounds.
+    """The mask that the search finds, its values if the search gives them, and the number of rounds.
 
-    Rows that meet no patches keep their mask.
+    Rows without patches keep their mask.
     """
     systems = [block.system for block in blocks]
     ranges = (torch.arange(b.rows.start, b.rows.stop, dtype=torch.int64, device=mask_FK.device) for b in blocks)
@@ -248,24 +216,24 @@ def _searched(
         found_FK, values_FK = sparsegpt(systems, rule)
         whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)
         return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
-    with exact_matmul():  # rounds divide by rho what lies far from what they keep: rounded factors cost 1 to 3 %
+    with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
         found_FK, n_rounds = search(systems, start_FK, rule)
     return mask_FK.index_copy(0, at, found_FK), None, n_rounds
 
 
 def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: FittedLayer | None) -> float:
-    """The ridge of the least error on the points kept aside, of some rows; the first that is nearly as good."""
+    """The first ridge whose validation error, on some rows, is nearly the least."""
     if task.method == "alps":
         return DAMPING
     if decided is not None and decided.ridge is not None:
         return decided.ridge
     errors = list[float]()
-    for ridge in task.ridges if len(task.ridges) > 1 and task.judges else ():
+    for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))
-        if errors[-1] > min(errors):  # it falls, and then it rises
+        if errors[-1] > min(errors):  # the error falls, then rises
             break
     least = min(errors, default=0.0)
-    if math.isinf(least):  # rounding left sums without a factor, of inputs far from 0 perhaps: a larger ridge gives one
+    if math.isinf(least):  # rounding made the system indefinite: a larger ridge helps
         larger = (share for share in reversed(REFIT_RIDGES) if share > max(task.ridges))
         fit = (share for share in larger if math.isfinite(_trial_error(blocks, mask_FK, share, N_TRIAL_ROWS)))
         return next(fit, task.ridges[0])
@@ -273,7 +241,7 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: 
 
 
 def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: int) -> float:
-    """The squared error on the points kept aside of at most so many rows, spread over the weight."""
+    """The squared validation error of at most `most` rows, spread over the weight."""
     total = torch.zeros((), dtype=BOUND_DTYPE, device=mask_FK.device)
     for block in blocks:
         assert block.validation is not None
@@ -292,7 +260,7 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
 
 
 def _solved(blocks: Sequence[_Block], mask_FK: Tensor, before_FK: Tensor, ridge: float) -> Tensor:
-    """The least squares on a mask; rows that meet no patches keep their weights."""
+    """The least squares on a mask; rows without patches keep their weights."""
     new_FK = torch.where(mask_FK, before_FK, 0.0)
     for block in blocks:
         mask_GRK = mask_FK[block.rows].view(block.system.dense_GRK.shape)
@@ -301,9 +269,9 @@ def _solved(blocks: Sequence[_Block], mask_FK: Tensor, before_FK: Tensor, ridge:
 
 
 def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
-    """The least squares of some rows on their masks: a change of the weights there, which is small.
+    """The least squares of some rows on their masks, solved for the change of the weights, which is small.
 
-    The ridge draws the change to 0, so the right side knows nothing of it.
+    The ridge pulls the change to 0, so it does not appear on the right-hand side.
     """
     bare_GRK = torch.where(mask_GRK, rows.dense_GRK, 0.0)
     lost_GRK = torch.baddbmm(rows.wanted_GRK, bare_GRK, rows.xx_GKK, alpha=-1)
@@ -319,7 +287,7 @@ def _rounded(
     place: Place,
     origin: MaskOrigin,
 ) -> _Fit:
-    """The values and their intercepts as the model can hold them; an infinite error where they are no numbers."""
+    """The values and intercepts, rounded to the model's dtype; the error is infinite if one is not finite."""
     parameter, before_FK = model.get_parameter(weight.name), _rows_of(model, weight)
     shift_F = torch.zeros_like(before_FK[:, 0])
     if place.kind != "none":
@@ -334,9 +302,9 @@ def _rounded(
 
 
 def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> float | None:
-    """The gap to the target on the points kept aside, by the dense output's norm, of the weights so changed.
+    """The validation error of changed weights: the gap to the target, relative to the norm of the dense output.
 
-    None where nothing is kept aside; infinite where the changes are no numbers.
+    None without validation points; infinite if a change is not finite.
     """
     far_and_size = torch.zeros(2, dtype=BOUND_DTYPE, device=change_FK.device)
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The targets of layers: dense outputs, plus what the residual connection beside them has lost."""
+"""The targets of layers: dense outputs, plus the error of the residual stream that they are added to."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import few_of
+from sipp.inputs.patches import patches_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
-from sipp.repairing.data_split import DenseOutputs
-from sipp.repairing.gathering import Gatherer, Targets, WeightMoments, patches_in, target_bytes, thinned
+from sipp.repairing.gathering import Gatherer, WeightMoments, thinned
+from sipp.repairing.layer_usage import DenseOutputs, Targets, target_bytes
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import (
     ResidualInputs,
@@ -26,7 +27,7 @@ from sipp.repairing.residual_connections import (
     per_row,
 )
 
-SAME = 1e-3  # of the largest output: how closely a layer's output must repeat its products with the patches
+SAME = 1e-3  # of the largest output: tolerance between a layer's output and the products of its weight
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class ResidualLayer:
 def find_residual_layers(
     gatherer: Gatherer, residuals: Collection[str] | None, *, follows: bool = False
 ) -> dict[str, ResidualLayer]:
-    """The weights that correct a residual stream: those that are named, or all that can be found.
+    """The weights that correct a residual stream: the named ones, or all that can be found.
 
-    With `follows` what is run follows earlier pruned layers: its inputs are off already.
+    With `follows`, earlier layers are pruned already, so the inputs have an error too.
     """
     found = dict[str, ResidualLayer]()
     if residuals is None or residuals:
-        with suppress(DataError):  # a few points may not pass by themselves, or lie along another axis
+        with suppress(DataError):  # a few points may fail by themselves, or lie along another axis
             found = _found_in(_of_few_points(gatherer), residuals, follows=follows)
         found = found or _found_in(gatherer, residuals, follows=follows)
     for name in set(residuals or ()) - found.keys():
@@ -56,7 +57,7 @@ def find_residual_layers(
 
 
 def _of_few_points(gatherer: Gatherer) -> Gatherer:
-    """The same networks with two points of the first batch; with all of it where points are padded, each in its way."""
+    """The same networks with two points of the first batch, or with all of it if points are padded."""
     if gatherer.usage.orders[0] is not None:
         return gatherer
     dense, pruned = (
@@ -76,7 +77,7 @@ def _found_in(gatherer: Gatherer, residuals: Collection[str] | None, *, follows:
 
 
 def residual_layers(gatherer: Gatherer, names: Collection[str]) -> dict[str, ResidualLayer]:
-    """The weights of these names, with their modules in these copies of the networks."""
+    """The weights of these names, with their modules in both networks."""
     return {
         weight.name: ResidualLayer(weight, dense.module, pruned.module)
         for dense, pruned in zip(gatherer.dense.layers, gatherer.pruned.layers)
@@ -86,7 +87,7 @@ def residual_layers(gatherer: Gatherer, names: Collection[str]) -> dict[str, Res
 
 
 def refuse_residual(name: str) -> NoReturn:
-    """Raises for a weight that is named as the end of a residual block, and is none."""
+    """Raises for a weight that was named as the end of a residual block but is not one."""
     raise OptionError(
         f"the output of {name} is not seen to be added to a stream of earlier layers",
         fix="name weights of layers whose output is added to one, directly or behind a BatchNorm, or leave it out",
@@ -95,12 +96,12 @@ def refuse_residual(name: str) -> NoReturn:
 
 
 def _is_aligned(gatherer: Gatherer, layer: ResidualLayer, output: Tensor) -> bool:
-    """Whether a layer's output, cut in patches as a stream is, is what its weight gives at those patches."""
+    """Whether a layer's output, cut into patches like a stream, equals the products of its weight there."""
     bias = bias_of(layer.dense)
     if bias is not None:
         output = output - along_rows(layer.dense, bias, output.ndim)
     found = _chunks(gatherer, layer.weight, layer.dense, output, 0)
-    apart = replace(gatherer, dense_replay=Replay(is_off=True))  # other weights are still to come
+    apart = replace(gatherer, dense_replay=Replay(is_off=True))  # later weights still need the replay
     wanted = apart.targets([layer.weight.name], 0)[0][layer.weight.name]
     if found is None or [chunk.shape for chunk in found] != [chunk.shape for chunk in wanted]:
         return False
@@ -109,15 +110,15 @@ def _is_aligned(gatherer: Gatherer, layer: ResidualLayer, output: Tensor) -> boo
 
 def _chunks(gatherer: Gatherer, weight: Weight, module: nn.Module, tensor: Tensor, i: int) -> list[Tensor] | None:
     """A tensor of the shape of the layer's output, cut into the chunks of patches of batch i: G x R x P each."""
-    use = output_as_use(module, tensor, gatherer.pruned.batches[i])  # the same points in both
+    use = output_as_use(module, tensor, gatherer.pruned.batches[i])  # both networks have the same points
     if use is None:
         return None
     use = thinned(use, gatherer.usage.strides[weight.name], i)
-    return [patches_in(windows, use, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
+    return [patches_of(windows, use.n_position_dims, None, SCORE_DTYPE) for windows in gatherer.chunks(weight, use)]
 
 
 class LayerTargets:
-    """The targets of some weights, batch by batch: dense outputs, and what the streams have lost by now (T21)."""
+    """The targets of some weights, batch by batch: dense outputs plus the current error of their streams (T21)."""
 
     def __init__(
         self,
@@ -127,9 +128,9 @@ class LayerTargets:
         fits: bool,
         known: DenseOutputs | None = None,
     ) -> None:
-        """With `fits`, what the dense network gives is kept for all batches; without, it is made anew.
+        """With `fits`, the dense outputs of all batches are kept; without, they are recomputed.
 
-        What an earlier fit has kept is in `known`.
+        `known` holds those that an earlier fit has kept.
         """
         self.gatherer, self.names = gatherer, names
         self.corrected = {name: corrected[name] for name in names if name in corrected}
@@ -144,15 +145,15 @@ class LayerTargets:
         if self.kept is not None:
             self.kept = [dict(targets) for targets in self.kept]  # `known` keeps its own
 
-    def taken(self, names: Sequence[str]) -> LayerTargets:
-        """Those of a few of these weights, which are let go here."""
+    def pop(self, names: Sequence[str]) -> LayerTargets:
+        """Removes and returns the targets of these weights."""
         few = LayerTargets(self.gatherer, self.corrected, names, fits=False)
         if self.kept is not None:
             few.kept = [{name: targets.pop(name) for name in names} for targets in self.kept]
         return few
 
-    def gathered(self) -> dict[str, WeightMoments]:
-        """The moments of these weights and their targets, with the pruned network as it is now."""
+    def moments(self) -> dict[str, WeightMoments]:
+        """The moments of these weights and their targets, with the current pruned network."""
         modules = {name: layer.pruned for name, layer in self.corrected.items()}
 
         def of_batch(i: int, streams: ResidualInputs) -> Targets:
@@ -164,7 +165,7 @@ class LayerTargets:
         return self.gatherer.gather(self.names, of_batch, modules)
 
     def _dense(self, names: Sequence[str], i: int) -> Targets:
-        """The outputs of the dense network, without bias, and its streams beside them."""
+        """The outputs of the dense network, without bias, plus the streams they are added to."""
         modules = {name: self.corrected[name].dense for name in names if name in self.corrected}
         targets, streams = self.gatherer.targets(names, i, modules)
         self._add_streams(targets, modules, streams, i, 1)
@@ -173,7 +174,7 @@ class LayerTargets:
     def _add_streams(
         self, targets: Targets, modules: Mapping[str, nn.Module], streams: ResidualInputs, i: int, sign: int
     ) -> None:
-        """Adds the streams, in the units of the layers' outputs; targets that a stream does not fit are dropped."""
+        """Adds the streams, in units of the layers' outputs; drops targets whose stream has another shape."""
         for name, module in modules.items():
             before, chunks = targets[name], None
             if name in streams:

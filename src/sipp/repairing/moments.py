@@ -1,11 +1,11 @@
-"""Sums over patches that hold all that least squares needs of a layer, and the error of any correction by them.
+"""Sums over patches: all that least squares needs of a layer, and enough for the error of any correction.
 
 For one row: patches x_p of the pruned network, gaps d_p = (dense output) - (pruned output), and a correction (c, b) of
 its kept weights and its intercept. The squared error over n patches is
     sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
-with dd, dx, d, xx, x the sums of products. The sums are float64, so pieces of any size may be added up. The products
-of a piece are float32, and would lose what varies in inputs that lie far from 0: of these the mean is taken out before,
-and put back in float64.
+with dd, dx, d, xx, x the sums of products. The sums are float64, so chunks of any size may be added. The products of a
+chunk are float32, which would lose the variation of inputs that lie far from 0: their mean is subtracted first and
+added back in float64.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from sipp.records.numerics import BOUND_DTYPE
 
-FAR = 16.0  # deviations of a feature: a mean that is nearer to 0 costs float32 two of its seven digits, and is left in
-TELLING = 8  # patches at least that tell how far from 0 the inputs lie,
-ENOUGH = 256  # and about at most
+FAR = 16.0  # standard deviations: a mean closer to 0 costs float32 at most two of seven digits, and is not subtracted
+TELLING = 8  # the fewest patches that show how far from 0 the inputs lie
+ENOUGH = 256  # about as many patches are looked at
 
 
 def lie_far(patches_GKP: Tensor) -> bool | None:
-    """Whether a feature of the patches lies far from 0, beside how much it varies; None: they are too few."""
+    """Whether a feature lies far from 0 compared with its variation; None: too few patches."""
     if (n_patches := patches_GKP.shape[-1]) < TELLING:
         return None
     deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH)], -1, correction=0)
@@ -32,14 +32,14 @@ def lie_far(patches_GKP: Tensor) -> bool | None:
 
 @dataclass
 class Moments:
-    """The sums for R rows of each of G groups; they grow with `add`."""
+    """The sums for R rows of each of G groups; they grow with `add_inputs` and `add_rows`."""
 
     xx_GKK: Tensor
     dx_GRK: Tensor
     x_GK: Tensor
     d_GR: Tensor
     dd_GR: Tensor
-    yy_GR: Tensor  # squares of the dense output without its bias: what errors are a share of
+    yy_GR: Tensor  # squares of the dense output without its bias; errors are relative to it
     n: float  # patches that are real
 
     @staticmethod
@@ -52,13 +52,8 @@ class Moments:
         g, r, k = n_groups, n_rows, fan_in
         return Moments(empty(g, k, k), empty(g, r, k), empty(g, k), empty(g, r), empty(g, r), empty(g, r), 0.0)
 
-    def add(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor) -> None:
-        """Adds a chunk of patches, the gaps there and the dense outputs. Padding is zero in all three."""
-        self.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1))
-        self.add_rows(patches_GKP, gap_GRP, dense_GRP)
-
     def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
-        """Adds the sums that do not depend on the rows; of n patches less this mean, where there is one."""
+        """Adds the sums that do not depend on the rows, of n patches from which `mean_GK1` was subtracted, if given."""
         self.xx_GKK += xx_GKK
         self.x_GK += x_GK
         if mean_GK1 is not None:
@@ -68,7 +63,7 @@ class Moments:
             self.x_GK += n * mean_GK1[..., 0]
 
     def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
-        """Adds the others."""
+        """Adds the sums that depend on the rows: of patches, gaps and dense outputs, all of them 0 at padding."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:
@@ -85,15 +80,15 @@ class Moments:
     @property
     def is_finite(self) -> bool:
         sums = (self.xx_GKK, self.dx_GRK, self.d_GR, self.dd_GR, self.yy_GR)
-        return bool(torch.isfinite(torch.stack([one.sum() for one in sums])).all())  # what is not finite stays so
+        return bool(torch.isfinite(torch.stack([one.sum() for one in sums])).all())  # inf and nan stay in a sum
 
     def centred(self) -> tuple[Tensor, Tensor]:
-        """xx and dx about the means: least squares with a free intercept."""
+        """xx and dx about the means, for least squares with a free intercept."""
         xx_GKK = self.xx_GKK - self.x_GK[:, :, None] * self.x_GK[:, None, :] / self.n
         return xx_GKK, self.dx_GRK - self.d_GR[..., None] * self.x_GK[:, None, :] / self.n
 
     def intercept(self, change_GRK: Tensor) -> Tensor:
-        """The best intercept (G x R) beside a change of weights: the mean of what is left."""
+        """The best intercept (G x R) for a change of weights: the mean residual."""
         return (self.d_GR - (change_GRK @ self.x_GK[..., None])[..., 0]) / self.n
 
     def error(self, change_GRK: Tensor, shift_GR: Tensor) -> Tensor:

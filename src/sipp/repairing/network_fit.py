@@ -1,8 +1,8 @@
 """Fits the layers of a network in the order of execution, each to its target (T21). No labels, no training.
 
 Each layer gets the inputs x of the network pruned so far. Its target is  W x + a (dense output - W x), where a is the
-error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1 makes up for all that earlier layers have lost.
-At the end of a residual block the loss of the residual connection is made up for as well.
+error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1 compensates the whole error of earlier layers.
+At the end of a residual block, the error of the residual stream is compensated too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from sipp.progress import Advance, fit_cost
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
-from sipp.records.ranking import LARGE, Weight
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
+from sipp.records.repair import FittedLayer
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import layers_with, masked_layers, stretches
+from sipp.repairing.gathering import layers_with, masked_layers
 from sipp.repairing.intercepts import Place, find_places
-from sipp.repairing.layer_fit import FittedLayer, LayerTask, fit_layer, leave_unfitted
+from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.layer_targets import (
     LayerTargets,
     ResidualLayer,
@@ -34,10 +35,9 @@ from sipp.repairing.layer_targets import (
     refuse_residual,
     residual_layers,
 )
+from sipp.repairing.layer_usage import stretches
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
-from sipp.repairing.stages import NetworkStage, dense_and_pruned, usage_of
-
-SMALL = LARGE  # weights up to which memory is kept between layers, and networks are fitted again and again
+from sipp.repairing.stages import DenseAndPruned, NetworkStage, usage_of
 
 Masks = Mapping[str, Tensor]
 
@@ -47,8 +47,8 @@ class NetworkTask:
     """What all fits of a network share."""
 
     dense: nn.Module  # whose outputs are the targets
-    start: nn.Module  # whose weights are fitted, and drawn to: the dense network, or the one that is refitted
-    layers: tuple[PrunableLayer, ...]  # of the dense network, that hold masked weights
+    start: nn.Module  # its weights are fitted, and the ridge pulls towards them: the dense network, or the one to refit
+    layers: tuple[PrunableLayer, ...]  # of the dense network; those with masked weights
     weights: Mapping[str, Weight]
     places: Mapping[str, Place]  # of the weights' intercepts
     layer: LayerTask
@@ -56,46 +56,47 @@ class NetworkTask:
     blocks: Blocks | None
     chunk_bytes: int
     allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
-    forms: Forms = field(default_factory=Forms)  # of batches that were checked
-    # by the weights of a stage: those that correct a residual connection, the same in every fit
+    forms: Forms = field(default_factory=Forms)  # of batches that were checked already
+    # by the weights of a stage: those that correct a residual stream, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        dense: nn.Module,
+        masks: Masks,
+        batch: Batch,
+        layer: LayerTask,
+        *,
+        chunk_bytes: int,
+        start: nn.Module | None = None,
+        residuals: Collection[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> NetworkTask:
+        """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
+        layers = masked_layers(dense, masks)
+        weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
+        return cls(
+            dense=dense,
+            start=dense if start is None else start,
+            layers=layers,
+            weights=weights,
+            places=find_places(dense, layers, batch),
+            layer=layer,
+            residuals=residuals,
+            blocks=blocks,
+            chunk_bytes=chunk_bytes,
+            allow_tf32=_is_half(dense, weights),
+        )
 
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """A network that was fitted, its masks, and what became of its layers, in the order of execution."""
+    """A fitted network, its masks, and what was done to its layers, in the order of execution."""
 
     model: nn.Module
     masks: dict[str, Tensor]
     layers: tuple[FittedLayer, ...]
-
-
-def network_task(
-    dense: nn.Module,
-    masks: Masks,
-    batch: Batch,
-    layer: LayerTask,
-    *,
-    chunk_bytes: int,
-    start: nn.Module | None = None,
-    residuals: Collection[str] | None = None,
-    blocks: Blocks | None = None,
-) -> NetworkTask:
-    """The task of fitting the masked weights; `batch` shows where their intercepts can go."""
-    layers = masked_layers(dense, masks)
-    weights = {weight.name: weight for layer in layers for weight in layer.weights.values()}
-    return NetworkTask(
-        dense=dense,
-        start=dense if start is None else start,
-        layers=layers,
-        weights=weights,
-        places=find_places(dense, layers, batch),
-        layer=layer,
-        residuals=residuals,
-        blocks=blocks,
-        chunk_bytes=chunk_bytes,
-        allow_tf32=_is_half(dense, weights),
-    )
 
 
 def _is_half(model: nn.Module, weights: Mapping[str, Weight]) -> bool:
@@ -116,12 +117,12 @@ def fit_block(
     follows: bool,
     chunk_bytes: int,
 ) -> NetworkFit:
-    """One block of a large network, mask and weights found together.
+    """Fits one block of a large network, mask and weights together.
 
-    `split` holds its batches as the dense network gives them, `pruned_inputs` as the one that is pruned so far does.
+    `split` holds the block's inputs in the dense network, `pruned_inputs` those in the network pruned so far.
     """
     layer = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
-    task = network_task(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
+    task = NetworkTask.of(dense, masks, split.batches[0], layer, chunk_bytes=chunk_bytes)
     return fit_network(task, masks, split, pruned_inputs=pruned_inputs, follows=follows)
 
 
@@ -135,16 +136,16 @@ def fit_network(
     follows: bool = False,
     advance: Advance = lambda n: None,
 ) -> NetworkFit:
-    """A copy of the network with all its layers fitted; all points fit what was `decided` before.
+    """A copy of the network with all its layers fitted; with `decided`, validated choices are repeated on all points.
 
-    `pruned_inputs` are those of the pruned network, where they are others; with `follows` earlier layers have changed
-    them. `advance` is called with the cost of each weight.
+    `pruned_inputs` are the inputs of the pruned network, if they differ; with `follows`, because of earlier layers.
+    `advance` is called with the cost of each weight.
     """
     layers_here = layers_with(task.layers, first_masks)
     usage = usage_of(task.dense, layers_here, split, task.forms)
     give_back_freed()
     pruned = copy_of(task.start)
-    pair = dense_and_pruned(
+    pair = DenseAndPruned(
         task.dense,
         pruned,
         layers_here,
@@ -177,17 +178,18 @@ def _fit_stage(
     split: DataSplit,
     decided: Mapping[str, FittedLayer],
 ) -> Iterator[tuple[Tensor, FittedLayer]]:
-    """The masks of a stage's weights, one after the other, and what became of them. Its targets end with it."""
+    """Fits the weights of a stage one after the other; yields their masks and what was done."""
     gatherer = stage.gatherer
     corrected = _corrected(task, stage)
-    is_large = sum(mask.numel() for mask in first_masks.values()) > SMALL  # a small one would take it again and again
+    # returning memory costs a small network more than it saves
+    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
     for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
         names = [name for group in stretch for name in group]
         targets = LayerTargets(gatherer, corrected, names, fits, split.dense_outputs)
         for group in stretch:
             if is_large:
                 give_back_freed()
-            sums = targets.taken(group).gathered()
+            sums = targets.pop(group).moments()
             for name in group:
                 mask, layer = fit_layer(
                     task.layer,
@@ -203,7 +205,7 @@ def _fit_stage(
 
 
 def _corrected(task: NetworkTask, stage: NetworkStage) -> dict[str, ResidualLayer]:
-    """The weights of a stage that correct a residual connection; they are looked for once."""
+    """The weights of a stage that correct a residual stream; searched for once."""
     key = tuple(stage.names)
     if key in task.corrected:
         return residual_layers(stage.gatherer, task.corrected[key])

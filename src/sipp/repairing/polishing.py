@@ -1,4 +1,4 @@
-"""Brings the pruned network's outputs closer to the dense ones by steps of Adam: no labels, masks held."""
+"""Brings the pruned network's outputs closer to the dense ones with Adam: no labels, fixed masks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.repair import Polish
 from sipp.repairing.data_split import DataSplit, merged_batches
 
-N_CHECKS = 16  # looks at the points kept aside, evenly spread over the steps of a round
-WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are long, whatever the gradient
-PATIENCE = 8  # looks without a gain after which it stops; a rate that is too large gains only when it falls
-FIRST_LOOKS = 3  # without any gain, from the start again at a quarter of the rate: it was too large for this network
+N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
+WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are large, whatever the gradient
+PATIENCE = 8  # checks without a gain after which it stops; a rate that is too large gains only once it falls
+FIRST_CHECKS = 3  # if none of these gains, it starts again at a quarter of the rate, which was too large
 LOWER = 0.25
-NEAR = 2.0  # an error below half of the output's norm lowers the rate in proportion: what is near needs small steps
-BY_HEART = 0.75  # a round whose best step comes before this share of its steps has learned its points by heart
-N_SHUFFLED = 8  # batches whose points change places: no more of them are copied at a time
+NEAR = 2.0  # an error below half of the output's norm lowers the rate in proportion: small errors need small steps
+OVERFITTED = 0.75  # a round whose best step comes before this share of its steps has overfitted
+N_SHUFFLED = 8  # batches that are shuffled together; limits how much is copied at a time
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
 class _Round:
-    """What one round of steps came to: the best weights on the points kept aside, and after how many steps."""
+    """The result of one round of steps: the best weights on the validation points, and after how many steps."""
 
     error: float | None
-    best: int  # 0: as they were before
+    best: int  # 0: the weights before the round
     taken: int
     rate: float
     weights: list[Tensor]
@@ -46,9 +46,9 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Training:
-    """The parameters that are trained, and what Adam moves: themselves, or float32 copies of shorter ones.
+    """The trained parameters, and what Adam moves: the parameters, or float32 copies of 16-bit ones.
 
-    Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16, where gradients are scaled up too.
+    Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16. Gradients in float16 are scaled.
     """
 
     parameters: list[nn.Parameter]
@@ -73,11 +73,11 @@ class _Training:
         self._set(self.moved)
 
     def values(self) -> list[Tensor]:
-        """Copies of the values as they are now."""
+        """Copies of the current values."""
         return [moved.detach().clone() for moved in self.moved]
 
     def start_from(self, values: Sequence[Tensor]) -> None:
-        """Takes these values, and forgets what steps before them had gathered."""
+        """Sets these values and resets the optimizer."""
         self.optimizer.state.clear()
         self._set(values)
 
@@ -101,12 +101,12 @@ def polish(
     seed: int,
     progress: bool,
 ) -> tuple[Polish, float | None]:
-    """What the steps did to `repaired`, in place, and its output error on the points kept aside.
+    """Trains `repaired` in place; returns what the steps did, and its output error on the validation points.
 
-    Kept weights, the biases beside them and the norms are trained, in eval mode. A round that gains nothing more long
-    before its end has learned its points by heart. Then a second one starts over on mixtures of two points each, where
-    these are real numbers: the dense network says what is wanted there too, and there are many more of them. Whichever
-    round ends nearer to the dense network on the points kept aside is taken.
+    Kept weights, the biases of their layers and the norms are trained, in eval mode. A round that stops gaining long
+    before its end has overfitted. Then a second round starts over on mixtures of two points each, if these are real
+    numbers: the dense network gives the targets there too, and there are many more mixtures than points. The round with
+    the smaller error on the validation points is taken.
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
@@ -114,7 +114,7 @@ def polish(
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
-    hold(repaired, masks)  # before the optimizer is made: what is masked has no gradient, so Adam never moves it
+    hold(repaired, masks)  # before the optimizer is made: masked weights have no gradient, so Adam never moves them
     training = _Training.of(trained, learning_rate)
     before, rounds = training.values(), list[_Round]()
 
@@ -125,8 +125,8 @@ def polish(
 
     try:
         added(is_mixed=False)
-        if rounds[0].best < BY_HEART * steps and all(map(_can_be_mixed, split.fit)):
-            with suppress(DataError, ModelError):  # a network may refuse what lies between two of its inputs
+        if rounds[0].best < OVERFITTED * steps and all(map(_can_be_mixed, split.fit)):
+            with suppress(DataError, ModelError):  # a network may refuse a mixture of two inputs
                 added(is_mixed=True)
         best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
         training.start_from(best.weights)
@@ -148,15 +148,14 @@ def _round(
     learning_rate: float,
     progress: bool,
 ) -> _Round:
-    """So many steps at most, from the weights as they are; the model is left as the last one has it.
+    """At most `steps` steps from the current weights; leaves the model with the weights of the last step.
 
-    The rate rises from zero for a tenth of the steps, and falls to zero along a cosine. A network whose output is near
-    to the dense one already has a smaller rate; so has one that the first steps only took away from it: then they begin
-    anew.
+    The rate rises from zero for a tenth of the steps, and falls to zero along a cosine. It is smaller if the output is
+    close to the dense one already. If the first checks show no gain, the round starts again with a smaller rate.
     """
     (group,) = training.optimizer.param_groups
-    judged = outputs_of(dense, validation)
-    best, best_step, since = error_of(model, validation, judged), 0, 0
+    wanted = outputs_of(dense, validation)
+    best, best_step, since = error_of(model, validation, wanted), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = training.values()
     taken, is_lowered = 0, False
@@ -168,19 +167,19 @@ def _round(
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
-                found = error_of(model, validation, judged)
+                found = error_of(model, validation, wanted)
                 since += 1
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
                     kept = training.values()
-                elif best_step == 0 and since == FIRST_LOOKS and not is_lowered:
+                elif best_step == 0 and since == FIRST_CHECKS and not is_lowered:
                     rate, since, is_lowered = LOWER * rate, 0, True
                     training.start_from(kept)
     return _Round(best, best_step, taken, rate, kept)
 
 
 def _share_of_rate(done: float) -> float:
-    """The share of the learning rate when this share of the steps is done."""
+    """The share of the learning rate to use when this share of the steps is done."""
     return min(1.0, done / WARM_UP) * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -200,7 +199,7 @@ def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tens
         stack.enter_context(scoring_mode(model, "running"))
         stack.enter_context(torch.enable_grad())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # it has no gradients in eval mode
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # no gradients of RNNs in eval mode
         distance, size = squares(run_batch(model, fresh(batch)), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
@@ -208,9 +207,9 @@ def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tens
 
 
 def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) -> Iterator[Batch]:
-    """The points in new batches, again and again: those of a few batches that are alike change places.
+    """The points in new batches, endlessly: points of a few batches of the same shape are shuffled.
 
-    Where they are mixed, each is drawn towards another one by a random share.
+    With `is_mixed`, each point is interpolated with another one by a random share.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     most = max(batch.n_points for batch in batches)
@@ -240,10 +239,10 @@ def _can_be_mixed(batch: Batch) -> bool:
 
 
 def _between(batch: Batch, others: Batch, shares: Tensor) -> Batch:
-    """Each point of a batch drawn towards the other one at its place, by its share."""
+    """Interpolates each point of a batch with the point at its place in `others`, by its share."""
 
-    def drawn(value: Tensor, other: Tensor) -> Tensor:
+    def mixed(value: Tensor, other: Tensor) -> Tensor:
         return torch.lerp(value, other, shares.to(value).view(-1, *[1] * (value.ndim - 1)))
 
-    kwargs = {name: drawn(value, others.kwargs[name]) for name, value in batch.kwargs.items()}
-    return replace(batch, args=tuple(map(drawn, batch.args, others.args)), kwargs=kwargs)
+    kwargs = {name: mixed(value, others.kwargs[name]) for name, value in batch.kwargs.items()}
+    return replace(batch, args=tuple(map(mixed, batch.args, others.args)), kwargs=kwargs)

@@ -1,16 +1,16 @@
-"""Repairs a pruned network: chooses, fits, judges on points kept aside, fits all points, polishes, and records.
+"""Repairs a pruned network: chooses, fits, validates, fits all points, polishes, and records.
 
-One way for all methods of repair: a search for mask and weights (T21), a refit under fixed masks, and peers by their
-definitions. What differs between them is said by `RepairOptions`.
+All repair methods share this code: the search for mask and weights (T21), the refit under fixed masks, and the methods
+of others. `RepairOptions` says what differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.inputs.blocks import find_blocks
 from sipp.inputs.distance import output_error
@@ -19,30 +19,19 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
+from sipp.records.numerics import device_of
+from sipp.records.pruned import Repaired
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import LayerRepair, Repair
-from sipp.repairing.choosing import Choice, Trial, choose
+from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
-from sipp.repairing.layer_fit import FittedLayer, LayerTask, leave_unfitted
-from sipp.repairing.network_fit import SMALL, Masks, NetworkFit, NetworkTask, fit_network, network_task
+from sipp.repairing.layer_fit import LayerTask, leave_unfitted
+from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+from sipp.scoring.sensitivities import chunk_of
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
-
-
-@dataclass(frozen=True)
-class RepairedNetwork:
-    """A copy of the network with the masks and weights that were found, and what was done.
-
-    Where all points were fitted in the end (`record.n_points` is more than `record.n_judged_fit`) none are left to
-    judge it: the errors are those of a network fitted in the same way to the `n_judged_fit` others alone.
-    """
-
-    model: nn.Module
-    masks: dict[str, Tensor]
-    layers: tuple[FittedLayer, ...]  # in the order of execution
-    record: Repair
-    trials: tuple[Trial, ...]  # empty where nothing was to be chosen
 
 
 def repair_network(
@@ -51,24 +40,24 @@ def repair_network(
     split: DataSplit,
     options: RepairOptions,
     pruned: nn.Module | None = None,
-) -> RepairedNetwork:
-    """A copy of the dense network with as many weights as the masks keep, near to it on the points of the split.
+) -> Repaired:
+    """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
-    `pruned` is the pruned network where it has weights of its own (see `own_weights`); None: it has the dense ones. A
-    refit starts from it. What is found is compared with it on points kept aside, and dropped where it is no better.
+    `pruned` is the pruned network if it has values of its own (see `own_weights`); None: it has the dense values. A
+    refit starts from it. The result is compared with it on the validation points, and undone if it is no better.
     Weights that are 0 in the dense network and not in the masks stay 0.
     """
     if options.method == "refit" and pruned is None:
         pruned = _under_masks(dense, masks)
-    # a large network is not fitted twice: the tenth of the points that choose and judge would add next to nothing
-    n_weights = sum(mask.numel() for mask in masks.values())
-    fits_all = options.fits_all and options.method != "refit" and not options.steps and n_weights <= SMALL
+    # a large network is not fitted twice: the held-back tenth of the points would add next to nothing
+    is_small = sum(mask.numel() for mask in masks.values()) <= MOST_WEIGHTS_OF_SMALL
+    fits_all = options.fits_all and options.method != "refit" and not options.steps and is_small
     options = replace(options, fits_all=fits_all)
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if options.method == "refit" else "finding masks and weights"
     with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
-        found = _fitted_and_judged(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
+        found = _fitted_and_validated(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
     record = found.record
     if options.steps and not record.undone:
         polished, chosen = polish(
@@ -83,40 +72,40 @@ def repair_network(
         )
         after = held_out_error(dense, found.model, split)
         record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
-    if options.method != "refit" and pruned is not None:  # those before are of dense weights, which it did not have
+    if options.method != "refit" and pruned is not None:  # errors before are of dense values, which it did not have
         record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
     return replace(found, record=record)
 
 
-def _fitted_and_judged(
+def _fitted_and_validated(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
-) -> RepairedNetwork:
-    """The network before any polish; the pruned one as it was where that is nearer to the dense one."""
+) -> Repaired:
+    """The network before any polish; the pruned one, unchanged, if that is closer to the dense one."""
     is_peer = options.method in PEERS
     start = pruned if options.method == "refit" else None
     task, choice = _task_and_choice(dense, masks, split, options, start)
     network_before = _under_masks(dense, masks) if pruned is None else pruned
     at_first, before = _errors(dense, network_before, split)
-    del network_before  # there is to be another copy
-    judged = fit_network(task, choice.masks, split, advance=advance)
+    del network_before  # freed before the fit makes its copy
+    validated = fit_network(task, choice.masks, split, advance=advance)
     give_back_freed()
-    at_last, after = _errors(dense, judged.model, split)
+    at_last, after = _errors(dense, validated.model, split)
     is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
     if is_worse:
         is_known = choice.budgets == "given" and (pruned is None or start is not None)
-        fit, choice = _undone(task, masks, judged, pruned, knows_errors=is_known), replace(choice, budgets="given")
+        fit, choice = _undone(task, masks, validated, pruned, knows_errors=is_known), replace(choice, budgets="given")
     elif options.fits_all:
-        decided = {layer.name: layer for layer in judged.layers}
+        decided = {layer.name: layer for layer in validated.layers}
         everything = in_large_batches(_all_points(split), _widest(masks))
         fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
     else:
-        fit = judged
-    n_fitted, n_aside, n_judged = map(_n_points, (split.fit, split.validation, split.test))
+        fit = validated
+    n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks),
-        n_points=n_fitted if fit is judged or is_worse else n_fitted + n_aside + n_judged,
-        n_aside=n_aside,
-        n_judged=n_judged,
+        n_points=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
+        n_aside=n_validation,
+        n_judged=n_test,
         output_before=before,
         output_refit=before if is_worse else after,
         output_after=before if is_worse else after,
@@ -126,22 +115,22 @@ def _fitted_and_judged(
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
-        n_judged_fit=n_fitted,
+        n_judged_fit=n_fit,
     )
-    return RepairedNetwork(fit.model, fit.masks, fit.layers, record, choice.trials)
+    return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
 
 
 def _task_and_choice(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
 ) -> tuple[NetworkTask, Choice]:
-    """How all layers are fitted, with the error feedback that was chosen, and what else was."""
+    """How all layers are fitted, with the chosen error feedback, and the rest of the choice."""
     layer = LayerTask(options.method, 0.0, (), options.pattern, keeps_rows=options.floor is not None)
-    task = network_task(
+    task = NetworkTask.of(
         dense,
         masks,
         split.batches[0],
         layer,
-        chunk_bytes=options.chunk_bytes,
+        chunk_bytes=chunk_of(options.chunk_bytes, device_of(dense)),
         start=start,
         residuals=() if options.method in PEERS else options.residuals,
         blocks=find_blocks(dense, split.batches[0], options.blocks),
@@ -153,7 +142,7 @@ def _task_and_choice(
 
 
 def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
-    """How far its output is from the dense one, on the points that choose and on those that only judge."""
+    """How far its output is from the dense one, on the validation points and on the test points."""
     return output_error(dense, model, split.validation), held_out_error(dense, model, split)
 
 
@@ -170,7 +159,7 @@ def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:
 def _undone(
     task: NetworkTask, masks: Masks, fit: NetworkFit, pruned: nn.Module | None, *, knows_errors: bool
 ) -> NetworkFit:
-    """The network before in place of one that was fitted, with the errors of its layers where those are known."""
+    """The network as it was before the fit, with the errors of its layers if they are known."""
     model = copy_of(task.dense if pruned is None else pruned)
     layers = []
     for layer in fit.layers:
@@ -182,13 +171,13 @@ def _undone(
 
 
 def _all_points(split: DataSplit) -> DataSplit:
-    """All points to be fitted."""
+    """The split with all points in the fit."""
     batches = (*split.batches, *split.test)
     return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
 
 
 def _widest(masks: Masks) -> int:
-    """The most inputs or outputs of a weight."""
+    """The largest number of inputs or outputs of a weight."""
     return max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1)
 
 
@@ -197,7 +186,7 @@ def _n_points(batches: Sequence[Batch]) -> int:
 
 
 def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
-    """What became of the weights; what moved is counted from the masks before, whatever the search began with."""
+    """The records of the weights; moves are counted from the given masks, not from those the search began with."""
     moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
     counts = torch.stack(moved).tolist() if moved else []
     return tuple(
@@ -207,7 +196,7 @@ def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
 
 
 def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
-    """The pruned network where it is another one than the dense under these masks: sampled, fitted or trained."""
+    """The pruned network, if it is not just the dense one under these masks: sampled, fitted or trained."""
     theirs = tensors_of(pruned)
     is_dense = all(
         torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)

@@ -1,43 +1,42 @@
-"""How a network is repaired: what a caller may choose, and what a network's kind settles before anything is tried."""
+"""How a network is repaired: the options of the caller, and the candidates for a network of this kind."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.options import Fitting, Pattern
+from sipp.records.options import ChunkBytes, Fitting, Pattern, RepairMethod
 from sipp.records.ranking import Weight, is_like_a_language_model
+from sipp.records.repair import Budgets
 
-# "joint": mask and weights are found together; "refit": the masks stay; or a method of others, by its definition
-RepairMethod = Literal["joint", "refit"] | Fitting
-PEERS: tuple[Fitting, ...] = get_args(Fitting)
+PEERS: tuple[Fitting, ...] = get_args(Fitting)  # methods of others, by their definitions
 
 ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
-# Of large networks only first layers are tried, which praises a = 1: what it costs shows in deep ones of linear layers
-# alone (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Nor are magnitudes compared there.
+# Trials fit only the first layers of a large network, which favours a = 1: its cost shows in deep networks of linear
+# layers only (SmolLM2 at half of its weights: perplexity 20.9 with 1, 20.5 with this). Budgets by magnitude are not
+# tried there either.
 LARGE_ERROR_FEEDBACKS = (0.25,)
 RIDGES = (1e-3, 1e-4)  # shares of the mean diagonal, towards the dense weights
-REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # a mask that a score chose may need more of it, with few points
+REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the mask of a score may need a larger one if there are few points
 LARGE_RIDGES = RIDGES[:1]  # of SmolLM2's 210 weights it was chosen for 209
 
-# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
-Budgets = Literal["given", "magnitude", "even", "between"]
 BUDGETS: tuple[Budgets, ...] = ("given", "between", "magnitude", "even")
 LEARNING_RATE = 2e-3  # of the polish
 
 
 @dataclass(frozen=True)
 class RepairOptions:
-    """What may be chosen of a repair. Where several values are given, points kept aside choose among them.
+    """The options of a repair. If several values are given, the validation points choose among them.
 
-    None stands for what suits the method and the network. With a `floor` no row dies that has a weight in the first
+    None means what suits the method and the network. With a `floor`, no row dies that has a weight in the first
     masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
     the ends of residual blocks; None: they are found. With `fits_all`, all points fit the network once more after it
-    was judged. `steps` polish it; those that judged are not fitted then, so that they can stop the polish.
+    was validated and tested. `steps` polish it; then validation points are never fitted, so that they can stop the
+    polish.
     """
 
     method: RepairMethod = "joint"
@@ -52,7 +51,7 @@ class RepairOptions:
     steps: int = 0
     learning_rate: float = LEARNING_RATE
     seed: int = 0
-    chunk_bytes: int = 64 << 20
+    chunk_bytes: ChunkBytes = "auto"
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -67,7 +66,7 @@ class RepairOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is chosen among for one network; a single value is taken as it is."""
+    """The values to choose from for one network; a single value is used without a trial."""
 
     error_feedbacks: tuple[float, ...]
     ridges: tuple[float, ...]
@@ -75,7 +74,7 @@ class Candidates:
 
 
 def candidates_for(options: RepairOptions, weights: Mapping[str, Weight], masks: Mapping[str, Tensor]) -> Candidates:
-    """The values that are tried where the caller has named none."""
+    """The values to try if the caller gives none."""
     is_large = is_like_a_language_model(list(weights.values()), masks)
     feedbacks: tuple[float, ...] = LARGE_ERROR_FEEDBACKS if is_large else ERROR_FEEDBACKS
     ridges: tuple[float, ...] = LARGE_RIDGES if is_large else RIDGES

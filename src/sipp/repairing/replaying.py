@@ -1,8 +1,8 @@
-"""Runs a network many times while its weights change from first to last, and reuses what no longer changes.
+"""Runs a network many times while its weights are refitted, and reuses outputs that are final.
 
-Weights are refitted in the order of execution. So all that a pass over a batch computes before it meets a weight that
-is not refitted yet is the same in every later pass: the outputs of modules that are through by then are kept, and
-handed out in place of a call.
+Weights are refitted in the order of execution. So everything that a pass computes before the first weight that is not
+refitted yet is the same in every later pass: the outputs of the modules that have finished by then are kept, and
+returned in place of a call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from sipp.inputs.restore import replaced_forwards
 from sipp.records.numerics import device_of
 
-REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; those beyond are computed anew
+REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
 
-Path = tuple[tuple[str, int], ...]  # of a call: a module's name and the how many-th call of it, from outside to inside
+Path = tuple[tuple[str, int], ...]  # of a call: a module's name and its call number, from outside to inside
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """An output, and how often its tensor had been written to: once more, and it is another one."""
+    """An output, and the version of its tensor, which an in-place write raises."""
 
     output: Any
     tensor: Tensor
@@ -42,7 +42,10 @@ class _Kept:
 
 
 def _only_tensor(output: Any) -> Tensor | None:
-    """The tensor that an output is, or that stands first in a tuple with nothing behind it; None for others."""
+    """The tensor that an output is, or that comes first in a tuple followed by None only; None for other outputs.
+
+    Stricter than the state of a block: subclasses and inference tensors may change without a new version.
+    """
     if type(output) is tuple and output and all(value is None for value in output[1:]):
         output = output[0]
     return output if type(output) is Tensor and not output.is_inference() else None
@@ -50,17 +53,17 @@ def _only_tensor(output: Any) -> Tensor | None:
 
 @dataclass
 class Replay:
-    """The outputs of one network's modules that are final, batch by batch."""
+    """The final outputs of one network's modules, batch by batch."""
 
     kept: dict[int, dict[Path, _Kept]] = field(default_factory=dict)
     is_off: bool = False
-    is_checked: bool = False  # it was compared with a pass that computes everything, and changed nothing
-    is_trusted: bool = False  # on other modules of the same kind it was found to change nothing
+    is_checked: bool = False  # compared with a full pass, and it changed nothing
+    is_trusted: bool = False  # it changed nothing for other blocks of the network
 
     @contextmanager
-    def of(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
+    def running(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
         """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change."""
-        if self.is_off or next(model.parameters(), None) is None:  # an activation among blocks that were named
+        if self.is_off or next(model.parameters(), None) is None:  # such as an activation among named blocks
             yield
             return
         most = REPLAY_BYTES.get(device_of(model).type, REPLAY_BYTES["cpu"])
@@ -77,7 +80,7 @@ class Replay:
             self.kept[batch] = {path: kept for path, kept in calls.kept.items() if kept.is_intact}
 
     def switch_off(self) -> None:
-        """Computes everything anew from here on."""
+        """Recomputes everything from now on."""
         self.is_off = True
         self.kept.clear()
 
@@ -87,7 +90,7 @@ class Replay:
 
 @dataclass
 class _Calls:
-    """The calls of modules in one pass. A module inside of one that is not called has other paths elsewhere."""
+    """The calls of modules in one pass, identified by their paths."""
 
     kept: dict[Path, _Kept]
     n_bytes_left: int
@@ -95,7 +98,7 @@ class _Calls:
     around: list[tuple[Path, Counter[str]]] = field(default_factory=lambda: [((), Counter())])
 
     def stopping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a module whose weights will change: nothing is kept from its call on."""
+        """The forward of a module whose weights will change: from its call on, nothing is kept."""
 
         def stopped(*args: Any, **kwargs: Any) -> Any:
             self.is_stopped = True
@@ -104,7 +107,7 @@ class _Calls:
         return stopped
 
     def watching(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a module, which is not run where its output is known, and remembered where that is final."""
+        """The forward of a module: returns the kept output if there is one, and keeps the output if it is final."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             outer, n_calls = self.around[-1]
@@ -125,7 +128,7 @@ class _Calls:
         return watched
 
     def _keep(self, path: Path, kept: _Kept) -> None:
-        """Keeps an output, in place of those of the calls inside of this one."""
+        """Keeps an output, and drops those of the calls inside this one."""
         inside = {at for at in self.kept if at[: len(path)] == path}
         n_bytes_left = self.n_bytes_left + sum(self.kept[at].n_bytes for at in inside) - kept.n_bytes
         if n_bytes_left >= 0:

@@ -1,8 +1,8 @@
 """Finds residual connections: what the output of a layer is added to, seen in one watched pass (T21).
 
-A layer at the end of a residual block can make up for what the stream beside it has lost, where its output reaches the
-addition unbent: directly, or through copies, dropout at rest and norms with running statistics, which scale each row.
-Of nn.MultiheadAttention that layer is its out_proj.
+A layer at the end of a residual block can compensate for the error of the stream if its output reaches the addition
+linearly: directly, or through copies, dropout in eval mode and norms with running statistics, which scale each row.
+For nn.MultiheadAttention, that layer is its out_proj.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sipp.inputs.patches import with_padding_zeroed
 from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch, WeightUse
 
-SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm makes smaller than that are not asked to correct anything
+SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 
 _ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
@@ -44,13 +44,13 @@ _SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
 
 @dataclass(frozen=True)
 class OutputMark:
-    """A tensor that is the output of a weight's layer, row by row times a factor."""
+    """Marks a tensor as the output of a weight's layer, each row times a factor."""
 
     weight: str
     scale_F: Tensor | None  # None: 1
 
 
-# By weight: what its layer's output is added to, and how it got there
+# By weight: what its layer's output is added to, and the mark of that output
 ResidualInputs = dict[str, tuple[OutputMark, Tensor]]
 
 
@@ -58,7 +58,7 @@ ResidualInputs = dict[str, tuple[OutputMark, Tensor]]
 def reading_residual_inputs(
     modules: Mapping[str, nn.Module], found: ResidualInputs, on_found: Callable[[], None]
 ) -> Iterator[None]:
-    """A context for one pass, in which what the outputs of these modules, by weight, are added to is found."""
+    """A context for one pass that finds what the outputs of these modules, by weight, are added to."""
 
     def on_addition(mark: OutputMark, other: Tensor) -> None:
         found[mark.weight] = (mark, other.detach().clone())  # it may be written to
@@ -73,9 +73,9 @@ def find_residual_connections(
 ) -> dict[str, Tensor]:
     """The weights whose layer's output is added to a stream, with that output on the batch.
 
-    `order` are the weights in the order of execution. The stream must depend on weights before this one, and on none
-    behind it: of two layers that are added, the later one corrects the earlier. Nothing else may read the output.
-    With `follows` the inputs of the batch depend on earlier weights themselves.
+    `order` are the weights in the order of execution. The stream must depend on earlier weights and on no later one: of
+    two layers that are added, the later one corrects the earlier. Nothing else may read the output. With `follows`,
+    the inputs of the batch depend on earlier weights too.
     """
     place = {name: i for i, name in enumerate(order, start=1)}
     modules = {}
@@ -113,9 +113,9 @@ def find_residual_connections(
 
 
 def output_as_use(module: nn.Module, tensor: Tensor, batch: Batch) -> WeightUse | None:
-    """What has the shape of a layer's output as windows of its patches, its rows in place of the fan-in.
+    """A tensor of the shape of a layer's output as windows of its patches, with rows in place of the fan-in.
 
-    None where the points cannot be told apart.
+    None if the points cannot be told apart.
     """
     if isinstance(module, _ConvNd):
         if tensor.ndim != len(module.kernel_size) + 2 or len(tensor) % batch.n_points:
@@ -137,12 +137,12 @@ def bias_of(module: nn.Module) -> Tensor | None:
 
 
 def along_rows(module: nn.Module, vector_F: Tensor, n_dims: int) -> Tensor:
-    """One number for each row, shaped so that the layer's output can be multiplied by it."""
+    """One number per row, shaped to multiply the layer's output."""
     return vector_F.view(-1, *[1] * (n_dims - 2)) if isinstance(module, _ConvNd) else vector_F
 
 
 def per_row(module: nn.Module, stream: Tensor, scale_F: Tensor | None) -> Tensor:
-    """The stream in the units of the layer's output: divided by the scale that the norms behind it have."""
+    """The stream in units of the layer's output: divided by the scale of the norms after it."""
     if scale_F is None:
         return stream
     is_large_F = scale_F.abs() > SMALLEST_SCALE * scale_F.abs().max()
@@ -166,14 +166,14 @@ def _marking(watch: _Watch, name: str) -> Callable[..., None]:
         if isinstance(module, nn.MultiheadAttention) and isinstance(output, tuple):
             output = output[0]  # beside the attention weights
         if isinstance(output, Tensor):
-            with torch._C.DisableTorchFunction():  # the watch is for the model's own reads
+            with torch._C.DisableTorchFunction():  # only the model's own reads are watched
                 watch.mark(output, OutputMark(name, None))
 
     return mark
 
 
 class _Watch(TorchFunctionMode):
-    """Follows marked tensors to the additions that read them, and the latest weight that each tensor depends on."""
+    """Follows marked tensors to the additions that read them, and tracks the latest weight each tensor depends on."""
 
     def __init__(
         self,
@@ -184,9 +184,9 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.ranks, self.on_addition, self.outputs = ranks, on_addition, outputs
         self.n_calls: Counter[str] = Counter()
-        self.n_reads: Counter[str] = Counter()  # by others than additions, and functions that a mark passes
+        self.n_reads: Counter[str] = Counter()  # by functions other than additions and those that pass a mark on
         self._marks: dict[int, OutputMark] = {}
-        self._alive: list[Tensor] = []  # so that an id stands for one tensor
+        self._alive: list[Tensor] = []  # so that ids stay unique
 
     def mark(self, tensor: Tensor, mark: OutputMark) -> None:
         """Marks the output of a module."""
@@ -197,7 +197,7 @@ class _Watch(TorchFunctionMode):
             self.outputs[mark.weight] = tensor.detach().clone()
 
     def forget(self) -> None:
-        """Lets go of the tensors of the pass: whoever asks for additions may hold the watch, which holds them."""
+        """Frees the tensors of the pass, because a callback may keep the watch alive."""
         self._alive.clear()
         self._marks.clear()
         self.ranks, self.outputs = {}, None
@@ -223,7 +223,7 @@ class _Watch(TorchFunctionMode):
         return result
 
     def _note(self, inputs: list[Tensor], result: Any, passed: OutputMark | None, name: str) -> None:
-        """What is known of the results: written-to tensors lose their marks."""
+        """Marks the results; tensors that were written to lose their marks."""
         if name == "__setitem__" and inputs:
             self._marks.pop(id(inputs[0]), None)
         rank = max((self.ranks[id(tensor)] for tensor in inputs if id(tensor) in self.ranks), default=-1)
@@ -239,7 +239,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[OutputMark]) -> OutputMark | None:
-    """The mark of a result that is a marked tensor row by row, times a factor; None: it is something else."""
+    """The mark of a result that is a marked tensor with scaled rows; None: it is something else."""
     if len(read) != 1:
         return None
     if name in _DROPOUTS:
@@ -263,6 +263,6 @@ def _repeats(given: Tensor, result: Any) -> bool:
 
 
 def _is_plain_sum(args: Any, kwargs: Any) -> bool:
-    """Whether two tensors of one shape are added, times nothing."""
+    """Whether two tensors of one shape are added, without a factor."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return len(given) == 2 == len(args) and not kwargs and given[0].shape == given[1].shape

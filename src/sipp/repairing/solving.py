@@ -1,11 +1,11 @@
 """Least squares of many rows at once, each restricted to its own kept weights, with a ridge.
 
 Row f wants the c with  c_j = 0 off its mask  that minimises  c A c - 2 c.r + ridge * sum_j A_jj c_j^2.
-With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact ways, each a Cholesky of its own per row:
+With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact solutions, each with a Cholesky per row:
     kept side:     solve the kept rows and columns of A + ridge I;
-    removed side:  c = r H - m H, where m lives on the removed weights and makes c zero there:  H_mm m = (r H)_m.
-The smaller side is taken, so that a row costs at most (K/2)^3 / 3 products, and one that keeps all next to none.
-Where steps of conjugate gradients, many rows at once, cost less, those are taken: on a GPU, and for large K.
+    removed side:  c = r H - m H, where m is supported on the removed weights and makes c zero there:  H_mm m = (r H)_m.
+The smaller side is used, so a row costs at most (K/2)^3 / 3 products, and one that keeps everything almost nothing.
+Conjugate gradients on many rows at once are used if they cost less: on a GPU, and for large K.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
 
 SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
-SCALE_BYTES = 8 << 20  # of a system in float64, scaled at a time
+SCALE_BYTES = 8 << 20  # of the part of a float64 system that is scaled at a time
 
-# Conjugate gradients, in float32: until so many steps together add less than this share of what was gained so far, all
-# rows of a piece taken together; or after so many.
-STEPS_A_LOOK = 5
+# Conjugate gradients, in float32, end when the steps between two checks add less than this share of the total gain of
+# all rows in a chunk, or after the largest number of steps.
+STEPS_PER_CHECK = 5
 SMALL_GAIN = 1e-3
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
-# Products of a factor in the time of one of a step: a factor of a single row is a small piece of work, and in float64.
-# On a GPU each step costs as much as so many products even when there is little to do.
+# How much slower a product is in a factorization than in a step: a factor of a single row is small, and in float64.
+# The kernel launches of a step cost as much as this number of products.
 SLOWER = {"cpu": 9.0, "cuda": 20.0}
 LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 
@@ -36,9 +36,8 @@ LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, added_G: Tensor | None = None) -> Tensor:
     """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
 
-    `added_G` is added to the diagonal of A first, whatever stands there.
-    A row whose factor shows a system that is not positive definite, as rounded, becomes NaN. Right sides should be of
-    changes, not of whole weights: steps end where little is left to gain.
+    `added_G` is added to the diagonal of A first. A row whose system is not positive definite after rounding becomes
+    NaN. Right-hand sides should be for changes, not for whole weights, because steps end when little is left to gain.
     """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     diagonal_GK = diagonal_GK if added_G is None else diagonal_GK + added_G[:, None]
@@ -47,7 +46,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
     wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
-    n_kept = mask_NK.sum(1).tolist()  # the only time that a GPU is waited for
+    n_kept = mask_NK.sum(1).tolist()  # the only sync with a GPU
     unit_GK = 1.0 + ridge * is_met_GK.to(BOUND_DTYPE)
     if _is_cheaper_by_steps(n_kept, fan_in, xx_GKK.device):
         small_GKK = scaled_system(xx_GKK, scale_GK)
@@ -72,7 +71,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
 
 
 def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
-    """The system with rows and columns times the scales, in float32, a few rows at a time: a wide copy is large."""
+    """The system with scaled rows and columns, in float32; a few rows at a time, because a float64 copy is large."""
     made_GKK = torch.empty(xx_GKK.shape, dtype=SCORE_DTYPE, device=xx_GKK.device)
     most = max(1, SCALE_BYTES // max(1, BOUND_DTYPE.itemsize * xx_GKK[:, :1].numel()))
     for start in range(0, xx_GKK.shape[1], most):
@@ -82,50 +81,50 @@ def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
 
 
 def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.device) -> bool:
-    """Whether conjugate gradients are less work than a factor of each row's smaller side."""
+    """Whether conjugate gradients cost less than factoring each row's smaller side."""
     kind = "cuda" if device.type == "cuda" else "cpu"
     factors = sum(min(n, fan_in - n) ** 3 for n in n_kept) / 3 * SLOWER[kind]
     return factors > TYPICAL_STEPS * (2.0 * len(n_kept) * fan_in**2 + LAUNCHES[kind])
 
 
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
-    """The solutions within the masks by conjugate gradients, as many rows at a time as fit the memory."""
+    """The solutions within the masks by conjugate gradients, as many rows at a time as fit in memory."""
     n_groups, n_rows, fan_in = wanted_GRK.shape
     n_bytes = SOLVE_BYTES.get(wanted_GRK.device.type, SOLVE_BYTES["cpu"])
     most = max(1, n_bytes // (N_KEPT_ALIVE * SCORE_DTYPE.itemsize * n_groups * fan_in))
     found_GRK = torch.zeros_like(wanted_GRK)
     for start in range(0, n_rows, most):
         rows = slice(start, start + most)
-        rest_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
-        length_GR1 = rest_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: every row in units of its own
+        residual_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
+        length_GR1 = residual_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: each row is scaled by its own norm
         length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
-        right_GRK, within_GRK = (rest_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE)
-        del rest_GRK
-        with exact_matmul():  # rounded factors may turn a system that is nearly singular the wrong way
+        right_GRK, within_GRK = (residual_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE)
+        del residual_GRK
+        with exact_matmul():  # rounding to TF32 may make a nearly singular system indefinite
             found_GRK[:, rows] = length_GR1 * _steps(system_GKK, right_GRK, within_GRK, length_GR1)
     return found_GRK
 
 
-def _steps(system_GKK: Tensor, rest_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Tensor) -> Tensor:
-    """The solutions for right sides that are 0 off the masks. A row whose system bends the wrong way stops there.
+def _steps(system_GKK: Tensor, residual_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Tensor) -> Tensor:
+    """The solutions for right-hand sides that are 0 off the masks. A row stops if its curvature is not positive.
 
-    Each step lowers  c A c - 2 c.r  by  step * |rest|^2,  which in the units of the rows tells what all of them gained.
+    Each step lowers  c A c - 2 c.r  by  step * |residual|^2;  summed in the units of the rows, that is the gain.
     """
-    found_GRK, way_GRK = torch.zeros_like(rest_GRK), rest_GRK.clone()
-    length_GR1 = rest_GRK.square().sum(2, keepdim=True)
+    found_GRK, direction_GRK = torch.zeros_like(residual_GRK), residual_GRK.clone()
+    length_GR1 = residual_GRK.square().sum(2, keepdim=True)
     weight_GR1 = (unit_GR1 / unit_GR1.max()).square()
-    gained, recent = (torch.zeros((), dtype=BOUND_DTYPE, device=rest_GRK.device) for _ in range(2))
+    gained, recent = (torch.zeros((), dtype=BOUND_DTYPE, device=residual_GRK.device) for _ in range(2))
     for n_steps in range(1, MOST_STEPS + 1):
-        ahead_GRK = (way_GRK @ system_GKK).mul_(mask_GRK)
-        bend_GR1 = (way_GRK * ahead_GRK).sum(2, keepdim=True)
-        step_GR1 = torch.where(bend_GR1 > 0, length_GR1 / bend_GR1, 0.0)
-        found_GRK.addcmul_(step_GR1, way_GRK)
-        rest_GRK = rest_GRK.addcmul(step_GR1, ahead_GRK, value=-1.0)
+        product_GRK = (direction_GRK @ system_GKK).mul_(mask_GRK)
+        curvature_GR1 = (direction_GRK * product_GRK).sum(2, keepdim=True)
+        step_GR1 = torch.where(curvature_GR1 > 0, length_GR1 / curvature_GR1, 0.0)
+        found_GRK.addcmul_(step_GR1, direction_GRK)
+        residual_GRK = residual_GRK.addcmul(step_GR1, product_GRK, value=-1.0)
         recent = recent + (weight_GR1 * step_GR1 * length_GR1).sum()
-        new_GR1 = rest_GRK.square().sum(2, keepdim=True)
-        way_GRK.mul_(torch.where(length_GR1 > 0, new_GR1 / length_GR1, 0.0)).add_(rest_GRK)
+        new_GR1 = residual_GRK.square().sum(2, keepdim=True)
+        direction_GRK.mul_(torch.where(length_GR1 > 0, new_GR1 / length_GR1, 0.0)).add_(residual_GRK)
         length_GR1 = new_GR1
-        if n_steps % STEPS_A_LOOK == 0:
+        if n_steps % STEPS_PER_CHECK == 0:
             gained = gained + recent
             if not bool(recent > SMALL_GAIN * gained):
                 break
@@ -136,11 +135,11 @@ def _steps(system_GKK: Tensor, rest_GRK: Tensor, mask_GRK: Tensor, unit_GR1: Ten
 def _solve_within(
     system_GKK: Tensor, wanted_NK: Tensor, mask_NK: Tensor, sizes: Mapping[int, int], n_rows: int, found_NK: Tensor
 ) -> None:
-    """Writes the solution of some rows, given with the sizes of their masks, within these into `found_NK`."""
+    """Solves some rows within their masks, given by the sizes of these, and writes into `found_NK`."""
     for rows in _alike(sizes, system_GKK.device):
-        size, n_full = sizes[rows[0]], sizes[rows[-1]]  # padding stands behind: before it there is nothing to clear
+        size, n_full = sizes[rows[0]], sizes[rows[-1]]  # padding comes last: nothing to clear before it
         batch_N = torch.tensor(rows, dtype=torch.int64, device=system_GKK.device)
-        # the columns of the mask first, in their order; what is left is padding, of as many unit equations 0 = 0
+        # the columns of the mask come first, in order; the rest is padding, with equations 1 x = 0
         order_NS = mask_NK[batch_N].to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
         is_real_NS = mask_NK[batch_N].gather(1, order_NS)
         group_N = batch_N // n_rows
@@ -154,14 +153,14 @@ def _solve_within(
 
 
 def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
-    """The Cholesky factors; NaN where rounding leaves a system without one, so that this ridge is not chosen."""
+    """The Cholesky factors; NaN if a system is not positive definite after rounding, so its ridge is not chosen."""
     factor_BSS, failed_B = torch.linalg.cholesky_ex(systems_BSS)
     factor_BSS.diagonal(dim1=1, dim2=2).masked_fill_((failed_B != 0)[:, None], torch.nan)
     return factor_BSS
 
 
 def _alike(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
-    """The rows in batches of similar size whose systems fit the memory, the largest first."""
+    """The rows in batches of similar size whose systems fit in memory, the largest first."""
     rows = sorted(sizes, key=lambda row: -sizes[row])
     n_bytes = SOLVE_BYTES.get(device.type, SOLVE_BYTES["cpu"])
     start = 0

@@ -1,8 +1,8 @@
-"""SparseGPT (Frantar & Alistarh 2023) by its definition: columns in order, each making up for those before.
+"""SparseGPT (Frantar & Alistarh 2023) by its definition: columns in order, each compensating for those before.
 
 H = X'X + 1 % of its mean diagonal. In each block of 128 columns the weights of the least  w^2 / [H_j^-1]_jj  go, H_j
-being H without the columns before j; n:m patterns choose the same way in each group of m as its turn comes. A weight
-that goes is made up for by the weights right of it in its row: the OBS update, read from one Cholesky factor of H^-1.
+being H without the columns before j; n:m patterns choose the same way in each group of m as its turn comes. The
+weights to the right in its row compensate for a removed one: the OBS update, read from one Cholesky factor of H^-1.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DAMPING = 0.01
 
 
 def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, Tensor]:
-    """The mask and the values, rows of the blocks below each other.
+    """The mask and the values, one block of rows below the other.
 
-    Deviates: each block of columns has an even part of the layer's exact budget, not its own rounding of a share; and
-    rows that have to live keep their best weight.
+    Differs from the paper: each block of columns gets an even part of the layer's exact budget, not its own rounding of
+    a share; and rows that must not die keep their best weight.
     """
     shapes = [block.dense_GRK.shape for block in blocks]
     sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
@@ -48,7 +48,7 @@ def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, T
 
 
 def _factor(rows: LeastSquares) -> Tensor:
-    """The upper Cholesky factor of H^-1; row j of it, by its diagonal, is the update that removing column j needs."""
+    """The upper Cholesky factor of H^-1; its row j, divided by the diagonal, is the update for removing column j."""
     diagonal_GK = rows.xx_GKK.diagonal(dim1=1, dim2=2)
     damped_GKK = rows.xx_GKK.clone()
     spread_GK = (DAMPING * diagonal_GK.mean(1, keepdim=True)).expand_as(diagonal_GK)
@@ -58,7 +58,7 @@ def _factor(rows: LeastSquares) -> Tensor:
 
 
 def _is_dead(rows: LeastSquares) -> Tensor:
-    """Inputs that are always 0 (G x K): their weights go, but for those that keep a row alive."""
+    """Inputs that are always 0 (G x K): their weights are removed, unless one keeps a row alive."""
     return rows.xx_GKK.diagonal(dim1=1, dim2=2) == 0
 
 
@@ -79,7 +79,7 @@ def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
     most, least = (torch.cat([count_GB.flatten() for count_GB in each]).cpu() for each in (pieces, forced))
     ends = most.cumsum(0) * n_kept // max(1, int(most.sum()))
     counts = torch.maximum(ends.diff(prepend=torch.zeros_like(ends[:1])), least)
-    while int(counts.sum()) > n_kept:  # living rows took more than their block's part
+    while int(counts.sum()) > n_kept:  # rows that must live took more than their block's part
         counts[(counts - least).argmax()] -= 1
     split = counts.split([count_GB.numel() for count_GB in pieces])
     return [part.view(count_GB.shape).to(count_GB.device) for part, count_GB in zip(split, pieces)]

@@ -1,13 +1,14 @@
-"""Goes through the dense and the pruned network together, block by block where they have blocks.
+"""Goes through the dense and the pruned network together, block by block if they have blocks.
 
-Between two blocks only the states of all points are kept, of the dense network and of the pruned one. So each pass runs
-one block instead of the network, and what is before it is never computed again.
+Between two blocks, only the states of all points are kept, for both networks. So each pass runs one block instead of
+the whole network, and earlier blocks are never run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,18 +22,19 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, exact_matmul
 from sipp.repairing.data_split import DataSplit
-from sipp.repairing.gathering import Gatherer, LayerUsage, Side, layer_usage
+from sipp.repairing.gathering import Gatherer, Side
+from sipp.repairing.layer_usage import LayerUsage, layer_usage
 from sipp.repairing.replaying import Replay
 
-STATES_OF_FREE = 8  # states stay on a GPU while those of one network take at most one in so many of its free bytes
+STATES_SHARE = 1 / 8  # of a GPU's free memory: the states of one network stay there if they take at most this
 
 
 @dataclass(frozen=True)
 class NetworkStage:
-    """A part of both networks: its weights are to be finished, in the order of its usage, before the next is taken."""
+    """A part of both networks, whose weights are all fitted, in the order of execution, before the next stage."""
 
     gatherer: Gatherer
-    follows: bool  # earlier weights have changed, and with them its inputs
+    follows: bool  # earlier weights have changed, so its inputs have too
 
     @property
     def names(self) -> list[str]:
@@ -41,22 +43,28 @@ class NetworkStage:
 
 @dataclass(frozen=True)
 class DenseAndPruned:
-    """The dense network and its copy that is changed, the points, and what was found out about both."""
+    """The dense network, the copy of it that is pruned, the points, and what is known about both."""
 
     dense: nn.Module
     pruned: nn.Module
-    dense_layers: tuple[PrunableLayer, ...]
-    pruned_layers: tuple[PrunableLayer, ...]
-    batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]
+    dense_layers: tuple[PrunableLayer, ...]  # that hold masked weights
+    split: DataSplit
     usage: LayerUsage
     blocks: Blocks | None
     chunk_bytes: int
     allow_tf32: bool
-    pruned_batches: Sequence[Batch]  # the same ones, unless both are parts of networks
+    pruned_batches: Sequence[Batch] | None = None  # if they are not those of the split: both are parts of networks
+
+    @cached_property
+    def pruned_layers(self) -> tuple[PrunableLayer, ...]:
+        return tuple(replace(one, module=self.pruned.get_submodule(one.module_name)) for one in self.dense_layers)
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        return self.split.batches
 
     def stages(self) -> Iterator[NetworkStage]:
-        """The parts of both networks that hold masked weights, each made when the one before it is finished."""
+        """The parts of both networks with masked weights, each made when the previous one is finished."""
         before, within, after = self._places()
         entered = self._entered() if any(within) else None
         if self.blocks is None or entered is None:
@@ -70,7 +78,7 @@ class DenseAndPruned:
             _States(self.blocks, self.batches, list(some), device, self.allow_tf32, [[] for _ in some])
             for some in (entered, there)
         ]
-        del entered, there  # the states before the first block, which move on
+        del entered, there  # the states before the first block, which `states` now owns
         yield from self._within(self.blocks, within, states, follows=bool(before))
         del states
         if after:
@@ -79,7 +87,7 @@ class DenseAndPruned:
     def _within(
         self, chain: Blocks, within: list[Any], states: list[_States], *, follows: bool
     ) -> Iterator[NetworkStage]:
-        """The blocks that hold weights, with the states of the dense network and the pruned one before the first."""
+        """The stages of the blocks that hold weights; `states` are those of both networks before the first block."""
         n_left, can_replay, is_trusted = sum(map(bool, within)), True, False
         for i, (name, order) in enumerate(zip(chain.names, within)):
             if n_left == 0:
@@ -91,15 +99,14 @@ class DenseAndPruned:
                 yield NetworkStage(gatherer, follows=follows or any(within[:i]))
                 n_left -= 1
                 can_replay, is_trusted = not gatherer.replay.is_off, gatherer.replay.is_checked
-            finished = None if is_trusted else Replay(is_off=True)  # what was never compared is computed anew
+            finished = None if is_trusted else Replay(is_off=True)  # without a check, everything is recomputed
             for states_of_one, block, replay in zip(states, blocks, replays) if n_left else ():
                 states_of_one.pass_through(block, i, finished or replay)
 
     def _whole(self, order: tuple[tuple[str, ...], ...], *, follows: bool) -> NetworkStage:
+        batches = self.batches, self.batches if self.pruned_batches is None else self.pruned_batches
         replays = Replay(is_off=True), Replay()
-        return NetworkStage(
-            self._gatherer(order, (self.dense, self.pruned), (self.batches, self.pruned_batches), replays), follows
-        )
+        return NetworkStage(self._gatherer(order, (self.dense, self.pruned), batches, replays), follows)
 
     def _gatherer(
         self,
@@ -116,7 +123,7 @@ class DenseAndPruned:
         return Gatherer(
             Side(self.dense, run[0], wanted[0], batches[0]),
             Side(self.pruned, run[1], wanted[1], batches[1]),
-            self.is_validation,
+            self.split.is_validation,
             replace(self.usage, order=order),
             self.chunk_bytes,
             allow_tf32=self.allow_tf32,
@@ -125,7 +132,7 @@ class DenseAndPruned:
         )
 
     def _places(self) -> tuple[Any, list[Any], Any]:
-        """The groups of weights before the blocks, in each block, and behind them."""
+        """The groups of weights before the blocks, in each block, and after them."""
         names = () if self.blocks is None else self.blocks.names
         homes = {
             weight.name: i
@@ -146,7 +153,7 @@ class DenseAndPruned:
         return tuple(before), [tuple(groups) for groups in within], tuple(after)
 
     def _entered(self) -> list[Entered] | None:
-        """All batches at the first block of the dense network; None where one of them takes another way."""
+        """All batches at the first block of the dense network; None if one does not pass the blocks in order."""
         assert self.blocks is not None
         try:
             return [_stored(enter(self.dense, self.blocks, b), len(self.batches)) for b in self.batches]
@@ -159,44 +166,15 @@ class DenseAndPruned:
 
 
 def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Forms) -> LayerUsage:
-    """The dense network looked at on all batches once, best before it is copied: whole passes take memory.
+    """The usage of the dense network on all batches, found once; best before it is copied, as full passes take memory.
 
-    `forms` are those of batches that were checked before; what is known of the points is not looked at again.
+    `forms` are those of batches that were checked already.
     """
     usages = {} if split.dense_outputs is None else split.dense_outputs.usages
     names = tuple(weight.name for layer in layers for weight in layer.weights.values())
     if names not in usages:
         usages[names] = layer_usage(dense, layers, split.batches, forms)
     return usages[names]
-
-
-def dense_and_pruned(
-    dense: nn.Module,
-    pruned: nn.Module,
-    layers: tuple[PrunableLayer, ...],
-    split: DataSplit,
-    usage: LayerUsage,
-    *,
-    blocks: Blocks | None,
-    chunk_bytes: int,
-    allow_tf32: bool = False,
-    pruned_batches: Sequence[Batch] | None = None,
-) -> DenseAndPruned:
-    """Both networks; `layers` are those of the dense one that hold the masked weights."""
-    batches = split.batches
-    return DenseAndPruned(
-        dense=dense,
-        pruned=pruned,
-        dense_layers=layers,
-        pruned_layers=tuple(replace(layer, module=pruned.get_submodule(layer.module_name)) for layer in layers),
-        batches=batches,
-        is_validation=split.is_validation,
-        usage=usage,
-        blocks=blocks,
-        chunk_bytes=chunk_bytes,
-        allow_tf32=allow_tf32,
-        pruned_batches=batches if pruned_batches is None else pruned_batches,
-    )
 
 
 @dataclass
@@ -208,16 +186,16 @@ class _States:
     entered: list[Entered]
     device: torch.device
     allow_tf32: bool
-    ahead: list[list[tuple[int, nn.Module]]]  # by batch: blocks that are finished, and that its state has yet to pass
+    ahead: list[list[tuple[int, nn.Module]]]  # by batch: finished blocks that its state has yet to pass
 
     def at(self, block: int) -> Sequence[Batch]:
-        """The batches as this block gets them, for as long as the states do not move on."""
+        """The batches as this block gets them, valid until the states move on."""
         return _Entering(self, block)
 
     def pass_through(self, block: nn.Module, i: int, replay: Replay) -> None:
-        """Moves all states behind block i, which is finished, and lets go of what was kept of it.
+        """Moves all states past block i, which is finished, and frees the outputs kept in it.
 
-        Where nothing was kept a state moves when it is asked for: where targets are known, dense ones never are.
+        If no output was kept, a state moves only when it is needed; dense states are not if their targets are known.
         """
         for j in range(len(self.entered)):
             if replay.kept.get(j):
@@ -233,9 +211,9 @@ class _States:
         self.ahead[j].clear()
 
     def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
-        """Moves the state of batch j behind block i."""
+        """Moves the state of batch j past block i."""
         batch, exact = self._joined(j, i), exact_matmul(allow_tf32=self.allow_tf32)
-        with scoring_mode(block, "running"), exact, replay.of(block, j, ()):
+        with scoring_mode(block, "running"), exact, replay.running(block, j, ()):
             state = self.blocks.state_of(run_batch(block, fresh(batch)))
         self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))
 
@@ -266,9 +244,9 @@ class _Entering(Sequence[Batch]):
 
 
 def _stored(entered: Entered, n_batches: int) -> Entered:
-    """The batch with its state where there is room for the states of all."""
+    """The batch with its state on the GPU if the states of all batches fit there, otherwise on the CPU."""
     if entered.state.device.type != "cuda":
         return entered
     free, _ = torch.cuda.mem_get_info(entered.state.device)
     n_bytes = n_batches * entered.state.numel() * entered.state.element_size()
-    return entered if STATES_OF_FREE * n_bytes <= free else replace(entered, state=entered.state.cpu())
+    return entered if n_bytes <= STATES_SHARE * free else replace(entered, state=entered.state.cpu())

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice, method_here
-from sipp.records.options import Fitting, Reduce, Repairing, Score, method_name
+from sipp.records.options import Fitting, Reduce, Repairing, RepairMethod, Score, method_name, repairs_asked
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
@@ -181,7 +181,7 @@ def score_of(row: MethodInfo) -> Score:
     return found
 
 
-def ways_of(info: MethodInfo, repair: Repairing) -> list[Repairing | Fitting]:
-    """What finds new values after the cut: the method itself, then the repair."""
-    found: tuple[Repairing | Fitting | None, ...] = (info.fitting, repair)
-    return [way for way in found if way]
+def repairs_of(info: MethodInfo, repair: Repairing) -> list[RepairMethod]:
+    """What finds new values after the cut: the method's own fit, then the repair."""
+    own: list[RepairMethod] = [] if info.fitting is None else [info.fitting]
+    return own + repairs_asked(repair)

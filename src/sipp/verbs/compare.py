@@ -33,10 +33,10 @@ from sipp.records.options import (
     DEFAULT_METHOD,
     DELTA,
     Constants,
-    Fitting,
     Method,
     PruneOptions,
     Repairing,
+    RepairMethod,
     Scoring,
     Selector,
     check_repair,
@@ -45,8 +45,7 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import method_of, ways_of
-from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.theory_points import resolve_points
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -105,23 +104,23 @@ def compare(
     task = task.with_points(None, choosing)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
-    fits = repair or any(ways_of(method_of(method), repair=False) for method in named_methods.values())
+    fits = repair or any(method_of(method).fitting for method in named_methods.values())
     split = split_data(task.model, choosing, seed=seed) if fits else None
-    repair_options = RepairOptions(seed=seed, chunk_bytes=chunk_of(scoring.chunk_bytes, device_of(task.model)))
+    repair_options = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():
             ranking, options = rank(task, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
             is_other = starts_search(task, method_of(method), options)  # then a repair begins with another mask
             repair_ranking = rank(task, options) if is_other else ranking
-            own_fit = ways_of(method_of(method), repair=False)
+            own_fit, all_repairs = (repairs_of(method_of(method), asked) for asked in (False, repair))
             for keep in sorted(budgets, reverse=True):
                 start = cut(ranking, budgets[keep], seed=seed)
                 sparse = _repaired(ranking, start, split, own_fit, repair_options) if own_fit else start
                 rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=False))
                 if repair:
                     start = cut(repair_ranking, budgets[keep], seed=seed) if is_other else start
-                    sparse = _repaired(repair_ranking, start, split, [*own_fit, repair], repair_options)
+                    sparse = _repaired(repair_ranking, start, split, all_repairs, repair_options)
                     rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=True))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in choosing.batches())
@@ -132,7 +131,7 @@ def _repaired(
     ranking: Ranking,
     start: Cut,
     split: DataSplit | None,
-    repairs: Sequence[Repairing | Fitting],
+    repairs: Sequence[RepairMethod],
     options: RepairOptions,
 ) -> Cut:
     assert split is not None
@@ -246,7 +245,7 @@ def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired:
         keep=keep,
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in cut.masks.values()),
-        dead_rows=sum(len(dead_rows(*layer)) for layer in zip(cut.dense, cut.rows)),
+        dead_rows=sum(len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(cut.dense, cut.rows)),
         error=judged.error,
         same=judged.same,
         accuracy=judged.accuracy,

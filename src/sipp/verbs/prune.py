@@ -26,13 +26,13 @@ from sipp.records.options import (
     DELTA,
     Constants,
     Draws,
-    Fitting,
     Floor,
     Method,
     Mode,
     PruneOptions,
     Reduce,
     Repairing,
+    RepairMethod,
     Scoring,
     Selector,
 )
@@ -41,8 +41,7 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import ways_of
-from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.methods import repairs_of
 
 
 @explain_unknown_options
@@ -115,7 +114,7 @@ def prune_with(
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    repairs = ways_of(info, options.repair)
+    repairs = repairs_of(info, options.repair)
     new_points = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     _check_options(options, task.data, repairs, has_holdout=holdout is not None)
     n_kept = budget_for(options, task.weights)
@@ -131,13 +130,16 @@ def prune_with(
     if repairs:  # never on the new points: what chooses values cannot judge them
         masks, choice = sparse.masks, sparse.choice
         start = sparse.model if info.is_sampled else None  # other methods leave the dense values
+        repair_options = RepairOptions(
+            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
+        )
         del sparse  # frees its copies of all weights before the repair makes its own
         repaired = apply_repairs(
             ranking,
             masks,
             split_data(ranking.model, task.points, seed=options.seed),
             repairs,
-            _repair_options(options, task.model, progress),
+            repair_options,
             start=start,
         )
         sparse = cut_as_given(ranking, repaired.model, repaired.masks, seed=options.seed, budget=n_kept, choice=choice)
@@ -197,17 +199,8 @@ def warn_of_dead(pruned: Pruned) -> None:
         warn_caller(text, DeadRowsWarning)
 
 
-def _repair_options(options: PruneOptions, model: nn.Module, progress: bool) -> RepairOptions:
-    return RepairOptions(
-        blocks=options.blocks,
-        seed=options.seed,
-        chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(model)),
-        progress=progress,
-    )
-
-
 def _check_options(
-    options: PruneOptions, data: Data | None, repairs: Sequence[Repairing | Fitting], *, has_holdout: bool
+    options: PruneOptions, data: Data | None, repairs: Sequence[RepairMethod], *, has_holdout: bool
 ) -> None:
     """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
     if not options.statements and has_holdout:

@@ -49,7 +49,7 @@ from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
 from sipp.records.checking import check_number, explain_unknown_options
 from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of, device_of, integers
+from sipp.records.numerics import budget_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -61,16 +61,17 @@ from sipp.records.options import (
     Repairing,
     Scoring,
     Selector,
+    repairs_asked,
     unused_in_prune_to,
 )
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import BlendChoice, Ranking
 from sipp.repairing.apply_repairs import apply_repairs
-from sipp.repairing.data_split import DataSplit, DenseOutputs, split_data
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
-from sipp.scoring.sensitivities import chunk_of
 from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -274,7 +275,7 @@ class _Walker:
         self.split = split  # None: levels are not repaired
         self.repair_options = RepairOptions(
             seed=options.seed,
-            chunk_bytes=chunk_of(options.scoring.chunk_bytes, device_of(ranking.model)),
+            chunk_bytes=options.scoring.chunk_bytes,
             fits_all=False,
         )
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
@@ -307,7 +308,12 @@ class _Walker:
             if sparse.choice is not None and self.ranking.blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
             repaired = apply_repairs(
-                self.ranking, sparse.masks, split, [self.options.repair], self.repair_options, start=sparse.model
+                self.ranking,
+                sparse.masks,
+                split,
+                repairs_asked(self.options.repair),
+                self.repair_options,
+                start=sparse.model,
             )
             record = repaired.record
             is_chosen = self.repair_options.error_feedbacks is not None

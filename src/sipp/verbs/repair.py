@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
+from sipp.pruning.cutting import dead_rows
 from sipp.records.checking import check_flag, check_number, check_seed, check_whole
 from sipp.records.network_hash import tensors_hash, tensors_of
 from sipp.records.numerics import device_of
 from sipp.records.options import ChunkBytes, Scoring, pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, Repaired, regrown_weight, without_statements
+from sipp.records.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
 from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.gathering import masked_layers
 from sipp.repairing.repair_network import own_weights, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
-from sipp.scoring.sensitivities import chunk_of
 
 MOST_STEPS = 10_000_000
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
@@ -81,12 +81,11 @@ def repair(
         steps=steps,
         learning_rate=learning_rate,
         seed=seed,
-        chunk_bytes=chunk_of(Scoring(chunk_bytes=chunk_bytes).chunk_bytes, device_of(dense)),
+        chunk_bytes=Scoring(chunk_bytes=chunk_bytes).chunk_bytes,
         progress=progress,
     )
     start = own_weights(dense, given, pruned.masks) if moves_mask else given
-    repaired = repair_network(dense, pruned.masks, split, options, start)
-    result = Repaired(repaired.model, repaired.masks, repaired.record, split.keys)
+    result = repair_network(dense, pruned.masks, split, options, start)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     seen, is_all = points_seen(pruned)
     return replace(
@@ -111,8 +110,7 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
             to_rows(weights[layer.name], tensor.detach()).cpu()
             for tensor in (masks[layer.name], dense.get_parameter(layer.name))
         )
-        dead_F = (dense_FK != 0).any(1) & ~mask_FK.any(1)
-        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=tuple(dead_F.nonzero().flatten().tolist())))
+        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=dead_rows(dense_FK, mask_FK)))
     return tuple(recounted)
 
 

@@ -27,8 +27,7 @@ from sipp.pruning.cutting import cut, cut_as_given
 from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
-from sipp.records.numerics import device_of
-from sipp.records.options import NormStats, PruneOptions, Scoring
+from sipp.records.options import NormStats, PruneOptions, Scoring, repairs_asked
 from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
@@ -36,7 +35,6 @@ from sipp.records.serialising import pruning_values
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.sensitivities import chunk_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
 from sipp.verbs.prune import pruned_of
@@ -105,9 +103,10 @@ def _cut(
     sparse = cut(left, budget, seed=seed)
     if repair:  # weights that are 0 stay 0, so pruned weights stay pruned
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
-        options = RepairOptions(seed=seed, chunk_bytes=chunk_of("auto", device_of(left.model)))
         split = split_data(ranking.model, points, seed=seed)
-        repaired = apply_repairs(left, sparse.masks, split, [repair], options, start=sparse.model)
+        repaired = apply_repairs(
+            left, sparse.masks, split, repairs_asked(repair), RepairOptions(seed=seed), start=sparse.model
+        )
         sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
     pruned = pruned_of(left, sparse, repaired=repaired)
     # alive weights that are exactly 0 tie with pruned ones: without those, the record's count is exact
@@ -153,6 +152,7 @@ def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before
     layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in values["layers"]]
     for weight, layer in zip(ranking.weights, layers):
         mask_FK = to_rows(weight, masks[weight.name])
+        # every row without a weight counts as dead, also one that an earlier level or an earlier tool emptied
         layer |= {"kept": int(mask_FK.sum()), "dead_rows": int((~mask_FK.any(1)).sum())}
     kept = sum(layer["kept"] for layer in layers)
     return {
