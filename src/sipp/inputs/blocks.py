@@ -244,9 +244,9 @@ def _is_nested(a: str, b: str) -> bool:
 def _walks_the_same(
     model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch, outputs: Mapping[str, Any]
 ) -> bool:
-    """Whether blocks are given the same where those before them only hand the state on, and give the same one by one.
+    """Whether the blocks, run one by one, get the same arguments and give the same states as inside the network.
 
-    Else they speak to each other past the state.
+    Otherwise they share information outside the state.
     """
     try:
         entered = enter(model, blocks, batch)

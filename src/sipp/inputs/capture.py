@@ -99,9 +99,9 @@ def probe(
 ) -> Probe:
     """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
-    They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
-    is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
-    goes by the values of its data or patches fit several orders, whole batches are run instead, each of them.
+    The run checks what hooks on layers cannot see: a layer whose output does not follow from its uses, a weight that
+    is read elsewhere, patches that belong to another point. If a few points are not representative (control flow
+    depends on values, or several orders fit), every batch is probed in full.
     """
     form = form_of(batch)
     found = known.get(form)
@@ -125,7 +125,7 @@ def goes_by_form(batch: Batch, known: Forms) -> bool:
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
-    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no others."""
+    """The probe of a few points; of the whole batch if they are not representative or the model rejects them."""
     for arranged in ARRANGED if few and batch.n_points > 1 else ():
         try:
             found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
@@ -145,7 +145,7 @@ def _probe_few(
     arranged: Arranged,
     norm_stats: NormStats,
 ) -> Probe:
-    """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
+    """The probe of a few points, one of them given twice: a single run shows which patches the two copies share."""
     recorder, checked, watch = Recorder(), set[str](), Watch(layers, batch.where)
     seen = _operations(layers, follows=True)
     now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
@@ -157,9 +157,9 @@ def _probe_few(
 
 
 def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
-    """The probe of all points of the batch, which are run twice, the second time at other places.
+    """The probe of a whole batch: runs it, then again with its points permuted.
 
-    And a third time, at others again, where these could not tell: reversed, a batch may be what it was.
+    A second permutation is tried if the first is ambiguous: a batch may equal its own reversal.
     """
     n_points, checked, alone = batch.n_points, set[str](), None
     first = Recorder()
@@ -186,7 +186,7 @@ def few_of(n_points: int) -> Tensor:
 
 
 def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
-    """Says of which weights the patches stay together, unless the form's earlier probe has said so."""
+    """Warns about weights whose patches cannot be assigned to points, once per form of batch."""
     padding = "" if batch.real_BT is None else ", and padding is not left out"
     said = set() if earlier is None else {key for key, found in earlier.orders.items() if found.order == "together"}
     told = (key for key, found in probe.orders.items() if found.order == "together" and key not in said)

@@ -241,7 +241,7 @@ def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
 
 
 def points_per_batch(inputs: Tensor, device: torch.device) -> int:
-    """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
+    """The batch size that fits the byte budget; smaller for token ids, whose activations are large."""
     # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
     if is_tokens(inputs):

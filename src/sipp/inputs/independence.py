@@ -1,7 +1,7 @@
 """Checks that the output at a point depends on that point alone, which every count of independent points needs.
 
-A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. So
-small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
+A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. A
+small subset exposes batch statistics, the reversed order exposes time in dimension 0, a second run exposes randomness.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ class ValueRange:
 
 
 def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
-    """Looks for the range of the values that the windows show, and gives a function that waits for it.
+    """Starts computing the range of the windows' values, and returns a function that waits for the result.
 
-    It is read from the memory they view and not 9 times for a 3 x 3. `extremes` is the kernel of that name: lowest,
-    highest and smallest non-zero magnitude of each line.
+    Reads the underlying memory, so that a 3 x 3 window does not read each value nine times. `extremes` is the kernel
+    of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
     found = extremes(_distinct(windows))
     if found.is_cuda:  # a copy into pinned memory is not waited for
@@ -153,7 +153,7 @@ def all_sums(parts: Sequence[Tensor]) -> Tensor:
 
 
 def values_at(windows: Tensor, places: Tensor) -> Tensor:
-    """The values so far from the first one in the memory that windows view: faster than an index in each dimension."""
+    """The values at these offsets from the first element, in one index: faster than one index per dimension."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
     return windows.as_strided((span,), (1,)).index_select(0, places)
 
@@ -224,7 +224,7 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
 
 
 def _check_form(use: WeightUse, weight: Weight) -> None:
-    """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
+    """Raises if windows, rows and counts are inconsistent, which is a bug of the adapter."""
     windows = use.windows
     if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
         raise ModelError("has an adapter whose windows are not a dense tensor of (inputs, groups, *positions, *fan_in)")

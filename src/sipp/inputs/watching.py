@@ -1,7 +1,7 @@
 """Detects what no module hook can: weights read elsewhere, and control flow that depends on values.
 
-Where the way, or the sizes of what is computed, hang on the values of the data, a few points do not show what other
-points do: which layers run, how often, and whose patches they get.
+If control flow or shapes depend on values, a few points do not show what others do: which layers run, how often, and
+whose patches they get.
 """
 
 from __future__ import annotations
