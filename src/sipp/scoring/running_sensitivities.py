@@ -297,9 +297,9 @@ class RunningSensitivities:
         return best_FK
 
     def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
-        """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
+        """Runs of points with nonzero activations, and whether they need float64 because float32 might underflow.
 
-        A point without activations has no ratio but 0/0 := 0, and Z = 0.
+        The others add nothing: all their ratios are 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
         lowest, highest = values.peaks

@@ -150,10 +150,10 @@ class _Seen:
     waiting: Callable[[], None] | None = None  # takes in the last use
 
     def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
-        """What takes the uses of one batch in, whose points from `n_first` on belong to S2.
+        """A function that scores the uses of one batch, whose points from `n_first` on belong to S2.
 
-        How the work on a use is cut goes by its values. A GPU would stand still while they come back from it, so there
-        the use before is taken in meanwhile, out of a copy: the model may have written to its own by then.
+        Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
+        copied. It is read from a copy of its windows, because the model may have overwritten its own by then.
         """
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:

@@ -82,7 +82,7 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
 def resolve_points(
     task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
 ) -> ScoringTask:
-    """The task with "theory" as a number of points, for which its first batch is looked at and not lost."""
+    """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
     if task.scoring.n_points != "theory" or task.data is None:
         return task
     first, data = task.data.first_batch(batch_size=1)
