@@ -255,10 +255,10 @@ def _described(value: Any) -> str:
 
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
-    """Says on which data the model failed, how, and what to try."""
+    """The message for a forward that failed: on which inputs, with which error, and what to try."""
     inputs = tensors_of_inputs(batch)
     given = ", ".join(f"{name}: {_described(value)}" for name, value in inputs.items())
-    text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
+    text = f"{batch.where} ({given}): the model raised {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}

@@ -129,7 +129,9 @@ class Data:
                 if left == 0:
                     return
         if n_seen == 0:
-            raise DataError(f"{role} holds no inputs; a used-up iterator looks like this too, give a list or a loader")
+            raise DataError(
+                f"{role} holds no inputs; if it is an iterator, it was already used up", fix="give a list or a loader"
+            )
         if left:
             warn_caller(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}")
 
@@ -272,12 +274,12 @@ def _has_points(data: Any) -> bool:
 
 
 def _length(data: Any) -> int:
-    """The length of a Dataset; a DataError where it does not tell."""
+    """The length of a Dataset; a DataError if its __len__ is missing or fails."""
     try:
         return len(data)
     except Exception as error:  # their code: anything may be raised
         raise DataError(
-            f"a {type(data).__name__} does not tell its length ({error!r})",
+            f"a {type(data).__name__} has no usable length ({error!r})",
             fix="give it a __len__ that counts its inputs",
         ) from error
 
@@ -295,9 +297,7 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
     try:
         iterator = iter(source)
     except Exception as error:  # their code: anything may be raised
-        raise DataError(
-            f"{role} cannot be gone through, its __iter__ fails ({error!r})", fix="give a list of batches"
-        ) from error
+        raise DataError(f"{role} cannot be iterated over ({error!r})", fix="give a list of batches") from error
     for index in itertools.count():
         try:
             raw = next(iterator)
