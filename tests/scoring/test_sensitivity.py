@@ -416,7 +416,7 @@ def test_a_use_that_waits_for_the_next_is_the_same(monkeypatch: pytest.MonkeyPat
     at_once = sipp.sensitivity(model, data, reduce=reduce)
     copies, real = list[int](), sensitivities.copied
     monkeypatch.setattr(sensitivities, "copied", lambda windows: copies.append(len(windows)) or real(windows))
-    monkeypatch.setattr(sensitivities, "_answers_late", lambda windows: True)
+    monkeypatch.setattr(sensitivities, "_is_async", lambda windows: True)
     late = sipp.sensitivity(model, data, reduce=reduce)
     assert all(torch.equal(late[name], at_once[name]) for name in at_once)
     assert copies == [5, 5, 5, 4, 4, 4]  # but for the padded one, which is a copy

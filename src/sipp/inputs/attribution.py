@@ -33,8 +33,8 @@ UseKey = tuple[str, int]  # name of the weight, and which use of it in a pass, c
 
 
 @dataclass(frozen=True)
-class Found:
-    """How the patches of one use are ordered where its adapter laid them out in a certain way."""
+class PatchOrder:
+    """The order of one use's patches, and the layout in which its adapter reported them."""
 
     order: Order
     steps_first: bool
@@ -60,7 +60,7 @@ class Found:
         return "reported" if was_crossed and not self.steps_first else "together"
 
 
-Orders = dict[UseKey, Found]
+Orders = dict[UseKey, PatchOrder]
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Grouper:
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
-        found = self.orders.get(_next_key(self._seen, weight))
-        return grouped(use, "together" if found is None else found.for_use(use))
+        known = self.orders.get(_next_key(self._seen, weight))
+        return grouped(use, "together" if known is None else known.for_use(use))
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     distances = iter(_distances(list(both.values()), placed_B))
     orders = {}
     for key, sample in first.samples.items():
-        found = [(next(distances), i) for i in range(len(sample.orders))] if key in both else []
-        fits = sorted(one for one in found if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
+        measured = [(next(distances), i) for i in range(len(sample.orders))] if key in both else []
+        fits = sorted(one for one in measured if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
         limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
         equal = [i for distance, i in fits if distance <= limit]
         is_told = bool(equal) and (len(equal) == 1 or _are_alike(sample, equal))
         order: Order = sample.orders[equal[0]] if is_told else "together"
-        orders[key] = Found(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
+        orders[key] = PatchOrder(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
     return orders
 
 

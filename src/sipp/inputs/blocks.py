@@ -146,7 +146,7 @@ def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenCall:
     """One call of a module, with its tensors kept alive so that an id stands for one."""
 
     name: str
@@ -155,15 +155,15 @@ class _Seen:
     output: Any
 
 
-def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_Seen]:
+def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_SeenCall]:
     """The calls of all modules that could be a block: those named, or of a class that occurs again, with modules in."""
     kinds = Counter(type(module) for module in model.modules())
-    found: list[_Seen] = []
+    found: list[_SeenCall] = []
 
     def hook(name: str) -> Callable[..., None]:
         def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             kind = type(module) if names is None else nn.Module  # those that are named may be of several classes
-            found.append(_Seen(name, kind, (args, kwargs), output))
+            found.append(_SeenCall(name, kind, (args, kwargs), output))
 
         return noted
 
@@ -178,7 +178,7 @@ def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> 
     return found
 
 
-def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
+def _longest(seen: Sequence[_SeenCall], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
     """The longest chain, the outermost of equally long ones, and its calls."""
     n_calls = Counter(one.name for one in seen)
     once = {one.name: one for one in seen if n_calls[one.name] == 1 and (names is None or one.name in names)}
@@ -213,7 +213,7 @@ def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks
     return blocks, calls
 
 
-def _why_not(seen: Sequence[_Seen], names: Sequence[str]) -> str:
+def _why_not(seen: Sequence[_SeenCall], names: Sequence[str]) -> str:
     """What was found of named modules that are no chain."""
     n_calls = Counter(one.name for one in seen)
     for name in names:

@@ -177,8 +177,8 @@ class Operations(TorchDispatchMode):
         self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # which hash slowly
         self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
 
-    def taken(self, weight: Tensor) -> list[Tensor]:
-        """What the weight was multiplied by since this was last asked."""
+    def pop_operands(self, weight: Tensor) -> list[Tensor]:
+        """What the weight was multiplied by since the last call for it."""
         at = _extent(weight)[0]
         found, self._met[at] = self._met[at], []
         return found

@@ -107,38 +107,38 @@ def score(
     splits = splits and reduce == "max" and not is_batch_dependent
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
-    seen = _Seen(_running(task, reduce), _running(task, "mean") if both else {})
+    scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
     forms = {} if checked is None else checked
     run = runner(model, task.layers, norm_stats, forms)
     for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
-        found = draw_keys_of(batch)
-        seen.keys.update([batch_key(found)] if is_batch_dependent else found[:n_first])
-        seen.apart.update(found[n_first:])
-        output = run(batch, seen.consumer(known.n_uses, n_first))
-        seen.close(output, batch)
-        if seen.n_batches == 1 and looks:
+        keys = draw_keys_of(batch)
+        scoring_pass.keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
+        scoring_pass.apart.update(keys[n_first:])
+        output = run(batch, scoring_pass.consumer(known.n_uses, n_first))
+        scoring_pass.close(output, batch)
+        if scoring_pass.n_batches == 1 and looks:
             dependence = _dependence(model, batch, norm_stats, output, known.alone)
         if on_batch is not None:
             on_batch(batch)
-    tells_apart = splits and all(one.tells_apart for one in seen.running.values())
+    tells_apart = splits and all(one.tells_apart for one in scoring_pass.running.values())
     return Scores(
-        layers=seen.layers(),
-        n_points=seen.n_points,
-        n_batches=seen.n_batches,
-        largest_batch=seen.largest_batch,
+        layers=scoring_pass.layers(),
+        n_points=scoring_pass.n_points,
+        n_batches=scoring_pass.n_batches,
+        largest_batch=scoring_pass.largest_batch,
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset().union(seen.keys, seen.apart),
+        keys=frozenset().union(scoring_pass.keys, scoring_pass.apart),
         dependence=dependence,
-        n_apart=len(seen.apart - seen.keys) if tells_apart else None,
+        n_apart=len(scoring_pass.apart - scoring_pass.keys) if tells_apart else None,
     )
 
 
 @dataclass
-class _Seen:
-    """What has been seen so far, over all weights."""
+class _ScoringPass:
+    """The running scores of all weights in one pass over the data."""
 
     running: dict[str, RunningSensitivities]
     means: dict[str, RunningSensitivities]  # empty where none are asked for, or points could not be told apart
@@ -147,7 +147,7 @@ class _Seen:
     largest_batch: int = 0
     keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
     apart: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
-    waiting: Callable[[], None] | None = None  # takes in the last use
+    waiting: Callable[[], None] | None = None  # scores the last use
 
     def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
         """A function that scores the uses of one batch, whose points from `n_first` on belong to S2.
@@ -160,44 +160,44 @@ class _Seen:
             mine = self.running[weight.name]
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
-            waits = _answers_late(use.windows)
-            if waits and not use.is_own_copy:
+            is_async = _is_async(use.windows)
+            if is_async and not use.is_own_copy:
                 use = replace(use, windows=copied(use.windows))
             values = values_later(use.windows, mine.kernel.extremes)
-            self.take_waiting()
+            self.add_waiting()
             self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1), n_first)
-            if not waits:
-                self.take_waiting()
+            if not is_async:
+                self.add_waiting()
 
         return on_use
 
-    def take_waiting(self) -> None:
-        """Takes in the use that waits, if there is one."""
-        take, self.waiting = self.waiting, None
-        if take is not None:
-            take()
+    def add_waiting(self) -> None:
+        """Scores the use that waits, if there is one."""
+        add, self.waiting = self.waiting, None
+        if add is not None:
+            add()
 
     def _add(
         self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int, n_first: int
     ) -> None:
-        found = values()
-        self.running[name].add(use, batch, found, n_uses, n_first)
-        if name in self.means and not use.attributed:  # nor is a use more than the probe has met
+        value_range = values()
+        self.running[name].add(use, batch, value_range, n_uses, n_first)
+        if name in self.means and not use.attributed:  # a use that the probe did not meet is not attributed either
             self.means = {}
         elif name in self.means:
-            self.means[name].add(use, batch, found, n_uses)
+            self.means[name].add(use, batch, value_range, n_uses)
 
     def layers(self) -> tuple[LayerScores, ...]:
         """The scores of all weights."""
-        found = {name: one.result() for name, one in self.running.items()}
+        scores = {name: one.result() for name, one in self.running.items()}
         means = {name: one.sensitivities() for name, one in self.means.items()}
-        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in found.items())
+        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in scores.items())
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
-        self.take_waiting()
-        found_B = output_norms(output, batch.n_points)
-        norms_B = None if found_B is None else found_B.cpu()
+        self.add_waiting()
+        on_device_B = output_norms(output, batch.n_points)
+        norms_B = None if on_device_B is None else on_device_B.cpu()
         both = *self.running.values(), *self.means.values()
         for one in both:
             one.close_batch()
@@ -206,8 +206,8 @@ class _Seen:
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
 
-def _answers_late(windows: Tensor) -> bool:
-    """Whether what is asked of a tensor comes back later, and the processor may do other things meanwhile."""
+def _is_async(windows: Tensor) -> bool:
+    """Whether operations on the tensor are asynchronous, so that other work can run meanwhile."""
     return windows.is_cuda
 
 
