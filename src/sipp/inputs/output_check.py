@@ -89,7 +89,7 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
-    windows, n_groups = use.windows, use.windows.shape[1]
+    windows, n_groups = use.windows, use.n_groups
     n_points, n_positions = map(len, _looked_at(use))
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
@@ -233,17 +233,15 @@ def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
 
 def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int) -> Tensor | None:
     """The outputs of the patches looked at, B x N (`_outputs_looked_at`); None where the output has no such shape."""
-    n_dims = max(1, use.n_position_dims)
-    sizes = use.windows.shape
-    n_positions = sizes[2 : 2 + use.n_position_dims].numel()
+    n_dims, sizes = max(1, use.n_position_dims), use.windows.shape
     if weight is None or real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
         return None
-    if real.numel() != sizes[0] * n_positions * weight.n_rows:
+    if real.numel() != use.n_patches * weight.n_rows:
         return None
     rows_last = real.movedim(-n_dims, -1)
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
-    by_row = rows_last.reshape(sizes[0], n_positions, weight.n_rows)
+    by_row = rows_last.reshape(sizes[0], use.n_positions, weight.n_rows)
     places = _outputs_looked_at(tuple(sizes), use.n_position_dims, weight.n_rows, by_row.stride(), by_row.device)
     return values_at(by_row, places).view(len(_looked_at(use)[0]), -1)
 

@@ -112,7 +112,7 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
     Cuts along the points first, then along the positions of a single point where one is too large.
     """
     n_points = len(use.windows)
-    per_point = bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
+    per_point = bytes_per_patch * _n_windows(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
         piece = use.windows if step >= n_points else use.windows[start : start + step]
@@ -179,18 +179,19 @@ def _distinct(windows: Tensor) -> Tensor:
     return windows.reshape(len(windows), -1)
 
 
-def _n_patches(windows: Tensor, n_position_dims: int) -> int:
+def _n_windows(windows: Tensor, n_position_dims: int) -> int:
+    """Points x groups x positions."""
     return windows.shape[: 2 + n_position_dims].numel()
 
 
 def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -> Iterator[Tensor]:
-    """The piece cut along position dimension `dim` and the following ones until it has at most `most` patches."""
-    n_patches = _n_patches(piece, n_position_dims)
-    if n_patches <= most or dim == 2 + n_position_dims:
+    """The piece cut along position dimension `dim` and the following ones until it has at most `most` windows."""
+    n_windows = _n_windows(piece, n_position_dims)
+    if n_windows <= most or dim == 2 + n_position_dims:
         yield piece
         return
     size = piece.shape[dim]
-    step = max(1, size * most // n_patches)
+    step = max(1, size * most // n_windows)
     for start in range(0, size, step):
         part = piece.narrow(dim, start, min(step, size - start))
         yield from _split_positions(part, dim + 1, n_position_dims, most)
@@ -208,9 +209,8 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     """
     windows = use.windows
     _check_form(use, weight)
-    n_values = windows.shape[2 + use.n_position_dims :].numel()
-    if n_values != weight.fan_in:
-        raise DataError(f"takes {weight.fan_in} features, not {n_values}")
+    if use.fan_in != weight.fan_in:
+        raise DataError(f"takes {weight.fan_in} features, not {use.fan_in}")
     if windows.dtype not in DTYPES:
         raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
     if windows.device != device:
@@ -233,32 +233,28 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
             f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
             f"{use.n_position_dims} of positions"
         )
-    n_rows = weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
-    if use.row_start < 0 or n_rows < 1 or use.row_start + n_rows > weight.n_rows:
+    n_rows, rows, n_groups, n_positions = use.n_rows_of(weight), use.rows_of(weight), use.n_groups, use.n_positions
+    if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
         raise ModelError(
-            f"has an adapter that reports rows {use.row_start} to {use.row_start + n_rows}, but the weight has "
-            f"{weight.n_rows}"
+            f"has an adapter that reports rows {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
         )
-    n_groups = windows.shape[1]
     if n_groups < 1 or n_rows % n_groups:
         raise ModelError(f"has an adapter that reports {n_groups} groups for {n_rows} rows")
-    n_patches = windows.shape[2 : 2 + use.n_position_dims].numel()
     counts_B, real_BP = use.counts_B, use.real_BP
     if counts_B is not None:
         if counts_B.shape != windows.shape[:1] or counts_B.is_floating_point() or counts_B.is_complex():
             raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} inputs")
-        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_patches:
-            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_patches} patches")
+        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_positions:
+            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_positions} patches")
     if real_BP is not None:
-        shape = (len(windows), n_patches)
+        shape = (len(windows), n_positions)
         if use.n_position_dims != 1 or real_BP.dtype != torch.bool or tuple(real_BP.shape) != shape:
             raise ModelError(f"has an adapter whose real_BP is not a truth value for each of {shape} patches")
 
 
 def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
     """Raises where the numbers of one vector were given as that many points."""
-    n_patches = use.windows.shape[2 : 2 + use.n_position_dims].numel()
-    if use.attributed or n_patches != 1 or batch.n_points != weight.fan_in:
+    if use.attributed or use.n_positions != 1 or batch.n_points != weight.fan_in:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
         raise DataError(

@@ -38,9 +38,8 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
     grams: dict[str, Grams] = {weight.name: {} for weight in task.weights}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        n_rows = use.n_rows or weight.n_rows - use.row_start
         gram_GKK = _gram(use)
-        step = n_rows // len(gram_GKK)
+        step = use.n_rows_of(weight) // len(gram_GKK)
         for group, gram_KK in enumerate(gram_GKK):
             start = use.row_start + group * step
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
@@ -59,9 +58,8 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
 def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
-    windows = use.windows
-    n_groups, fan_in = windows.shape[1], windows.shape[2 + use.n_position_dims :].numel()
-    total_GKK = torch.zeros(n_groups, fan_in, fan_in, dtype=BOUND_DTYPE, device=windows.device)
+    fan_in = use.fan_in
+    total_GKK = torch.zeros(use.n_groups, fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     for _, part in split_windows(use, bytes_per_patch=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
         ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
         patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)

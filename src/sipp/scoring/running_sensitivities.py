@@ -79,8 +79,7 @@ class RunningSensitivities:
 
         `values` is the range of its windows. The points from `n_first` on belong to S2, and are kept apart (T19).
         """
-        n_rows = use.n_rows or self.weight.n_rows - use.row_start
-        rows = slice(use.row_start, use.row_start + n_rows)
+        rows = use.rows_of(self.weight)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
@@ -151,8 +150,8 @@ class RunningSensitivities:
             self.outputs_B = 0
             self.norms.open(batch.n_points)
         self.norms.is_attributed &= use.attributed
-        n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
-        self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
+        n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
+        self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
 
     def _add_max(
         self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool
@@ -161,8 +160,8 @@ class RunningSensitivities:
         if self.kernel.FUSED and not is_wide:
             self._add_fused(maxima, use, rows, points, values)
             return
-        part, key = _part(use, points), (rows.start, rows.stop, use.windows.shape[1])
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        part, key = _part(use, points), (rows.start, rows.stop, use.n_groups)
+        kernel, weight_GRK, factors_GR = self._operands(rows, use.n_groups, is_wide)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
@@ -200,7 +199,7 @@ class RunningSensitivities:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
             maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = maxima.by_kernel[key], windows, use.n_position_dims
-        if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
+        if self.reduce == "max" or use.n_positions == 1:  # the mean over one patch is its ratio
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
             squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
@@ -223,7 +222,7 @@ class RunningSensitivities:
             self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
         n_weights = (rows.stop - rows.start) * self.weight.fan_in
         for run, is_wide in self._runs(use, rows, values):
-            if n_uses == 1 and (_n_patches(use) == 1 or (self.kernel.FUSED and not is_wide)):
+            if n_uses == 1 and (use.n_positions == 1 or (self.kernel.FUSED and not is_wide)):
                 self._add_max(self.maxima, use, rows, run, values, is_wide)  # the mean over one patch is its ratio
                 continue
             start = run.start
@@ -238,12 +237,12 @@ class RunningSensitivities:
 
     def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
         """Whether the kernel makes maxima of means without giving their sums, of points that are not cut."""
-        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * use.windows.shape[1] * _n_patches(use)
+        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * use.n_groups * use.n_positions
         return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
 
     def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Raises the sensitivities by the means of these points. To do it again would change nothing."""
-        _, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], False)
+        _, weight_GRK, factors_GR = self._operands(rows, use.n_groups, False)
         best_FK = self.maxima.sensitivity_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
         self.maxima.sensitivity_FK = best_FK = best_FK.contiguous()
@@ -260,7 +259,7 @@ class RunningSensitivities:
     def _mean_block(self, is_wide: bool, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Adds the ratios of these points; nothing is taken before all of it is known."""
         part = _part(use, points)
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        kernel, weight_GRK, factors_GR = self._operands(rows, use.n_groups, is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
         squares = []
@@ -361,8 +360,8 @@ class RunningSensitivities:
 
     def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
         """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
-        n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
-        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
+        n_rows_per_group = (rows.stop - rows.start) // use.n_groups
+        per_patch = FLOAT_BYTES * use.n_groups * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
@@ -410,16 +409,11 @@ def _chunk(
     return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
 
 
-def _n_patches(use: WeightUse) -> int:
-    """How many patches the windows show of each point."""
-    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
-
-
 def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
-    return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
+    return torch.full((len(use.windows),), use.n_positions, dtype=torch.int64, device="cpu")
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:

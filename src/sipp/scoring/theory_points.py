@@ -60,9 +60,8 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
     fan_ins: list[int] = []
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        per_point = use.windows.shape[2 : 2 + use.n_position_dims].numel()
-        most = per_point if use.counts_B is None else int(use.counts_B.max())
-        outputs[weight.name] = outputs.get(weight.name, 0) + most * (use.n_rows or weight.n_rows - use.row_start)
+        most = use.n_positions if use.counts_B is None else int(use.counts_B.max())
+        outputs[weight.name] = outputs.get(weight.name, 0) + most * use.n_rows_of(weight)
         fan_ins.append(weight.fan_in)
 
     capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
