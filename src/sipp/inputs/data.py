@@ -43,8 +43,8 @@ BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
 # points, unless n_points bounds it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
 ASIDE_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
-MOST_APART = 64  # points in S2 of T19: 59 speak of all but 5 % of inputs at confidence 95 %
-APART_OF = 4  # and at most one in so many of all
+MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
+MOST_S2_SHARE = 1 / 4  # of all points
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,10 @@ def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
     for batch in batches:
         held.append(fresh(batch))
         n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
-        while n_held - held[0].n_points >= MOST_APART:
+        while n_held - held[0].n_points >= MOST_S2_POINTS:
             n_held -= held[0].n_points
             yield held[0], held.popleft().n_points
-    n_first = n_held - min(MOST_APART, n_seen // APART_OF)
+    n_first = n_held - min(MOST_S2_POINTS, math.floor(MOST_S2_SHARE * n_seen))
     for batch in held:
         yield batch, min(max(n_first, 0), batch.n_points)
         n_first -= batch.n_points

@@ -7,6 +7,7 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +47,8 @@ from sipp.scoring.theory_points import resolve_points
 
 MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is looked at again
 # A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
-AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES, GPU_CHUNK_OF = 32 << 20, 1 << 30, 64  # one in so many of its bytes
+AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
+GPU_CHUNK_SHARE = 1 / 64  # of its memory
 
 
 @torch.inference_mode(False)
@@ -268,4 +270,5 @@ def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
         return chunk_bytes
     if device.type != "cuda":
         return AUTO_CHUNK_BYTES
-    return max(FEWEST_GPU_CHUNK_BYTES, torch.cuda.get_device_properties(device).total_memory // GPU_CHUNK_OF)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return max(FEWEST_GPU_CHUNK_BYTES, math.floor(GPU_CHUNK_SHARE * total))
