@@ -20,18 +20,15 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import few_of, run_batch, scoring_mode
-from sipp.inputs.restore import replaced_forwards
+from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.records.batches import Batch
+from sipp.records.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
 MOST_LISTS = 4  # that an error names
 SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
-
-
-class _EnoughError(BaseException):
-    """Ends a forward pass at the last block. No Exception, so that no model catches it."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,11 @@ def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
         if len(calls) == 1:
             first.append(state.detach().clone())
         if len(calls) == len(blocks.names):
-            raise _EnoughError
+            raise StopForward
         return first[0].clone()
 
     first: list[Tensor] = []
-    with suppress(_EnoughError), scoring_mode(model, "running"), _instead(model, blocks, note):
+    with suppress(StopForward), scoring_mode(model, "running"), _instead(model, blocks, note):
         run_batch(model, fresh(batch))
     if len(calls) != len(blocks.names):
         raise ModelError(f"{batch.where} does not pass all of its {len(blocks.names)} blocks")
@@ -267,8 +264,7 @@ def _walks_the_same(
 def same_arguments(a: Any, b: Any) -> bool:
     """Whether two arguments are the same. Objects must be one: a cache that is made anew may hold what was computed."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        is_tensor = isinstance(a, Tensor) and isinstance(b, Tensor)
-        return is_tensor and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensor(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_arguments(a[name], b[name]) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

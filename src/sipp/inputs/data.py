@@ -33,6 +33,7 @@ from sipp.inputs.batches import (
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.checking import check_seed, check_whole
+from sipp.records.numerics import same_tensor
 
 # Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
@@ -321,7 +322,7 @@ def _endless() -> Callable[[Batch], bool]:
         since += 1
         if not first:
             first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
-        elif len(first) == len(inputs) and all(map(_same, first, inputs)):
+        elif len(first) == len(inputs) and all(map(same_tensor, first, inputs)):
             # at equal distances only: in finite data the first batch may well have copies
             n_repeats = n_repeats + 1 if since == gap else 1
             gap, since = since, 0
@@ -329,7 +330,3 @@ def _endless() -> Callable[[Batch], bool]:
         return n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED
 
     return is_endless
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

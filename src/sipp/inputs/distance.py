@@ -14,7 +14,7 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import is_tokens
 from sipp.inputs.independence import tensors_in
 from sipp.records.batches import Batch
-from sipp.records.numerics import BOUND_DTYPE, device_of
+from sipp.records.numerics import BOUND_DTYPE, device_of, for_device
 from sipp.records.options import NormStats
 
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
@@ -108,7 +108,7 @@ def _slices(tensor: Tensor) -> list[Any]:
 
 def in_small_parts(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
     """The batches, in parts where they hold so many tokens that their logits would be large."""
-    most = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
+    most = for_device(TOKENS_AT_ONCE, device)
     return [part for batch in batches for part in _of_tokens(batch, most)]
 
 

@@ -22,6 +22,10 @@ from sipp.errors import ModelError
 ONE_AT_A_TIME = threading.RLock()
 
 
+class StopForward(BaseException):
+    """Ends a forward pass early. Not an Exception, so that no model catches it."""
+
+
 def copy_of(model: nn.Module) -> nn.Module:
     """A deep copy that shares no parameter or buffer with the model, so that the given one is never written to."""
     try:

@@ -8,7 +8,7 @@ from torch import Tensor
 from sipp.inputs.patches import split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, for_device
 from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
@@ -44,7 +44,7 @@ def _squared_lengths(use: WeightUse) -> Tensor:
     total_GK = torch.zeros(n_groups, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
     bytes_per_patch = 2 * BOUND_DTYPE.itemsize * fan_in  # wide, and squared
-    chunk_bytes = CHUNK_BYTES.get(use.windows.device.type, CHUNK_BYTES["cpu"])
+    chunk_bytes = for_device(CHUNK_BYTES, use.windows.device)
     for _, part in split_windows(use, bytes_per_patch=bytes_per_patch, chunk_bytes=chunk_bytes):
         total_GK += part.to(BOUND_DTYPE).square().sum(positions).reshape(n_groups, fan_in)
     return total_GK
