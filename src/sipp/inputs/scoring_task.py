@@ -29,7 +29,7 @@ class ScoringTask:
 
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
-    data: Data | None  # all of it, whatever `scoring` says of the number of points
+    data: Data | None  # all of it; `points` takes as many as `scoring` asks for
     scoring: Scoring = Scoring()
     seed: int = 0
 
@@ -40,8 +40,8 @@ class ScoringTask:
 
     @property
     def n_points(self) -> int | None:
-        """How many points to take; None: all. What "theory" means is known once `resolve_points` was asked."""
-        assert self.scoring.n_points != "theory"
+        """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
+        assert self.scoring.n_points != "theory", "call resolve_points first"
         return self.scoring.n_points
 
     def parameters(self) -> dict[str, nn.Parameter]:
