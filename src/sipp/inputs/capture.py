@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.attribution import (
-    ARRANGED,
-    Arranged,
+    ARRANGEMENTS,
+    Arrangement,
     Grouper,
     Orders,
     PatchOrder,
@@ -92,8 +92,8 @@ def runner(
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
-    With `checked`, what is known of the forms of batches so far, a batch of a new form is probed first (see `probe`).
-    Without, uses are grouped by point in the `orders` that are known, or else as their shapes suggest.
+    With `checked`, the probes so far by form of batch, a batch of a new form is probed first (see `probe`).
+    Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
     """
     layers = tuple(layers)
 
@@ -142,9 +142,10 @@ def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
     """The probe of a few points; of the whole batch if they are not representative or the model rejects them."""
-    for arranged in ARRANGED if few and batch.n_points > 1 else ():
+    for arrangement in ARRANGEMENTS if few and batch.n_points > 1 else ():
         try:
-            found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
+            chosen = few_of(batch.n_points)[arrangement.points]
+            found = _probe_few(model, layers, batch, chosen, arrangement, norm_stats)
         except (DataError, ModelError):
             continue
         if found.is_representative:
@@ -158,14 +159,14 @@ def _probe_few(
     layers: tuple[PrunableLayer, ...],
     batch: Batch,
     chosen: Tensor,
-    arranged: Arranged,
+    arrangement: Arrangement,
     norm_stats: NormStats,
 ) -> Probe:
     """The probe of a few points, one of them given twice: a single run shows which patches the two copies share."""
     recorder = Recorder()
     one_pass = _checking_pass(points_at(batch, chosen), layers, recorder)
     output = _run_hooked(model, layers, one_pass, norm_stats)
-    exchanged = torch.tensor(arranged.exchanged, dtype=torch.int64, device="cpu")
+    exchanged = torch.tensor(arrangement.exchanged, dtype=torch.int64, device="cpu")
     orders = orders_of(recorder, recorder, exchanged)
     return _probe_of(one_pass, orders, recorder, (chosen, output), batch)
 
