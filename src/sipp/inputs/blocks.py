@@ -1,8 +1,8 @@
 """The repeated blocks of a network (the layers of a transformer), and what each of them is called with.
 
-Modules of one class that are called one after the other, each on the last one's output, pass a state along. Whatever
-else they are given (masks, positions) must not depend on what the blocks compute. So a network can be walked block by
-block, with the states of all points between two blocks and nothing else in memory.
+Blocks are modules of one class that are called one after the other, each on the output of the last: they pass a state
+along. Their other arguments (masks, positions) must not depend on what the blocks compute. Then a network can be run
+block by block, with only the states of all points between two blocks in memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sipp.records.batches import Batch
 from sipp.records.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
-MOST_LISTS = 4  # that an error names
-SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
+MOST_LISTS = 4  # named in an error
+SAME = 1e-3  # how closely a block run by itself must reproduce a state, relative to its largest number
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
 
@@ -37,7 +37,7 @@ class Blocks:
 
     names: tuple[str, ...]
     at: int | str  # the argument that is the state: its position, or its name
-    n_none: int | None  # the output is a tuple, the state and so many times None; None: it is the state itself
+    n_none: int | None  # the output is a tuple of the state and this many None; None: it is the state itself
 
     def state_of(self, output: Any) -> Tensor:
         """The state in a block's output."""
@@ -45,7 +45,7 @@ class Blocks:
         return state
 
     def as_output(self, state: Tensor) -> Any:
-        """A block's output that hands this state on."""
+        """A block's output with this state."""
         return state if self.n_none is None else (state, *[None] * self.n_none)
 
     def split(self, call: Call) -> tuple[Any, Call]:
@@ -56,7 +56,7 @@ class Blocks:
         return args[self.at], ((*args[: self.at], None, *args[self.at + 1 :]), kwargs)
 
     def joined(self, batch: Batch, call: Call, state: Tensor) -> Batch:
-        """The batch as a block gets it."""
+        """The batch with the arguments of a block, the state among them."""
         args, kwargs = call
         if isinstance(self.at, str):
             return replace(batch, args=args, kwargs=kwargs | {self.at: state}, labels=None)
@@ -66,16 +66,16 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Entered:
-    """A batch at the door of the first block: the state there, and what each block is given beside it."""
+    """A batch as it enters the first block: the state there, and the other arguments of each block."""
 
     state: Tensor
     calls: tuple[Call, ...]
 
 
 def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | None = None) -> Blocks | None:
-    """The longest such chain of modules that a few points of the batch pass; None where there is none.
+    """The longest such chain of modules, found by running a few points of the batch; None if there is none.
 
-    Those that are named, by the list that holds them or each by itself, must be one: OptionError says why they are not.
+    Modules that are `named`, by their list or one by one, must be such a chain; if not, an OptionError says why.
     """
     names = block_names(model, named) if isinstance(named, str) else named
     few = points_at(batch, few_of(batch.n_points))
@@ -93,7 +93,7 @@ def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | Non
 
 
 def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
-    """The names of the modules in a list of the model; OptionError where it is none says which lists there are."""
+    """The names of the modules in a list of the model; if it is not one, an OptionError names the lists there are."""
     module = dict(model.named_modules()).get(named)
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_BLOCKS:
         return tuple(f"{named}.{name}" for name in module._modules)
@@ -113,7 +113,7 @@ def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
 
 
 def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
-    """Runs what lies before the blocks; they themselves only hand the state on."""
+    """Runs the part of the model before the blocks; the blocks themselves only pass the state on."""
     calls: list[Call] = []
 
     def note(call: Call) -> Tensor:
@@ -134,7 +134,7 @@ def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
 
 
 def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> AbstractContextManager[None]:
-    """A context in which blocks call `note` and hand on the state that it returns."""
+    """A context in which blocks call `note` and pass on the state that it returns."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return blocks.as_output(note((args, kwargs)))
@@ -153,13 +153,13 @@ class _SeenCall:
 
 
 def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_SeenCall]:
-    """The calls of all modules that could be a block: those named, or of a class that occurs again, with modules in."""
+    """The calls of all modules that could be blocks: those named, or those with children whose class occurs again."""
     kinds = Counter(type(module) for module in model.modules())
     found: list[_SeenCall] = []
 
     def hook(name: str) -> Callable[..., None]:
         def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            kind = type(module) if names is None else nn.Module  # those that are named may be of several classes
+            kind = type(module) if names is None else nn.Module  # named modules may be of several classes
             found.append(_SeenCall(name, kind, (args, kwargs), output))
 
         return noted
@@ -211,7 +211,7 @@ def _longest(seen: Sequence[_SeenCall], names: Sequence[str] | None) -> tuple[Bl
 
 
 def _why_not(seen: Sequence[_SeenCall], names: Sequence[str]) -> str:
-    """What was found of named modules that are no chain."""
+    """Why the named modules are not a chain."""
     n_calls = Counter(one.name for one in seen)
     for name in names:
         if n_calls[name] != 1:
@@ -219,16 +219,16 @@ def _why_not(seen: Sequence[_SeenCall], names: Sequence[str]) -> str:
     by_name = {one.name: one for one in seen}
     for name in names:
         if _state(by_name[name].output) is None:
-            return f"{name} gives a {type(by_name[name].output).__name__}, and not one tensor"
+            return f"{name} returns a {type(by_name[name].output).__name__}, not one tensor"
     for first, second in pairwise(names):
         state, (args, kwargs) = _state(by_name[first].output), by_name[second].call
         if not any(value is state for value in (*args, *kwargs.values())):
-            return f"{second} is not given what {first} gives"
-    return "by themselves, one after the other, they do not give what they give inside of the network"
+            return f"{second} is not called with the output of {first}"
+    return "run by themselves, one after the other, they give other outputs than inside the network"
 
 
 def _state(output: Any) -> Tensor | None:
-    """The only tensor of an output: by itself, or first in a tuple with nothing behind it."""
+    """The only tensor of an output: by itself, or first in a tuple whose other entries are None."""
     if isinstance(output, tuple) and output and all(value is None for value in output[1:]):
         output = output[0]
     return output if isinstance(output, Tensor) else None
@@ -262,7 +262,7 @@ def _walks_the_same(
 
 
 def same_arguments(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same. Objects must be one: a cache that is made anew may hold what was computed."""
+    """Whether two arguments are equal. Other objects must be identical: a new cache may hold what blocks computed."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensor(a, b)
     if isinstance(a, dict) and isinstance(b, dict):

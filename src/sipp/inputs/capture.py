@@ -75,7 +75,7 @@ def capture(
     on_output: OnOutput,
     norm_stats: NormStats = "running",
 ) -> None:
-    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch."""
+    """Calls `on_use` for every use of a weight, in execution order, and `on_output` after each batch."""
     run = runner(model, layers, norm_stats)
     for batch in batches:
         on_output(run(batch, on_use), batch)
@@ -266,9 +266,9 @@ def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
 
 
 def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
-    """The model's output on a batch; a forward that fails is a DataError that names the batch and its shapes.
+    """The model's output on a batch; if the model raises, a DataError names the batch and its shapes.
 
-    Our own errors, those that `ours` lists among them, and a lack of memory pass as they are.
+    Errors of sipp's own (also those listed in `ours`) and out-of-memory errors are raised unchanged.
     """
     try:
         return model(*batch.args, **batch.kwargs)
@@ -306,7 +306,7 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: _Pa
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
-    ours: list[Exception] = []  # what goes wrong behind `on_use` and `group` is not the model's fault
+    ours: list[Exception] = []  # raised by `on_use` or `group`: not the model's fault
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:
@@ -320,8 +320,8 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: _Pa
 
     one_pass = replace(one_pass, on_use=noting(one_pass.on_use), group=noting(one_pass.group))
     with ExitStack() as stack:
-        modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
-        if any(map(_is_compiled, modules)):  # it would compile our hooks too
+        modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model meanwhile
+        if any(map(_is_compiled, modules)):  # torch.compile would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_hooked(layers, one_pass))
         if one_pass.watch is not None:
@@ -372,7 +372,7 @@ def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
                 one_pass.on_use(weight, use, one_pass.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
-            operands()  # of what came before
+            operands()  # drops those of earlier calls
 
     def report_uses_after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         assert layer.adapter.uses_after is not None
@@ -398,12 +398,12 @@ def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
 
 
 def _caught(layer: PrunableLayer) -> list[str]:
-    """The chosen weights of a layer whose operands are noted while it runs."""
+    """The chosen weights of a layer whose operands are recorded while it runs."""
     return [name for name in layer.adapter.caught(layer.module) if name in layer.weights]
 
 
 def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
-    """The mode that notes them; it also `follows` the data, to see whether the model goes by its values."""
+    """The mode that records them; if it `follows` the data, it also sees whether control flow depends on values."""
     return Operations([layer.parameter(name) for layer in layers for name in _caught(layer)], follows)
 
 
@@ -428,20 +428,19 @@ def _uses(
 
 
 def form_of(batch: Batch) -> tuple[Any, ...]:
-    """The shapes and dtypes of its inputs, but for the number of points."""
+    """The shapes and dtypes of its inputs, except for the number of points."""
     inputs = tensors_of_inputs(batch)
     return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))
 
 
 @contextmanager
 def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Module]]:
-    """A context without gradients in which the model is in eval mode; flags and buffers are as before afterwards.
+    """A context without gradients in which the model is in eval mode; flags and buffers are restored afterwards.
 
-    It is given all modules of the model, which are looked for once.
-
+    Yields all modules of the model.
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
-    Threads wait for each other: none may take the state that another one set for the model's own.
+    Threads wait for each other, so that none mistakes the state another one set for the model's own.
     """
     modules = list(model.modules())
     norms: list[Any] = [m for m in modules if _uses_batch(m)] if norm_stats == "batch" else []
@@ -487,7 +486,7 @@ def output_norms(output: Any, n_points: int) -> Tensor | None:
 
 
 def _squared_norms(tensor: Tensor) -> Tensor:
-    """The squared norm of each row (float64), a few rows at a time where they are large."""
+    """The squared norm of each row (float64), a few rows at a time if they are large."""
     rows = tensor.detach().reshape(len(tensor), -1)
     parts = rows.split(max(1, AT_ONCE // max(1, rows.shape[1])))
     return torch.cat([part.double().square().sum(1) for part in parts])

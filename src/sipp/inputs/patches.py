@@ -25,21 +25,21 @@ Extremes = Callable[[Tensor], Tensor]  # B x N -> 3 x B
 class ValueRange:
     """The range of the activations of each point (B, float64): all that scaling and guards need.
 
-    Arrays, not tensors: points are few, and for a dozen numbers each of torch's operations takes longer than they do.
+    NumPy arrays, because for so few numbers the overhead of torch's operations dominates.
     """
 
     device: torch.device  # of the windows
     peak_B: np.ndarray  # the largest magnitude; NaN or infinite where any activation is
     smallest_B: np.ndarray  # the smallest magnitude above 0; infinite where there is none
     signs_TB: np.ndarray  # 1 where a point has positive activations, -1 where it has negative ones, otherwise 0
-    peaks: tuple[float, float]  # the lowest and the highest of all; NaN or infinite where any activation is
-    smallest: float  # the lowest of all
+    peaks: tuple[float, float]  # the lowest and the highest peak; NaN or infinite if any activation is
+    smallest: float  # over all points
 
     @cached_property
     def scale_B(self) -> np.ndarray:
-        """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch.
+        """Powers of two that bring each point's peak into [1, 2), so that its ratios do not depend on its batch.
 
-        For a point of zeros any would do.
+        For a point of zeros any power is right.
         """
         return np.ldexp(1.0, np.minimum(1 - np.frexp(self.peak_B)[1], LARGEST_EXPONENT))
 
@@ -50,7 +50,7 @@ class ValueRange:
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
-        """The scales with the sign t of the activations that they take; 0 where a point has none of it."""
+        """The scales times the sign t of activations; 0 where a point has no activation of that sign."""
         return self.signs_TB * self.scale_B
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
@@ -66,7 +66,7 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
     of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
     found = extremes(_distinct(windows))
-    if found.is_cuda:  # a copy into pinned memory is not waited for
+    if found.is_cuda:  # a copy into pinned memory does not block
         table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
         table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
         done = torch.cuda.Event()
@@ -89,7 +89,7 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
 
 
 def copied(windows: Tensor) -> Tensor:
-    """The windows on a copy of the memory that they view, no larger than the values seen."""
+    """The windows as a view of a copy of their memory; values in several windows are copied once."""
     if not _overlaps(windows):
         return windows.clone()
     copy_BN = _distinct(windows).clone()
@@ -97,7 +97,7 @@ def copied(windows: Tensor) -> Tensor:
 
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
-    """The windows in float32, each point multiplied by its scale, viewing a copy no larger than the values seen."""
+    """The windows in float32, each point multiplied by its scale; values in several windows are copied once."""
     scale_B = scale_B.to(windows.device, BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE)
     if _overlaps(windows):
         copy_BN = (_distinct(windows) * scale_B[:, None]).to(SCORE_DTYPE)
@@ -109,7 +109,7 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
 def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
     """Pieces of the use's windows that fit `chunk_bytes`: the points they belong to, and the windows.
 
-    Cuts along the points first, then along the positions of a single point where one is too large.
+    Splits along the points first, then along the positions if a single point is too large.
     """
     n_points = len(use.windows)
     per_point = bytes_per_patch * _n_windows(use.windows, use.n_position_dims) // n_points
@@ -123,7 +123,7 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
 def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor, dtype: torch.dtype) -> Tensor:
     """The windows (B, G, *positions, *fan_in), scaled, as patches_GKP, P over points and then positions: a fresh copy.
 
-    Scaled in float64 where either that or the windows are float64: float32 may not hold the scale, or the values.
+    Scaled in float64 if `dtype` or the windows are float64: the scale, or the values, may not fit float32.
     """
     position_dims = range(2, 2 + n_position_dims)
     fan_dims = range(2 + n_position_dims, windows.ndim)
@@ -145,7 +145,7 @@ def steps(n: int, step: int, device: torch.device) -> Tensor:
 
 
 def all_sums(parts: Sequence[Tensor]) -> Tensor:
-    """The sums of one number of each part, the last part running fastest."""
+    """All sums of one number from each part, the last part running fastest."""
     total = parts[0]
     for part in parts[1:]:
         total = (total[:, None] + part).flatten()
@@ -159,20 +159,20 @@ def values_at(windows: Tensor, places: Tensor) -> Tensor:
 
 
 def _span(windows: Tensor) -> int:
-    """Elements of memory from the first to the last that one point's windows show."""
+    """The number of elements in memory from the first to the last of one point's windows."""
     return 1 + sum((size - 1) * stride for size, stride in zip(windows.shape[1:], windows.stride()[1:]))
 
 
 def _overlaps(windows: Tensor) -> bool:
-    """Whether a point's windows show more elements than there are in the memory they view."""
+    """Whether windows of a point overlap: they have more elements than the memory they view."""
     return _span(windows) < windows.shape[1:].numel()
 
 
 def _distinct(windows: Tensor) -> Tensor:
-    """B x N: the values behind the windows of each point (a convolution's padded input), not one for each window.
+    """B x N: the values that the windows of each point view (a convolution's padded input), each once.
 
-    Where windows overlap, this is all the memory between their first and last element: a superset by values that a
-    stride jumps over, which are inputs of the layer all the same.
+    If windows overlap, this is all the memory between their first and last element. It includes values that a stride
+    skips, which are inputs of the layer all the same.
     """
     if _overlaps(windows):
         return windows.as_strided((len(windows), _span(windows)), (windows.stride(0), 1))
@@ -197,15 +197,15 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
         yield from _split_positions(part, dim + 1, n_position_dims, most)
 
 
-# --- Uses checked against their weight, and without padding: what follows may trust every shape -----------------------
+# --- Uses checked against their weight, and padding set to zero: later code relies on every shape ---------------------
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
-    """The use itself, where it fits; None where it has no patches (an expert without tokens).
+    """The use itself, if it is valid; None if it has no patches (an expert without tokens).
 
-    Raises where the windows are not patches of the weight. Messages begin with a verb: the caller names the layer.
+    Raises if the windows are not patches of the weight. Messages begin with a verb: the caller puts the layer first.
     """
     windows = use.windows
     _check_form(use, weight)
@@ -214,7 +214,7 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     if windows.dtype not in DTYPES:
         raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
     if windows.device != device:
-        raise DataError(f"lies on {device}, its input on {windows.device}: both must be on one device")
+        raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
         return None
     if len(windows) != (batch.n_points if use.attributed else 1):
@@ -253,7 +253,7 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
 
 
 def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
-    """Raises where the numbers of one vector were given as that many points."""
+    """Raises if the numbers of one vector were given as that many points."""
     if use.attributed or use.n_positions != 1 or batch.n_points != weight.fan_in:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
@@ -265,9 +265,9 @@ def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
 
 
 def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:
-    """The use with zeros in the patches that are padding, by its adapter or by the batch, and the others counted.
+    """The use with padding set to zero, as its adapter or the batch marks it, and the other patches counted.
 
-    The batch speaks of this use where its patches are just the positions of its points (B x T).
+    The mask of the batch applies if the use has one patch for each position of its points (B x T).
     """
     real_BP, given = use.real_BP, batch.real_BT
     is_of_points = use.attributed and use.n_position_dims == 1 and use.counts_B is None
