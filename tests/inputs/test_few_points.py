@@ -100,7 +100,7 @@ def test_tokens_that_fit_two_points_by_chance_are_no_blocks() -> None:
 
     x = randn(4, 2, WIDTH)
     x[..., 0] = torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1]])
-    with pytest.raises(DataError, match="do not show them"):
+    with pytest.raises(DataError, match="which values belong to which input"):
         sipp.sensitivity(Calls(routed), [x], reduce="mean")
 
 

@@ -45,8 +45,8 @@ from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
-MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is looked at again
-# A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
+MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
+# A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
 GPU_CHUNK_SHARE = 1 / 64  # of its memory
 
@@ -99,9 +99,9 @@ def score(
 ) -> Scores:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
-    `checked` holds the forms of batches whose layers were checked in earlier calls (see `runner`), and grows.
-    With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too. `with_means` adds
-    the means over patches to the maxima, in the same pass (T20); without where points cannot be told apart.
+    `checked` holds the probes of earlier calls by form of batch (see `runner`); new ones are added. With `splits` the
+    last points are S2 of T19, and the maxima over S1 and over S2 are kept, too. `with_means` adds the means over
+    patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
     check_choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = task.model, task.scoring.norm_stats
@@ -143,7 +143,7 @@ class _ScoringPass:
     """The running scores of all weights in one pass over the data."""
 
     running: dict[str, RunningSensitivities]
-    means: dict[str, RunningSensitivities]  # empty where none are asked for, or points could not be told apart
+    means: dict[str, RunningSensitivities]  # empty if none are asked for, or patches cannot be assigned to points
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
@@ -228,8 +228,8 @@ def _probed_batches(
 ) -> Iterator[tuple[Batch, int, Probe]]:
     """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
 
-    A mean over a point's patches ends with its last use. With `waits`, where a weight has several, the sums wait for it
-    for all points of a batch, so batches that are ours to make are made small.
+    A mean over a point's patches is complete after the last use. With `waits`, if a weight has several uses, sums for
+    all points of a batch are held in memory, so batches are made small if we may choose their size.
     """
     model, norm_stats = task.model, task.scoring.norm_stats
     batches = task.batches()
@@ -245,7 +245,7 @@ def _probed_batches(
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
-    """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
+    """Why the output at a point of this batch is not a function of that point alone; raises if dimension 0 is time."""
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):
@@ -256,7 +256,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         reason = why_dependent(batch, run, allowed, output, alone)
     elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
         reason = ""
-    else:  # TF32 in a deep network may look like a dependence: a few points without it
+    else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with exact_matmul(), torch.backends.cudnn.flags(allow_tf32=False):
             reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
     if reason == ORDER:
