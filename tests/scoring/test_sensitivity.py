@@ -334,7 +334,8 @@ def test_a_module_reached_by_some_batches_only() -> None:
         "g.weight": oracle.linear_sensitivity(model.g.weight, x[:2], "max"),
     }
     agree(sipp.sensitivity(model, [x[:2], x[2:]]), expected)
-    with pytest.raises(DataError, match="which values belong to which input"):  # two points stand for three, and these do not reach f
+    # two points stand for three, and these do not reach f
+    with pytest.raises(DataError, match="which values belong to which input"):
         sipp.sensitivity(model, [x[:2], x[2:]], reduce="mean")
 
 

@@ -18,7 +18,7 @@ from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = 32 << 20
-DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse
+DAMPING = 0.01  # of the mean of the diagonal: without it constant or equal inputs would make H singular
 
 RowRange = tuple[int, int]  # first row, and the one after the last
 Grams = dict[RowRange, Tensor]  # K x K sums of x x^T over the patches x that these rows met
@@ -27,13 +27,13 @@ Grams = dict[RowRange, Tensor]  # K x K sums of x x^T over the patches x that th
 def obs(task: ScoringTask) -> dict[str, Tensor]:
     """w_j^2 / (2 [H^-1]_jj), H = X X^T + damping of the row's own inputs X: {parameter name: tensor of its shape}.
 
-    Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row when the other
-    weights of the row make up for it as well as they can. They do not here: the score says which weights go, `repair`
-    is what makes up. Errors of one layer are compared with each other and not with those of another, which are in
-    other units: hence the cut by layers. Rows that meet no patch score 0.
+    Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row if the other
+    weights of the row compensate for it optimally. Here they do not: the score only chooses weights, and `repair`
+    compensates. Errors of different layers have different units, so weights compete within their layer. Rows that meet
+    no patch score 0.
 
-    Grams are float64, one K x K for each weight (and group of a convolution, block of a projection) at the same time;
-    the patches pass in chunks.
+    Memory holds one float64 Gram matrix, K x K, for each weight (and group of a convolution, block of a projection);
+    the patches come in chunks.
     """
     grams: dict[str, Grams] = {weight.name: {} for weight in task.weights}
 
