@@ -21,7 +21,6 @@ from sipp.inputs.attribution import (
     Arrangement,
     Grouper,
     Orders,
-    PatchOrder,
     Recorder,
     UseKey,
     orders_of,
@@ -41,8 +40,8 @@ from sipp.records.ranking import Weight
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is taken out
-Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
+Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed
+Run = Callable[[Batch, OnUse], Any]  # returns the output of a batch, and calls OnUse for its uses on the way
 
 _log = logging.getLogger("sipp")
 
@@ -185,7 +184,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
         try:
             permuted = _Pass(points_at(batch, placed), moved, operations=_operations(layers, follows=False))
             alone = placed, _run_hooked(model, layers, permuted, norm_stats)
-        except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
+        except (DataError, ModelError):  # the permutation's fault: the first run had the same points
             continue
         orders = orders_of(first, moved, placed)
         if not any(one.is_tied and one.order == "together" for one in orders.values()):
@@ -194,7 +193,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
 
 
 def _probe_of(checked_pass: _Pass, orders: Orders, recorder: Recorder, alone: Alone | None, batch: Batch) -> Probe:
-    """The probe of a pass that ran; for this batch alone if values steer the model or several orders fit."""
+    """The probe after a checking pass; it holds for this batch only if control flow depends on values or orders tie."""
     assert checked_pass.watch is not None and checked_pass.operations is not None and checked_pass.checked is not None
     goes_by_values = checked_pass.operations.by_values or checked_pass.watch.takes_values
     holds_for_all = not goes_by_values and not any(order.is_tied for order in orders.values())
@@ -209,7 +208,7 @@ def few_of(n_points: int) -> Tensor:
 def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
     """Warns about weights whose patches cannot be assigned to points, once per form of batch."""
     padding = "" if batch.real_BT is None else ", and padding is not left out"
-    warned = set() if earlier is None else _together(earlier)
+    warned = set() if earlier is None else set(_together(earlier))
     new = (name for name, i in _together(probe) if (name, i) not in warned)
     for name in dict.fromkeys(new) if batch.n_points > 1 else ():
         _log.warning(
@@ -221,9 +220,9 @@ def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None
         )
 
 
-def _together(probe: Probe) -> dict[UseKey, PatchOrder]:
+def _together(probe: Probe) -> list[UseKey]:
     """The uses whose patches cannot be assigned to points."""
-    return {key: order for key, order in probe.orders.items() if order.order == "together"}
+    return [key for key, one in probe.orders.items() if one.order == "together"]
 
 
 def _ignored(weight: Weight, use: WeightUse, batch: Batch) -> None:
