@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
-from sipp.inputs.patches import all_sums, steps, values_at
+from sipp.inputs.patches import all_sums, n_groups_of, n_patches_of, n_positions_of, steps, values_at
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import exact_matmul, places_of
 from sipp.records.ranking import Weight, to_rows
@@ -89,7 +89,7 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
-    windows, n_groups = use.windows, use.n_groups
+    windows, n_groups = use.windows, n_groups_of(use)
     n_points, n_positions = map(len, _looked_at(use))
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
@@ -236,12 +236,12 @@ def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int
     n_dims, sizes = max(1, use.n_position_dims), use.windows.shape
     if weight is None or real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
         return None
-    if real.numel() != use.n_patches * weight.n_rows:
+    if real.numel() != n_patches_of(use) * weight.n_rows:
         return None
     rows_last = real.movedim(-n_dims, -1)
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
-    by_row = rows_last.reshape(sizes[0], use.n_positions, weight.n_rows)
+    by_row = rows_last.reshape(sizes[0], n_positions_of(use), weight.n_rows)
     places = _outputs_looked_at(tuple(sizes), use.n_position_dims, weight.n_rows, by_row.stride(), by_row.device)
     return values_at(by_row, places).view(len(_looked_at(use)[0]), -1)
 

@@ -59,6 +59,36 @@ class ValueRange:
         return bool(positive_B.any()), bool(negative_B.any())
 
 
+def n_groups_of(use: WeightUse) -> int:
+    """The groups of rows, each with inputs of its own: 1 except for grouped convolutions."""
+    return use.windows.shape[1]
+
+
+def n_positions_of(use: WeightUse) -> int:
+    """The patches of each point, padding included."""
+    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
+
+
+def n_patches_of(use: WeightUse) -> int:
+    """Points x positions: the patches of all points, padding included."""
+    return len(use.windows) * n_positions_of(use)
+
+
+def fan_in_of(use: WeightUse) -> int:
+    """The number of values in one patch."""
+    return use.windows.shape[2 + use.n_position_dims :].numel()
+
+
+def n_rows_of(use: WeightUse, weight: Weight) -> int:
+    """How many rows of the weight meet these inputs."""
+    return weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
+
+
+def rows_of(use: WeightUse, weight: Weight) -> slice:
+    """Which rows of the weight meet these inputs."""
+    return slice(use.row_start, use.row_start + n_rows_of(use, weight))
+
+
 def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
     """Starts computing the range of the windows' values, and returns a function that waits for the result.
 
@@ -209,8 +239,8 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     """
     windows = use.windows
     _check_form(use, weight)
-    if use.fan_in != weight.fan_in:
-        raise DataError(f"takes {weight.fan_in} features, not {use.fan_in}")
+    if fan_in_of(use) != weight.fan_in:
+        raise DataError(f"takes {weight.fan_in} features, not {fan_in_of(use)}")
     if windows.dtype not in DTYPES:
         raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
     if windows.device != device:
@@ -233,7 +263,12 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
             f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
             f"{use.n_position_dims} of positions"
         )
-    n_rows, rows, n_groups, n_positions = use.n_rows_of(weight), use.rows_of(weight), use.n_groups, use.n_positions
+    n_rows, rows, n_groups, n_positions = (
+        n_rows_of(use, weight),
+        rows_of(use, weight),
+        n_groups_of(use),
+        n_positions_of(use),
+    )
     if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
         raise ModelError(
             f"has an adapter that reports rows {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
@@ -254,7 +289,7 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
 
 def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
     """Raises if the numbers of one vector were given as that many points."""
-    if use.attributed or use.n_positions != 1 or batch.n_points != weight.fan_in:
+    if use.attributed or n_positions_of(use) != 1 or batch.n_points != weight.fan_in:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
         raise DataError(

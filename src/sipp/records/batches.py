@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:  # which imports this file
-    from sipp.records.ranking import Weight
 
 
 @dataclass(frozen=True)
@@ -30,34 +27,6 @@ class WeightUse:
     steps_first: bool = False  # the input was steps x points, and was transposed
     real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: no padding
     is_own_copy: bool = False  # the windows view memory that the model does not have, and cannot write to
-
-    @property
-    def n_groups(self) -> int:
-        """The groups of rows, each with inputs of its own: 1 but for grouped convolutions."""
-        return self.windows.shape[1]
-
-    @property
-    def n_positions(self) -> int:
-        """The patches of each point, padding included."""
-        return self.windows.shape[2 : 2 + self.n_position_dims].numel()
-
-    @property
-    def n_patches(self) -> int:
-        """Points x positions: the patches of all points, padding included."""
-        return len(self.windows) * self.n_positions
-
-    @property
-    def fan_in(self) -> int:
-        """The values of one patch."""
-        return self.windows.shape[2 + self.n_position_dims :].numel()
-
-    def n_rows_of(self, weight: Weight) -> int:
-        """How many rows of the weight meet these inputs."""
-        return weight.n_rows - self.row_start if self.n_rows is None else self.n_rows
-
-    def rows_of(self, weight: Weight) -> slice:
-        """Which rows of the weight meet these inputs."""
-        return slice(self.row_start, self.row_start + self.n_rows_of(weight))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.patches import patches_of, split_windows
+from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
@@ -39,7 +39,7 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         gram_GKK = _gram(use)
-        step = use.n_rows_of(weight) // len(gram_GKK)
+        step = n_rows_of(use, weight) // len(gram_GKK)
         for group, gram_KK in enumerate(gram_GKK):
             start = use.row_start + group * step
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
@@ -58,8 +58,8 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
 def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
-    fan_in = use.fan_in
-    total_GKK = torch.zeros(use.n_groups, fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
+    fan_in = fan_in_of(use)
+    total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     for _, part in split_windows(use, bytes_per_patch=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
         ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
         patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)

@@ -20,7 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype, values_later
+from sipp.inputs.patches import (
+    ValueRange,
+    n_groups_of,
+    n_positions_of,
+    patches_of,
+    rows_of,
+    split_windows,
+    to_score_dtype,
+    values_later,
+)
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
@@ -79,7 +88,7 @@ class RunningSensitivities:
 
         `values` is the range of its windows. The points from `n_first` on belong to S2, which has its own maxima (T19).
         """
-        rows = use.rows_of(self.weight)
+        rows = rows_of(use, self.weight)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
             self.tells_apart, n_first = False, None  # the patches of S2 are not known
@@ -150,7 +159,7 @@ class RunningSensitivities:
             self.outputs_B = 0
             self.norms.open(batch.n_points)
         self.norms.is_attributed &= use.attributed
-        n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
+        n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
 
     def _add_max(
@@ -160,8 +169,8 @@ class RunningSensitivities:
         if self.kernel.FUSED and not is_wide:
             self._add_fused(maxima, use, rows, points, values)
             return
-        part, key = _part(use, points), (rows.start, rows.stop, use.n_groups)
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.n_groups, is_wide)
+        part, key = _part(use, points), (rows.start, rows.stop, n_groups_of(use))
+        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
@@ -199,7 +208,7 @@ class RunningSensitivities:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
             maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = maxima.by_kernel[key], windows, use.n_position_dims
-        if self.reduce == "max" or use.n_positions == 1:  # the mean over one patch is its ratio
+        if self.reduce == "max" or n_positions_of(use) == 1:  # the mean over one patch is its ratio
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
             squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
@@ -222,7 +231,7 @@ class RunningSensitivities:
             self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
         n_weights = (rows.stop - rows.start) * self.weight.fan_in
         for run, is_wide in self._runs(use, rows, values):
-            if n_uses == 1 and (use.n_positions == 1 or (self.kernel.FUSED and not is_wide)):
+            if n_uses == 1 and (n_positions_of(use) == 1 or (self.kernel.FUSED and not is_wide)):
                 self._add_max(self.maxima, use, rows, run, values, is_wide)  # the mean over one patch is its ratio
                 continue
             start = run.start
@@ -237,12 +246,12 @@ class RunningSensitivities:
 
     def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
         """Whether the kernel can update the maxima by means itself, which needs whole points in a chunk."""
-        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * use.n_groups * use.n_positions
+        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * n_groups_of(use) * n_positions_of(use)
         return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
 
     def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Raises the sensitivities to the means of these points. Safe to repeat."""
-        _, weight_GRK, factors_GR = self._operands(rows, use.n_groups, False)
+        _, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), False)
         best_FK = self.maxima.sensitivity_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
         self.maxima.sensitivity_FK = best_FK = best_FK.contiguous()
@@ -259,7 +268,7 @@ class RunningSensitivities:
     def _mean_block(self, is_wide: bool, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
         """Adds the ratios of these points; the state changes only once all of them are computed."""
         part = _part(use, points)
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.n_groups, is_wide)
+        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
         squares = []
@@ -360,8 +369,8 @@ class RunningSensitivities:
 
     def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
         """The arguments for `split_windows`: a patch takes its values, one signed copy, and seven numbers per row."""
-        n_rows_per_group = (rows.stop - rows.start) // use.n_groups
-        per_patch = FLOAT_BYTES * use.n_groups * (2 * self.weight.fan_in + 7 * n_rows_per_group)
+        n_rows_per_group = (rows.stop - rows.start) // n_groups_of(use)
+        per_patch = FLOAT_BYTES * n_groups_of(use) * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
@@ -413,7 +422,7 @@ def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
-    return torch.full((len(use.windows),), use.n_positions, dtype=torch.int64, device="cpu")
+    return torch.full((len(use.windows),), n_positions_of(use), dtype=torch.int64, device="cpu")
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:

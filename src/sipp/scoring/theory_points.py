@@ -10,6 +10,7 @@ from torch import nn
 from sipp.errors import DataError
 from sipp.inputs.batches import as_given
 from sipp.inputs.capture import capture
+from sipp.inputs.patches import n_positions_of, n_rows_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_number, check_record, check_share
@@ -60,8 +61,8 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
     fan_ins: list[int] = []
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        most = use.n_positions if use.counts_B is None else int(use.counts_B.max())
-        outputs[weight.name] = outputs.get(weight.name, 0) + most * use.n_rows_of(weight)
+        most = n_positions_of(use) if use.counts_B is None else int(use.counts_B.max())
+        outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
         fan_ins.append(weight.fan_in)
 
     capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
