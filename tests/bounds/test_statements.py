@@ -21,7 +21,7 @@ import sipp
 from sipp.allocation.rows import eps_given
 from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.data import MOST_APART, data_of, split_last
+from sipp.inputs.data import MOST_S2_POINTS, data_of, split_last
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
 from sipp.pruning.sparse_rows import RAND
@@ -314,7 +314,7 @@ def test_the_last_points_are_held_back_whatever_the_batches(sizes: tuple[int, ..
     held = list(split_last(data_of(list(x.split(list(sizes)))).batches()))
     first = torch.cat([batch.args[0][:n] for batch, n in held])
     last = torch.cat([batch.args[0][n:] for batch, n in held])
-    assert len(last) == min(MOST_APART, len(x) // 4)
+    assert len(last) == min(MOST_S2_POINTS, len(x) // 4)
     assert torch.equal(torch.cat([first, last]), x) and [b.n_points for b, _ in held] == list(sizes)
 
 

@@ -201,9 +201,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "float8": (points(N, 4).to(torch.float8_e4m3fn), r"numbers of 8 bits .*x\.float\(\)"),
     "float8 batches": ([points(N, 4).to(torch.float8_e5m2)], "numbers of 8 bits"),
     "a number as a name": ([{0: points(N, 4)}], "a dict with the key 0"),
-    "iter": (Own("iter"), "its __iter__ fails"),
-    "no iterator": (Own("no iterator"), "its __iter__ fails"),
-    "no length": (Unsized(), "does not tell its length"),
+    "iter": (Own("iter"), "cannot be iterated over"),
+    "no iterator": (Own("no iterator"), "cannot be iterated over"),
+    "no length": (Unsized(), "has no usable length"),
 }
 
 

@@ -211,7 +211,7 @@ def test_rounding_does_not_hide_points(dtype: torch.dtype) -> None:
 def test_a_broken_comparison_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Calls(layer_of(), time_major_fold), randn(N, 5, WIDTH)
     monkeypatch.setattr(attribution, "_distances", lambda pairs, placed_B: [0.0 for a, _ in pairs for _ in a.orders])
-    with pytest.raises(DataError, match="do not show them"):  # every order fits
+    with pytest.raises(DataError, match="which values belong to which input"):  # every order fits
         sipp.sensitivity(model, [x], reduce="mean")
 
 

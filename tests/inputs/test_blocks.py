@@ -139,8 +139,8 @@ def test_named_blocks_may_be_of_several_classes_and_without_modules_inside() -> 
         (Net("plain"), "first", r"'first' is a Linear, and must be a list of modules; the network has blocks \(3\)"),
         (Net("plain"), "block", "'block' is not a module of the network"),
         (Net("twice"), "blocks", "blocks.0 is called 2 times for a batch"),
-        (Net("activation between"), "blocks", "blocks.1 is not given what blocks.0 gives"),
-        (WithCache("plain", Remembering), "blocks", "they do not give what they give inside of the network"),
+        (Net("activation between"), "blocks", "blocks.1 is not called with the output of blocks.0"),
+        (WithCache("plain", Remembering), "blocks", "they give other outputs than inside the network"),
     ],
 )
 def test_an_error_says_what_was_found_of_named_blocks(net: nn.Module, named: str, words: str) -> None:

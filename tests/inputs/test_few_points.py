@@ -100,7 +100,7 @@ def test_tokens_that_fit_two_points_by_chance_are_no_blocks() -> None:
 
     x = randn(4, 2, WIDTH)
     x[..., 0] = torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1]])
-    with pytest.raises(DataError, match="do not show them"):
+    with pytest.raises(DataError, match="which values belong to which input"):
         sipp.sensitivity(Calls(routed), [x], reduce="mean")
 
 
@@ -178,5 +178,5 @@ def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:
     shared, x = nn.Linear(4, 4), torch.rand(8, 4)
     model = Longer(shared, shared)
     assert sensitivities.score(task_of(model, [x]), with_means=True).layers[0].mean_FK is None
-    with pytest.raises(DataError, match=r"told apart.*reduce='max'"):
+    with pytest.raises(DataError, match=r"which values belong to which input.*reduce='max'"):
         sipp.sensitivity(model, [x], reduce="mean")

@@ -181,5 +181,5 @@ def test_a_use_that_is_not_of_its_weight_is_refused(case: str) -> None:
     (weight,) = a_weight_of_6_rows_and_4_columns()
     batch = Batch(0, "batch 0", (torch.rand(3, 4),), {}, None, 3)
     assert checked_use(GOOD, weight, torch.device("cpu"), batch) == GOOD
-    with pytest.raises((DataError, ModelError), match=r"^(takes|has an adapter|lies on)"):
+    with pytest.raises((DataError, ModelError), match=r"^(takes|has an adapter|is on)"):
         checked_use(BAD[case], weight, torch.device("cpu"), batch)

@@ -334,7 +334,8 @@ def test_a_module_reached_by_some_batches_only() -> None:
         "g.weight": oracle.linear_sensitivity(model.g.weight, x[:2], "max"),
     }
     agree(sipp.sensitivity(model, [x[:2], x[2:]]), expected)
-    with pytest.raises(DataError, match="told apart"):  # two points stand for three, and these do not reach f
+    # two points stand for three, and these do not reach f
+    with pytest.raises(DataError, match="which values belong to which input"):
         sipp.sensitivity(model, [x[:2], x[2:]], reduce="mean")
 
 
@@ -416,7 +417,7 @@ def test_delayed_processing_gives_the_same_scores(monkeypatch: pytest.MonkeyPatc
     at_once = sipp.sensitivity(model, data, reduce=reduce)
     copies, real = list[int](), sensitivities.copied
     monkeypatch.setattr(sensitivities, "copied", lambda windows: copies.append(len(windows)) or real(windows))
-    monkeypatch.setattr(sensitivities, "_answers_late", lambda windows: True)
+    monkeypatch.setattr(sensitivities, "_is_async", lambda windows: True)
     late = sipp.sensitivity(model, data, reduce=reduce)
     assert all(torch.equal(late[name], at_once[name]) for name in at_once)
     assert copies == [5, 5, 5, 4, 4, 4]  # but for the padded one, which is a copy

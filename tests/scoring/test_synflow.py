@@ -110,7 +110,7 @@ def test_tokens_recurrent_layers_and_nested_outputs() -> None:
 
 def test_what_has_no_flow_is_refused() -> None:
     x = torch.ones(2, 3)
-    with pytest.raises(ModelError, match="synflow has nothing to go by"):
+    with pytest.raises(ModelError, match="synflow cannot rank the weights"):
         synflow(task_of(nn.Sequential(nn.Linear(3, 3), nn.Threshold(1e9, 0.0)), x))
     huge = linear()
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """Finds out which patches belong to which point, by an experiment on a few points.
 
-A shape cannot tell: frames folded into the batch lie point by point or step by step, and a dimension of time may be as
-long as the batch. So two points are run, one of them at two places: its patches are the same in both. A whole batch is
-run twice, the second time at other places: the patches of a point move with it. What moves otherwise is no point's, and
-then the patches stay together: a maximum needs no more.
+Shapes are ambiguous: frames folded into the batch may be ordered point by point or step by step, and a time dimension
+may be as long as the batch. So two points are run, one of them at two places of the batch, where its patches must be
+the same. Or a whole batch is run, and again permuted: the patches of a point must move with it. If no order fits, the
+patches of the batch stay together, which is enough for a maximum.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sipp.records.numerics import integers
 from sipp.records.ranking import Weight
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
-# crossed: so too, of as many steps as points, each with several patches of a point; together: by none of these
+# crossed: the same with as many steps as points, and several patches of a point in each; together: none of these fits
 Order = Literal["reported", "interleaved", "crossed", "together"]
 FLOAT32_EPS = 2.0**-23
-AS_WELL = 8  # times the distance of the best order, or its rounding: another one that is so near fits as well
+AS_WELL = 8  # an order fits as well as the best if its distance is at most this many times the best, or the rounding
 _PADDED = 64  # values of a sample that are reduced together, before samples of all lengths are
 UseKey = tuple[str, int]  # name of the weight, and which use of it in a pass, counted from 1
 
 
 @dataclass(frozen=True)
-class Found:
-    """How the patches of one use are ordered where its adapter laid them out in a certain way."""
+class PatchOrder:
+    """The order of one use's patches, and the layout in which its adapter reported them."""
 
     order: Order
     steps_first: bool
@@ -43,11 +43,11 @@ class Found:
     is_tied: bool  # another order fits these points as well
 
     def for_use(self, use: WeightUse) -> Order:
-        """The order of a use of another number of points, whose adapter may have read the same layout otherwise.
+        """The order for a use with another number of points, whose adapter may have read the same layout differently.
 
-        A tensor of steps x points is told from its shape, unless there are as many points as steps.
+        Adapters recognise a tensor of steps x points by its shape, unless there are as many points as steps.
         """
-        if len(use.windows) == 1 and use.attributed:  # of one point all patches are its own
+        if len(use.windows) == 1 and use.attributed:  # a single point owns all patches
             return "reported"
         has_lengths = use.counts_B is not None or use.real_BP is not None
         if self.n_steps != _n_steps(use) and not has_lengths:
@@ -60,15 +60,15 @@ class Found:
         return "reported" if was_crossed and not self.steps_first else "together"
 
 
-Orders = dict[UseKey, Found]
+Orders = dict[UseKey, PatchOrder]
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some patches of each point of one use, in each order that is worth a try. No view: inputs are not kept alive."""
+    """Some patches of each point of one use, in each candidate order. A copy, so that inputs are not kept alive."""
 
     orders: tuple[Order, ...]
-    values_BN: Tensor  # those of the first order, then of the second, ...; of each whole blocks (`_PADDED`)
+    values_BN: Tensor  # of the first order, then of the second, ..., each padded to whole blocks (`_PADDED`)
     steps_first: bool
     n_steps: int
     n_points: int
@@ -103,9 +103,9 @@ class Recorder:
 
 
 class Grouper:
-    """Gives each use of a pass with its patches grouped by point: call it with each use, in order.
+    """Groups the patches of each use of a pass by point: call it with each use, in order.
 
-    A use that the experiment did not meet, an expert without tokens until now, stays together.
+    The patches of a use that the experiment did not meet (an expert that had no tokens) stay together.
     """
 
     def __init__(self, orders: Orders) -> None:
@@ -113,45 +113,45 @@ class Grouper:
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
-        found = self.orders.get(_next_key(self._seen, weight))
-        return grouped(use, "together" if found is None else found.for_use(use))
+        known = self.orders.get(_next_key(self._seen, weight))
+        return grouped(use, "together" if known is None else known.for_use(use))
 
 
 @dataclass(frozen=True)
-class Arranged:
-    """Two points as they are run, one of them twice, and the places of the copies exchanged: the same batch again."""
+class Arrangement:
+    """A batch of two points, one of them twice; with its copies exchanged it is the same batch again."""
 
     points: list[int]
     exchanged: list[int]
 
 
-# The second keeps an order of lengths that a model may ask for.
-ARRANGED = (Arranged([0, 1, 0], [2, 1, 0]), Arranged([0, 0, 1], [1, 0, 2]))
+# The second one keeps points sorted, for models that want sequences sorted by length.
+ARRANGEMENTS = (Arrangement([0, 1, 0], [2, 1, 0]), Arrangement([0, 0, 1], [1, 0, 2]))
 
 
 def placements(n_points: int) -> tuple[Tensor, ...]:
-    """Which point stands where in the second run of a whole batch, the best first.
+    """The permutations for the second run of a whole batch, the best first.
 
-    Reversed, a batch keeps its statistics. Half of the points, each twice, keep an order of lengths that a model may
-    ask for.
+    The reversed batch keeps its statistics. Half of the points, each twice, keep points sorted, for models that want
+    sequences sorted by length.
     """
     return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
 
 
 def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
-    """For each use the order in which the patches of every point moved with it, the best where several do."""
+    """For each use, the order in which the patches of every point moved with the point; the best if several fit."""
     known = {key: sample for key, sample in first.samples.items() if sample.orders and key in moved.samples}
     both = {key: (one, moved.samples[key]) for key, one in known.items() if _are_of_one_form(one, moved.samples[key])}
     distances = iter(_distances(list(both.values()), placed_B))
     orders = {}
     for key, sample in first.samples.items():
-        found = [(next(distances), i) for i in range(len(sample.orders))] if key in both else []
-        fits = sorted(one for one in found if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
+        measured = [(next(distances), i) for i in range(len(sample.orders))] if key in both else []
+        fits = sorted(one for one in measured if one[0] <= sample.tolerance)  # no NaN; the adapter's own order first
         limit = AS_WELL * max(fits[0][0], sample.rounding) if fits else 0.0
         equal = [i for distance, i in fits if distance <= limit]
-        is_told = bool(equal) and (len(equal) == 1 or _are_alike(sample, equal))
-        order: Order = sample.orders[equal[0]] if is_told else "together"
-        orders[key] = Found(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
+        is_clear = bool(equal) and (len(equal) == 1 or _are_alike(sample, equal))
+        order: Order = sample.orders[equal[0]] if is_clear else "together"
+        orders[key] = PatchOrder(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
     return orders
 
 
@@ -160,13 +160,13 @@ def _are_of_one_form(a: _Sample, b: _Sample) -> bool:
 
 
 def _are_alike(sample: _Sample, which: list[int]) -> bool:
-    """Whether these orders give each point the same patches, so that any of them will do."""
+    """Whether these orders give each point the same patches, so that any of them is right."""
     readings = sample.values_BN.unflatten(1, (len(sample.orders), -1)).unbind(1)
     return all(torch.equal(readings[which[0]], readings[i]) for i in which[1:])
 
 
 def grouped(use: WeightUse, order: Order) -> WeightUse:
-    """The use with its patches in this order, from the order in which its adapter reports it."""
+    """The use as its adapter reports it, with its patches brought into this order."""
     if order == "reported" or not use.attributed:
         return use
     windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
@@ -196,12 +196,12 @@ def _next_key(seen: Counter[str], weight: Weight) -> UseKey:
 
 
 def _n_steps(use: WeightUse) -> int:
-    """The patches of a point that a turn of the order would move, as its adapter reports them."""
+    """The size of the first position axis, which is the one that another order would exchange with the points."""
     return use.windows.shape[2] if use.n_position_dims else 1
 
 
 def _candidates(use: WeightUse) -> tuple[Order, ...]:
-    """The orders that are worth a try."""
+    """The orders that are possible for a use of this shape."""
     if not use.attributed:
         return ()
     n_steps, n_points = _n_steps(use), len(use.windows)
@@ -212,9 +212,9 @@ def _candidates(use: WeightUse) -> tuple[Order, ...]:
 
 
 def _distances(pairs: list[tuple[_Sample, _Sample]], placed_B: Tensor) -> list[float]:
-    """How far patches lie from those of the points that moved, as a part of their size: of each order of each use.
+    """For each order of each use, the largest change of a patch that moved with its point, relative to its size.
 
-    All uses are compared at once, in a few operations: a network has many, and each of them is small.
+    All uses are compared at once in a few operations: a network has many, and each is small.
     """
     if not pairs:
         return []
@@ -225,7 +225,7 @@ def _distances(pairs: list[tuple[_Sample, _Sample]], placed_B: Tensor) -> list[f
     size_N = first_BN.abs().amax(0)
     size_N = size_N if is_same else torch.maximum(size_N, moved_BN.abs().amax(0))
     blocks_2X = torch.stack((off_BN.amax(0), size_N)).unflatten(1, (-1, _PADDED)).amax(2)
-    found_2X = blocks_2X.double().cpu().numpy()  # a GPU is waited for only here, and once
+    found_2X = blocks_2X.double().cpu().numpy()  # the only GPU sync
     lengths = [first.values_BN.shape[1] // _PADDED // len(first.orders) for first, _ in pairs for _ in first.orders]
     off, size = np.maximum.reduceat(found_2X, np.cumsum([0, *lengths[:-1]]), axis=1)  # NaN, where there is one
     with np.errstate(invalid="ignore"):
@@ -234,9 +234,9 @@ def _distances(pairs: list[tuple[_Sample, _Sample]], placed_B: Tensor) -> list[f
 
 
 def _sampled(use: WeightUse, orders: tuple[Order, ...]) -> Tensor:
-    """Some patches of each point in each order (B x N): of the first, the last and a middle position along every axis.
+    """Some patches of each point in each order (B x N): at the first, second, middle and last place of every axis.
 
-    Beside the first its neighbour: evenly spaced positions alone may all be the same point's in a wrong order.
+    The second is there because in a wrong order evenly spaced positions may all belong to the same point.
     """
     windows = use.windows
     if not orders:
@@ -253,10 +253,10 @@ def _places(
     orders: tuple[Order, ...],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Where sampled values lie in memory: where the steps of all points and orders begin, and each value from there.
+    """Memory offsets of the sampled values: of the steps of all points and orders, and of each value from there.
 
-    An order exchanges points and steps, which are the first axis of positions. The last value is repeated until there
-    are whole blocks of them, which changes no maximum.
+    An order exchanges points and steps, which are the first axis of positions. The last value is repeated to fill a
+    whole block, which changes no maximum.
     """
     n_points, has_steps = shape[0], n_position_dims > 0
     n_steps, stride = (shape[2], strides[2]) if has_steps else (1, 0)
@@ -275,7 +275,7 @@ def _places(
 
 
 def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int) -> tuple[int, int]:
-    """At which point and step its adapter reports what an order (see `grouped`) calls this step of this point."""
+    """The (point, step) at which the adapter reports what is this step of this point in an order (see `grouped`)."""
     if order == "reported":
         return point, step
     if order == "interleaved":
@@ -285,5 +285,5 @@ def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int
 
 
 def _some(size: int) -> list[int]:
-    """The first place, its neighbour, a middle one and the last."""
+    """The first, second, middle and last index."""
     return sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})

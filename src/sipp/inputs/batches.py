@@ -1,4 +1,4 @@
-"""Checks a user's batch, and makes parts, copies and joins of checked ones."""
+"""Checks a user's batch; selects, copies, moves and joins checked ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _n_points(value: Any, where: str) -> int:
 
 
 def check_dense(value: Any, where: str) -> None:
-    """Refuses with a DataError what is no dense tensor of real numbers with values of its own."""
+    """Raises a DataError unless this is a dense tensor of real numbers."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         way_out = WAYS_OUT.get(kind, "convert it")
@@ -106,7 +106,7 @@ def is_padding_mask(name: str) -> bool:
 def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
     """Which positions count (B x T), from an `attention_mask` of 0 and 1 or a bool `*padding_mask` (True: padding).
 
-    None without such a mask, and where masks disagree or there are two sequences: nobody says which one is meant.
+    None without such a mask, and if masks disagree or there are two sequences: it is not clear which one is meant.
     """
     if any(name.startswith(("tgt", "decoder_")) for name in kwargs):
         return None
@@ -149,7 +149,7 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
 
 
 def fresh(batch: Batch) -> Batch:
-    """A copy: a layer that works in place, or a loader that reuses its memory, must not change what is read later."""
+    """A copy, safe from layers that work in place and loaders that reuse their memory."""
 
     def copied(value: Any) -> Any:
         if isinstance(value, PackedSequence):
@@ -160,7 +160,7 @@ def fresh(batch: Batch) -> Batch:
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with all that can be moved on this device."""
+    """The batch with its tensors on this device."""
 
     def move(value: Any) -> Any:
         movable: Any = value  # PackedSequence.to is typed for dtypes only
@@ -185,13 +185,13 @@ def as_given(batch: Batch) -> tuple[Any, Any]:
 
 
 def tensors_of_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The numbers of every input, by its name in errors: those of a packed sequence are its data."""
+    """The tensor of every input, by its name in errors; of a packed sequence, its data."""
     named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
     return {name: value.data if isinstance(value, PackedSequence) else value for name, value in named.items()}
 
 
 def concatenated(first: Batch, second: Batch) -> Batch | None:
-    """One batch of the points of both, without labels; None unless all inputs are tensors by point, and alike."""
+    """One batch of the points of both, without labels; None unless all inputs are tensors of the same form."""
     given, other = _by_name(first), _by_name(second)
     if given.keys() != other.keys():
         return None
@@ -209,27 +209,27 @@ def concatenated(first: Batch, second: Batch) -> Batch | None:
 
 
 def _by_name(batch: Batch) -> dict[int | str | None, Any]:
-    """The inputs by place or name; None names the positions that count."""
+    """The inputs by position or name; under None, the mask of positions that count."""
     real = [] if batch.real_BT is None else [(None, batch.real_BT)]
     return dict([*enumerate(batch.args), *batch.kwargs.items(), *real])
 
 
 def _is_alike(a: Any, n_a: int, b: Any, n_b: int) -> bool:
-    """Whether both are tensors of so many points, of the same form."""
+    """Whether both are tensors with these numbers of points, and of the same form."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.ndim == 0 or b.ndim == 0:
         return False
     return (len(a), len(b)) == (n_a, n_b) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
 
 
 def refuse_non_finite(batch: Batch) -> None:
-    """Raises a DataError where an input holds a number that is NaN or infinite."""
+    """Raises a DataError if an input is NaN or infinite anywhere."""
     for name, tensor in tensors_of_inputs(batch).items():
         if not tensor.is_floating_point():
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
         if tensor.numel() == 0 or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
-            continue  # NaN counts as both extremes; one reading, where nothing is wrong
+            continue  # aminmax passes NaN on; one pass over the values if they are fine
         bad = ~torch.isfinite(tensor)
         is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))
         where = "" if is_packed else f", first in input {int(bad.nonzero()[0, 0])}"

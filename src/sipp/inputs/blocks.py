@@ -1,8 +1,8 @@
 """The repeated blocks of a network (the layers of a transformer), and what each of them is called with.
 
-Modules of one class that are called one after the other, each on the last one's output, pass a state along. Whatever
-else they are given (masks, positions) must not depend on what the blocks compute. So a network can be walked block by
-block, with the states of all points between two blocks and nothing else in memory.
+Blocks are modules of one class that are called one after the other, each on the output of the last: they pass a state
+along. Their other arguments (masks, positions) must not depend on what the blocks compute. Then a network can be run
+block by block, with only the states of all points between two blocks in memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import few_of, run_batch, scoring_mode
-from sipp.inputs.restore import replaced_forwards
+from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.records.batches import Batch
+from sipp.records.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
-MOST_LISTS = 4  # that an error names
-SAME = 1e-3  # of the largest number of a state: how closely a block by itself must repeat it
+MOST_LISTS = 4  # named in an error
+SAME = 1e-3  # how closely a block run by itself must reproduce a state, relative to its largest number
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
-
-
-class _EnoughError(BaseException):
-    """Ends a forward pass at the last block. No Exception, so that no model catches it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Blocks:
 
     names: tuple[str, ...]
     at: int | str  # the argument that is the state: its position, or its name
-    n_none: int | None  # the output is a tuple, the state and so many times None; None: it is the state itself
+    n_none: int | None  # the output is a tuple of the state and this many None; None: it is the state itself
 
     def state_of(self, output: Any) -> Tensor:
         """The state in a block's output."""
@@ -48,7 +45,7 @@ class Blocks:
         return state
 
     def as_output(self, state: Tensor) -> Any:
-        """A block's output that hands this state on."""
+        """A block's output with this state."""
         return state if self.n_none is None else (state, *[None] * self.n_none)
 
     def split(self, call: Call) -> tuple[Any, Call]:
@@ -59,7 +56,7 @@ class Blocks:
         return args[self.at], ((*args[: self.at], None, *args[self.at + 1 :]), kwargs)
 
     def joined(self, batch: Batch, call: Call, state: Tensor) -> Batch:
-        """The batch as a block gets it."""
+        """The batch with the arguments of a block, the state among them."""
         args, kwargs = call
         if isinstance(self.at, str):
             return replace(batch, args=args, kwargs=kwargs | {self.at: state}, labels=None)
@@ -69,16 +66,16 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Entered:
-    """A batch at the door of the first block: the state there, and what each block is given beside it."""
+    """A batch as it enters the first block: the state there, and the other arguments of each block."""
 
     state: Tensor
     calls: tuple[Call, ...]
 
 
 def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | None = None) -> Blocks | None:
-    """The longest such chain of modules that a few points of the batch pass; None where there is none.
+    """The longest such chain of modules, found by running a few points of the batch; None if there is none.
 
-    Those that are named, by the list that holds them or each by itself, must be one: OptionError says why they are not.
+    Modules that are `named`, by their list or one by one, must be such a chain; if not, an OptionError says why.
     """
     names = block_names(model, named) if isinstance(named, str) else named
     few = points_at(batch, few_of(batch.n_points))
@@ -96,7 +93,7 @@ def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | Non
 
 
 def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
-    """The names of the modules in a list of the model; OptionError where it is none says which lists there are."""
+    """The names of the modules in a list of the model; if it is not one, an OptionError names the lists there are."""
     module = dict(model.named_modules()).get(named)
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_BLOCKS:
         return tuple(f"{named}.{name}" for name in module._modules)
@@ -116,7 +113,7 @@ def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
 
 
 def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
-    """Runs what lies before the blocks; they themselves only hand the state on."""
+    """Runs the part of the model before the blocks; the blocks themselves only pass the state on."""
     calls: list[Call] = []
 
     def note(call: Call) -> Tensor:
@@ -125,11 +122,11 @@ def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
         if len(calls) == 1:
             first.append(state.detach().clone())
         if len(calls) == len(blocks.names):
-            raise _EnoughError
+            raise StopForward
         return first[0].clone()
 
     first: list[Tensor] = []
-    with suppress(_EnoughError), scoring_mode(model, "running"), _instead(model, blocks, note):
+    with suppress(StopForward), scoring_mode(model, "running"), _instead(model, blocks, note):
         run_batch(model, fresh(batch))
     if len(calls) != len(blocks.names):
         raise ModelError(f"{batch.where} does not pass all of its {len(blocks.names)} blocks")
@@ -137,7 +134,7 @@ def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
 
 
 def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> AbstractContextManager[None]:
-    """A context in which blocks call `note` and hand on the state that it returns."""
+    """A context in which blocks call `note` and pass on the state that it returns."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return blocks.as_output(note((args, kwargs)))
@@ -146,7 +143,7 @@ def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenCall:
     """One call of a module, with its tensors kept alive so that an id stands for one."""
 
     name: str
@@ -155,15 +152,15 @@ class _Seen:
     output: Any
 
 
-def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_Seen]:
-    """The calls of all modules that could be a block: those named, or of a class that occurs again, with modules in."""
+def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_SeenCall]:
+    """The calls of all modules that could be blocks: those named, or those with children whose class occurs again."""
     kinds = Counter(type(module) for module in model.modules())
-    found: list[_Seen] = []
+    found: list[_SeenCall] = []
 
     def hook(name: str) -> Callable[..., None]:
         def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            kind = type(module) if names is None else nn.Module  # those that are named may be of several classes
-            found.append(_Seen(name, kind, (args, kwargs), output))
+            kind = type(module) if names is None else nn.Module  # named modules may be of several classes
+            found.append(_SeenCall(name, kind, (args, kwargs), output))
 
         return noted
 
@@ -178,7 +175,7 @@ def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> 
     return found
 
 
-def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
+def _longest(seen: Sequence[_SeenCall], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
     """The longest chain, the outermost of equally long ones, and its calls."""
     n_calls = Counter(one.name for one in seen)
     once = {one.name: one for one in seen if n_calls[one.name] == 1 and (names is None or one.name in names)}
@@ -213,8 +210,8 @@ def _longest(seen: Sequence[_Seen], names: Sequence[str] | None) -> tuple[Blocks
     return blocks, calls
 
 
-def _why_not(seen: Sequence[_Seen], names: Sequence[str]) -> str:
-    """What was found of named modules that are no chain."""
+def _why_not(seen: Sequence[_SeenCall], names: Sequence[str]) -> str:
+    """Why the named modules are not a chain."""
     n_calls = Counter(one.name for one in seen)
     for name in names:
         if n_calls[name] != 1:
@@ -222,16 +219,16 @@ def _why_not(seen: Sequence[_Seen], names: Sequence[str]) -> str:
     by_name = {one.name: one for one in seen}
     for name in names:
         if _state(by_name[name].output) is None:
-            return f"{name} gives a {type(by_name[name].output).__name__}, and not one tensor"
+            return f"{name} returns a {type(by_name[name].output).__name__}, not one tensor"
     for first, second in pairwise(names):
         state, (args, kwargs) = _state(by_name[first].output), by_name[second].call
         if not any(value is state for value in (*args, *kwargs.values())):
-            return f"{second} is not given what {first} gives"
-    return "by themselves, one after the other, they do not give what they give inside of the network"
+            return f"{second} is not called with the output of {first}"
+    return "run by themselves, one after the other, they give other outputs than inside the network"
 
 
 def _state(output: Any) -> Tensor | None:
-    """The only tensor of an output: by itself, or first in a tuple with nothing behind it."""
+    """The only tensor of an output: by itself, or first in a tuple whose other entries are None."""
     if isinstance(output, tuple) and output and all(value is None for value in output[1:]):
         output = output[0]
     return output if isinstance(output, Tensor) else None
@@ -244,9 +241,9 @@ def _is_nested(a: str, b: str) -> bool:
 def _walks_the_same(
     model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch, outputs: Mapping[str, Any]
 ) -> bool:
-    """Whether blocks are given the same where those before them only hand the state on, and give the same one by one.
+    """Whether the blocks, run one by one, get the same arguments and give the same states as inside the network.
 
-    Else they speak to each other past the state.
+    Otherwise they share information outside the state.
     """
     try:
         entered = enter(model, blocks, batch)
@@ -265,10 +262,9 @@ def _walks_the_same(
 
 
 def same_arguments(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same. Objects must be one: a cache that is made anew may hold what was computed."""
+    """Whether two arguments are equal. Other objects must be identical: a new cache may hold what blocks computed."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        is_tensor = isinstance(a, Tensor) and isinstance(b, Tensor)
-        return is_tensor and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensor(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_arguments(a[name], b[name]) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -16,7 +16,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.attribution import ARRANGED, Arranged, Grouper, Orders, Recorder, orders_of, placements
+from sipp.inputs.attribution import (
+    ARRANGEMENTS,
+    Arrangement,
+    Grouper,
+    Orders,
+    Recorder,
+    UseKey,
+    orders_of,
+    placements,
+)
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
@@ -31,21 +40,26 @@ from sipp.records.ranking import Weight
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 OnOutput = Callable[[Any, Batch], None]
-Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is taken out
-Run = Callable[[Batch, OnUse], Any]  # the output of a batch, its uses handed over on the way
+Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed
+Run = Callable[[Batch, OnUse], Any]  # returns the output of a batch, and calls OnUse for its uses on the way
 
 _log = logging.getLogger("sipp")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few points of a batch showed, for all batches of the same form."""
+    """What running some points of a batch showed, for all batches of the same form unless it names a `batch`."""
 
     orders: Orders  # of the patches of each use
     n_uses: dict[str, int]  # of each weight in one pass
     alone: Alone | None  # the outputs of the few points by themselves
     checked: set[str]  # modules whose output was compared with what was captured of it
-    only_of: Batch | None  # the one batch that it speaks of, where other points may show something else
+    batch: Batch | None  # the one batch it holds for; None: it holds for all batches of this form
+
+    @property
+    def is_representative(self) -> bool:
+        """Whether it holds for every batch of the same form."""
+        return self.batch is None
 
 
 Forms = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
@@ -60,7 +74,7 @@ def capture(
     on_output: OnOutput,
     norm_stats: NormStats = "running",
 ) -> None:
-    """Calls `on_use` for every use of a weight, in the order of execution, and `on_output` after each batch."""
+    """Calls `on_use` for every use of a weight, in execution order, and `on_output` after each batch."""
     run = runner(model, layers, norm_stats)
     for batch in batches:
         on_output(run(batch, on_use), batch)
@@ -77,8 +91,8 @@ def runner(
 
     A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
     input in place. The model is left exactly as it was, also when something raises.
-    With `checked`, what is known of the forms of batches so far, a batch of a new form is probed first (see `probe`).
-    Without, uses are grouped by point in the `orders` that are known, or else as their shapes suggest.
+    With `checked`, the probes so far by form of batch, a batch of a new form is probed first (see `probe`).
+    Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
     """
     layers = tuple(layers)
 
@@ -86,10 +100,11 @@ def runner(
         known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
-        watch = None if known is None else Watch(layers, batch.where)  # a branch that the few did not take may read
-        seen = _operations(layers, follows=False) if any(map(_caught, layers)) else None
-        now = _Now(batch, on_use, group, None if known is None else known.checked, watch, seen)
-        return _run_hooked(model, layers, now, norm_stats)
+        watch = None if known is None else Watch(layers, batch.where)  # the probe may have missed a branch
+        operations = _operations(layers, follows=False) if any(map(_caught, layers)) else None
+        checked_modules = None if known is None else known.checked
+        one_pass = _Pass(batch, group, on_use=on_use, checked=checked_modules, watch=watch, operations=operations)
+        return _run_hooked(model, layers, one_pass, norm_stats)
 
     return run
 
@@ -99,16 +114,16 @@ def probe(
 ) -> Probe:
     """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
-    They are checked for what hooks on layers cannot see: a layer whose output is not what its uses give, a weight that
-    is read elsewhere, patches that are another point's. Where a few points cannot speak for others, because the model
-    goes by the values of its data or patches fit several orders, whole batches are run instead, each of them.
+    The run checks what hooks on layers cannot see: a layer whose output does not follow from its uses, a weight that
+    is read elsewhere, patches that belong to another point. If a few points are not representative (control flow
+    depends on values, or several orders fit), every batch is probed in full.
     """
     form = form_of(batch)
     found = known.get(form)
-    if found is None or (found.only_of is not None and found.only_of is not batch):
-        now = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
-        _tell_together(now, found, batch)
-        found = known[form] = now
+    if found is None or not (found.is_representative or found.batch is batch):
+        new = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
+        _warn_of_together(new, found, batch)
+        found = known[form] = new
     return found
 
 
@@ -118,20 +133,21 @@ def is_new_form(batch: Batch, known: Forms) -> bool:
 
 
 def goes_by_form(batch: Batch, known: Forms) -> bool:
-    """Whether all batches of this form, which was probed, use the weights alike: the model does not go by values."""
-    return known[form_of(batch)].only_of is None
+    """Whether all batches of this form, which was probed, use the weights alike: no control flow depends on values."""
+    return known[form_of(batch)].is_representative
 
 
 def _probed(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
 ) -> Probe:
-    """The probe of a few points; of the whole batch where they do not tell enough, or the model takes no others."""
-    for arranged in ARRANGED if few and batch.n_points > 1 else ():
+    """The probe of a few points; of the whole batch if they are not representative or the model rejects them."""
+    for arrangement in ARRANGEMENTS if few and batch.n_points > 1 else ():
         try:
-            found = _probe_few(model, layers, batch, few_of(batch.n_points)[arranged.points], arranged, norm_stats)
+            chosen = few_of(batch.n_points)[arrangement.points]
+            found = _probe_few(model, layers, batch, chosen, arrangement, norm_stats)
         except (DataError, ModelError):
             continue
-        if found.only_of is None:
+        if found.is_representative:
             return found
         break
     return _probe_all(model, layers, batch, norm_stats)
@@ -142,55 +158,59 @@ def _probe_few(
     layers: tuple[PrunableLayer, ...],
     batch: Batch,
     chosen: Tensor,
-    arranged: Arranged,
+    arrangement: Arrangement,
     norm_stats: NormStats,
 ) -> Probe:
-    """The probe of these points of the batch, one of them twice: it is the same in both places, in one run."""
-    recorder, checked, watch = Recorder(), set[str](), Watch(layers, batch.where)
-    seen = _operations(layers, follows=True)
-    now = _Now(points_at(batch, chosen), _ignored, recorder, checked, watch, seen)
-    output = _run_hooked(model, layers, now, norm_stats)
-    exchanged = torch.tensor(arranged.exchanged, dtype=torch.int64, device="cpu")
+    """The probe of a few points, one of them given twice: a single run shows which patches the two copies share."""
+    recorder = Recorder()
+    one_pass = _checking_pass(points_at(batch, chosen), layers, recorder)
+    output = _run_hooked(model, layers, one_pass, norm_stats)
+    exchanged = torch.tensor(arrangement.exchanged, dtype=torch.int64, device="cpu")
     orders = orders_of(recorder, recorder, exchanged)
-    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
-    return Probe(orders, recorder.n_uses, (chosen, output), checked, batch if is_of_these else None)
+    return _probe_of(one_pass, orders, recorder, (chosen, output), batch)
 
 
 def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
-    """The probe of all points of the batch, which are run twice, the second time at other places.
+    """The probe of a whole batch: runs it, then again with its points permuted.
 
-    And a third time, at others again, where these could not tell: reversed, a batch may be what it was.
+    A second permutation is tried if the first is ambiguous: a batch may equal its own reversal.
     """
-    n_points, checked, alone = batch.n_points, set[str](), None
-    first = Recorder()
-    watch, seen = Watch(layers, batch.where), _operations(layers, follows=True)
-    _run_hooked(model, layers, _Now(batch, _ignored, first, checked, watch, seen), norm_stats)
+    n_points, alone, first = batch.n_points, None, Recorder()
+    first_pass = _checking_pass(batch, layers, first)
+    _run_hooked(model, layers, first_pass, norm_stats)
     orders = orders_of(first, Recorder(), integers(0, n_points))
     for placed in placements(n_points) if n_points > 1 else ():
         moved = Recorder()
         try:
-            now = _Now(points_at(batch, placed), _ignored, moved, None, None, _operations(layers, follows=False))
-            alone = placed, _run_hooked(model, layers, now, norm_stats)
-        except (DataError, ModelError):  # what is wrong with the points themselves, the first run has said
+            permuted = _Pass(points_at(batch, placed), moved, operations=_operations(layers, follows=False))
+            alone = placed, _run_hooked(model, layers, permuted, norm_stats)
+        except (DataError, ModelError):  # the permutation's fault: the first run had the same points
             continue
         orders = orders_of(first, moved, placed)
-        if not any(found.is_tied and found.order == "together" for found in orders.values()):
+        if not any(one.is_tied and one.order == "together" for one in orders.values()):
             break
-    is_of_these = seen.by_values or watch.takes_values or any(found.is_tied for found in orders.values())
-    return Probe(orders, first.n_uses, alone, checked, batch if is_of_these else None)
+    return _probe_of(first_pass, orders, first, alone, batch)
+
+
+def _probe_of(checked_pass: _Pass, orders: Orders, recorder: Recorder, alone: Alone | None, batch: Batch) -> Probe:
+    """The probe after a checking pass; it holds for this batch only if control flow depends on values or orders tie."""
+    assert checked_pass.watch is not None and checked_pass.operations is not None and checked_pass.checked is not None
+    goes_by_values = checked_pass.operations.by_values or checked_pass.watch.takes_values
+    holds_for_all = not goes_by_values and not any(order.is_tied for order in orders.values())
+    return Probe(orders, recorder.n_uses, alone, checked_pass.checked, None if holds_for_all else batch)
 
 
 def few_of(n_points: int) -> Tensor:
-    """Which points of a batch stand for all, in their order: the first and the last."""
+    """The first and the last point of a batch, which stand for all of it."""
     return integers(0, n_points)[:: max(1, n_points - 1)]
 
 
-def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
-    """Says of which weights the patches stay together, unless the form's earlier probe has said so."""
+def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
+    """Warns about weights whose patches cannot be assigned to points, once per form of batch."""
     padding = "" if batch.real_BT is None else ", and padding is not left out"
-    said = set() if earlier is None else {key for key, found in earlier.orders.items() if found.order == "together"}
-    told = (key for key, found in probe.orders.items() if found.order == "together" and key not in said)
-    for name in dict.fromkeys(name for name, _ in told) if batch.n_points > 1 else ():
+    warned = set() if earlier is None else set(_together(earlier))
+    new = (name for name, i in _together(probe) if (name, i) not in warned)
+    for name in dict.fromkeys(new) if batch.n_points > 1 else ():
         _log.warning(
             "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
             "unknown for it%s",
@@ -200,32 +220,44 @@ def _tell_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Now:
-    """What the hooks serve in one pass."""
-
-    batch: Batch
-    on_use: OnUse
-    group: Group
-    checked: set[str] | None  # modules whose output was compared already; None: none is to be compared
-    watch: Watch | None
-    seen: Operations | None = None
-    gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
-
-    def apart(self) -> AbstractContextManager[Any]:
-        """A context for our own operations: the modes look at the model's."""
-        unwatched: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
-        return unwatched if self.seen is None else self._paused(unwatched, self.seen)
-
-    @staticmethod
-    @contextmanager
-    def _paused(unwatched: AbstractContextManager[Any], seen: Operations) -> Iterator[None]:
-        with unwatched, seen.paused():
-            yield
+def _together(probe: Probe) -> list[UseKey]:
+    """The uses whose patches cannot be assigned to points."""
+    return [key for key, one in probe.orders.items() if one.order == "together"]
 
 
 def _ignored(weight: Weight, use: WeightUse, batch: Batch) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One run of a batch, as its hooks need it."""
+
+    batch: Batch
+    group: Group
+    _: KW_ONLY
+    on_use: OnUse = _ignored
+    checked: set[str] | None = None  # modules whose output was compared already; None: none is to be compared
+    watch: Watch | None = None
+    operations: Operations | None = None
+    gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
+
+    def unobserved(self) -> AbstractContextManager[Any]:
+        """A context for our own operations, which `watch` and `operations` must not take for the model's."""
+        unwatched: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+        return unwatched if self.operations is None else self._paused(unwatched, self.operations)
+
+    @staticmethod
+    @contextmanager
+    def _paused(unwatched: AbstractContextManager[Any], operations: Operations) -> Iterator[None]:
+        with unwatched, operations.paused():
+            yield
+
+
+def _checking_pass(batch: Batch, layers: tuple[PrunableLayer, ...], recorder: Recorder) -> _Pass:
+    """A pass that compares every layer's output, and watches what the model reads and goes by."""
+    watch = Watch(layers, batch.where)
+    return _Pass(batch, recorder, checked=set(), watch=watch, operations=_operations(layers, follows=True))
 
 
 def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
@@ -233,9 +265,9 @@ def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
 
 
 def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
-    """The model's output on a batch; a forward that fails is a DataError that names the batch and its shapes.
+    """The model's output on a batch; if the model raises, a DataError names the batch and its shapes.
 
-    Our own errors, those that `ours` lists among them, and a lack of memory pass as they are.
+    Errors of sipp's own (also those listed in `ours`) and out-of-memory errors are raised unchanged.
     """
     try:
         return model(*batch.args, **batch.kwargs)
@@ -255,10 +287,10 @@ def _described(value: Any) -> str:
 
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
-    """Says on which data the model failed, how, and what to try."""
+    """The message for a forward that failed: on which inputs, with which error, and what to try."""
     inputs = tensors_of_inputs(batch)
     given = ", ".join(f"{name}: {_described(value)}" for name, value in inputs.items())
-    text = f"{batch.where} ({given}): the model's forward fails on it, {type(error).__name__}: {error}"
+    text = f"{batch.where} ({given}): the model raised {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:
         text += " (the labels of a dict batch are not passed; if the model takes them, give the pair (dict, labels))"
     wanted = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -268,12 +300,12 @@ def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     return f"{text}; give inputs of the shape and type that the model takes"
 
 
-def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, norm_stats: NormStats) -> Any:
+def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: _Pass, norm_stats: NormStats) -> Any:
     """The model's output on a batch, with hooks on the prunable layers that hand over its uses and check outputs.
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
-    ours: list[Exception] = []  # what goes wrong behind `on_use` and `group` is not the model's fault
+    ours: list[Exception] = []  # raised by `on_use` or `group`: not the model's fault
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:
@@ -285,92 +317,92 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], now: _Now, no
 
         return noted
 
-    now = replace(now, on_use=noting(now.on_use), group=noting(now.group))
+    one_pass = replace(one_pass, on_use=noting(one_pass.on_use), group=noting(one_pass.group))
     with ExitStack() as stack:
-        modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model in it
-        if any(map(_is_compiled, modules)):  # it would compile our hooks too
+        modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model meanwhile
+        if any(map(_is_compiled, modules)):  # torch.compile would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_hooked(layers, now))
-        if now.watch is not None:
-            stack.enter_context(now.watch)
-        given = fresh(now.batch)
-        if now.seen is not None:
-            stack.enter_context(now.seen)
-            if now.seen.follows:
-                now.seen.follow((given.args, given.kwargs))
+        stack.enter_context(_hooked(layers, one_pass))
+        if one_pass.watch is not None:
+            stack.enter_context(one_pass.watch)
+        given = fresh(one_pass.batch)
+        if one_pass.operations is not None:
+            stack.enter_context(one_pass.operations)
+            if one_pass.operations.follows:
+                one_pass.operations.follow((given.args, given.kwargs))
         output = run_batch(model, given, ours)
-    refuse_gaps(now.gaps, now.batch)
-    if now.checked is not None:
-        now.checked.update(gap.layer.module_name for gap in now.gaps)
+    refuse_gaps(one_pass.gaps, one_pass.batch)
+    if one_pass.checked is not None:
+        one_pass.checked.update(gap.layer.module_name for gap in one_pass.gaps)
     return output
 
 
 @contextmanager
-def _hooked(layers: Iterable[PrunableLayer], now: _Now) -> Iterator[None]:
+def _hooked(layers: Iterable[PrunableLayer], one_pass: _Pass) -> Iterator[None]:
     """A context in which the layers have their hooks."""
     handles: list[RemovableHandle] = []
     try:
         for layer in layers:
-            handles.extend(_hooks(layer, now))
+            handles.extend(_hooks(layer, one_pass))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _hooks(layer: PrunableLayer, now: _Now) -> Iterator[RemovableHandle]:
-    """Registers the hooks of one layer. The user's own run first, so that ours see what the layer sees and gives."""
+def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
+    """Registers the hooks of one layer. The user's own hooks run first, so ours see what the layer really gets."""
     module = layer.module
-    checks = now.checked is not None and layer.module_name not in now.checked
+    checks = one_pass.checked is not None and layer.module_name not in one_pass.checked
     awaited: list[Expected | None] = []  # one for each checked call under way
 
     def operands() -> dict[str, list[Tensor]]:
-        """What the weights of this layer were multiplied by since this was last asked, as far as it is noted."""
-        seen = now.seen
-        return {} if seen is None else {name: seen.taken(layer.parameter(name)) for name in _caught(layer)}
+        """What the weights of this layer were multiplied by since the last call, where that is recorded."""
+        seen = one_pass.operations
+        return {} if seen is None else {name: seen.pop_operands(layer.parameter(name)) for name in _caught(layer)}
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with now.apart():
+    def report_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with one_pass.unobserved():
             by_use = []
-            reported = layer.adapter.uses(module, args, kwargs, now.batch.n_points)
-            for weight, whole, use in _uses(layer, reported, now.batch, now.group):
+            reported = layer.adapter.uses(module, args, kwargs, one_pass.batch.n_points)
+            for weight, whole, use in _uses(layer, reported, one_pass.batch, one_pass.group):
                 if checks and not callable(layer.adapter.output):
                     by_use.append(products(layer, weight, whole))
-                now.on_use(weight, use, now.batch)
+                one_pass.on_use(weight, use, one_pass.batch)
             if checks:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
-            operands()  # of what came before
+            operands()  # drops those of earlier calls
 
-    def behind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def report_uses_after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         assert layer.adapter.uses_after is not None
-        with now.apart():
-            reported = layer.adapter.uses_after(module, args, kwargs, output, operands(), now.batch.n_points)
-            for weight, _, use in _uses(layer, reported, now.batch, now.group):
-                now.on_use(weight, use, now.batch)
+        with one_pass.unobserved():
+            reported = layer.adapter.uses_after(module, args, kwargs, output, operands(), one_pass.batch.n_points)
+            for weight, _, use in _uses(layer, reported, one_pass.batch, one_pass.group):
+                one_pass.on_use(weight, use, one_pass.batch)
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def compare_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         expected = awaited.pop() if awaited else None
         if expected is not None:
-            with now.apart():
-                now.gaps.append(gap_of(layer, expected, output, now.batch))
+            with one_pass.unobserved():
+                one_pass.gaps.append(gap_of(layer, expected, output, one_pass.batch))
 
     if layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
-        yield module.register_forward_hook(behind, prepend=True, with_kwargs=True)
+        yield module.register_forward_hook(report_uses_after, prepend=True, with_kwargs=True)
     if checks:
-        yield module.register_forward_hook(after)
-    if now.watch is not None:  # reads by the user's own hooks of the module are the module's
-        yield module.register_forward_pre_hook(partial(now.watch.enter, layer), prepend=True)
-        yield module.register_forward_hook(partial(now.watch.leave, layer), always_call=True)
-    yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(compare_output)
+    if one_pass.watch is not None:  # reads by the user's own hooks of the module are the module's
+        yield module.register_forward_pre_hook(partial(one_pass.watch.enter, layer), prepend=True)
+        yield module.register_forward_hook(partial(one_pass.watch.leave, layer), always_call=True)
+    yield module.register_forward_pre_hook(report_uses, with_kwargs=True)
 
 
 def _caught(layer: PrunableLayer) -> list[str]:
-    """The chosen weights of a layer whose operands are noted while it runs."""
+    """The chosen weights of a layer whose operands are recorded while it runs."""
     return [name for name in layer.adapter.caught(layer.module) if name in layer.weights]
 
 
 def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
-    """The mode that notes them; it also `follows` the data, to see whether the model goes by its values."""
+    """The mode that records them; if it `follows` the data, it also sees whether control flow depends on values."""
     return Operations([layer.parameter(name) for layer in layers for name in _caught(layer)], follows)
 
 
@@ -395,20 +427,19 @@ def _uses(
 
 
 def form_of(batch: Batch) -> tuple[Any, ...]:
-    """The shapes and dtypes of its inputs, but for the number of points."""
+    """The shapes and dtypes of its inputs, except for the number of points."""
     inputs = tensors_of_inputs(batch)
     return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))
 
 
 @contextmanager
 def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Module]]:
-    """A context without gradients in which the model is in eval mode; flags and buffers are as before afterwards.
+    """A context without gradients in which the model is in eval mode; flags and buffers are restored afterwards.
 
-    It is given all modules of the model, which are looked for once.
-
+    Yields all modules of the model.
     With `norm_stats="batch"` BatchNorm layers use the statistics of the batch and leave their buffers untouched.
     PyTorch's fused attention path is off: it runs a whole encoder layer without calling the layers inside it.
-    Threads wait for each other: none may take the state that another one set for the model's own.
+    Threads wait for each other, so that none mistakes the state another one set for the model's own.
     """
     modules = list(model.modules())
     norms: list[Any] = [m for m in modules if _uses_batch(m)] if norm_stats == "batch" else []
@@ -454,7 +485,7 @@ def output_norms(output: Any, n_points: int) -> Tensor | None:
 
 
 def _squared_norms(tensor: Tensor) -> Tensor:
-    """The squared norm of each row (float64), a few rows at a time where they are large."""
+    """The squared norm of each row (float64), a few rows at a time if they are large."""
     rows = tensor.detach().reshape(len(tensor), -1)
     parts = rows.split(max(1, AT_ONCE // max(1, rows.shape[1])))
     return torch.cat([part.double().square().sum(1) for part in parts])

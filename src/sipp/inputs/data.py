@@ -1,8 +1,8 @@
 """`Data`: any data that a user gives, checked once; everything else reads this.
 
-Some statements must not rest on the points that chose what they speak of. T18: the last points are set aside before
-scoring, `Data.set_aside`. T19: the last points of S are S2, the others S1, `split_last`. Both take points as they come:
-the data should be in random order, as every statement assumes.
+Some statements need points that had no part in choosing the weights. T18: the last points are set aside before
+scoring, `Data.set_aside`. T19: the last points of S are S2, the others S1, `split_last`. Both go by the order of the
+data, which should be random, as every statement assumes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from sipp.inputs.batches import (
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.checking import check_seed, check_whole
+from sipp.records.numerics import same_tensor
 
-# Where we do the batching ourselves, of a tensor or a Dataset of points: many small points at once, few large ones.
+# How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
-# Of points that are whole numbers, which a network makes large things of: so many of them, on a GPU by its memory
+# The same for token ids, whose activations are large: tokens in a batch, on a GPU by its memory
 BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
-# Data of unknown length counts as endless if its first batch comes again so often at equal distances, or after so many
-# points, unless n_points bounds it.
+# Data of unknown length counts as endless if its first batch recurs this often at equal distances, or after this many
+# points, unless n_points limits it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
 ASIDE_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
-MOST_APART = 64  # points in S2 of T19: 59 speak of all but 5 % of inputs at confidence 95 %
-APART_OF = 4  # and at most one in so many of all
+MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
+MOST_S2_SHARE = 1 / 4  # of all points
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,15 @@ class Data:
     given: Iterable[Any] | Tensor | Dataset[Any]
     role: str = "calibration"  # names the data in errors
     device: torch.device | None = None  # where its batches go; None: they stay where they are
-    n_points: int | None = None  # so many are taken; None: all
-    seed: int = 0  # draws them, of a tensor or a Dataset
+    n_points: int | None = None  # how many to take; None: all
+    seed: int = 0  # for drawing them from a tensor or a Dataset
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
-    noted: set[bytes] | None = field(default=None, compare=False, repr=False)  # takes the key of every point read
+    noted: set[bytes] | None = field(default=None, compare=False, repr=False)  # collects the key of every point read
 
     @property
     def can_be_read_again(self) -> bool:
-        """Whether a second pass begins anew: not of an iterator."""
+        """Whether a second pass is possible: not with an iterator."""
         return not hasattr(self.given, "__next__")
 
     @property
@@ -72,17 +73,17 @@ class Data:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether every pass gives the same points, whatever its number of points: a loader may shuffle."""
+        """Whether every pass gives the same points, whatever `n_points` is; a loader may shuffle."""
         return isinstance(self.given, Tensor | TensorDataset | list)
 
     @property
     def has_cheap_points(self) -> bool:
-        """Whether the points lie in tensors, and batches of any size can be made of them."""
+        """Whether the points are in tensors, so that batches of any size can be made."""
         return isinstance(self.given, Tensor | TensorDataset)
 
     @property
     def n_known(self) -> int | None:
-        """The number of points, where that is known without reading them."""
+        """The number of points, if it is known without reading them."""
         if self.n_points is not None:
             return self.n_points
         if isinstance(self.given, Tensor):
@@ -90,7 +91,7 @@ class Data:
         return _length(self.given) if _has_points(self.given) else None
 
     def with_points(self, n_points: int | None) -> Data:
-        """The same data, of which so many points are taken; None: all."""
+        """The same data, limited to this many points; None: all."""
         return replace(self, n_points=n_points)
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
@@ -129,12 +130,14 @@ class Data:
                 if left == 0:
                     return
         if n_seen == 0:
-            raise DataError(f"{role} holds no inputs; a used-up iterator looks like this too, give a list or a loader")
+            raise DataError(
+                f"{role} holds no inputs; if it is an iterator, it was already used up", fix="give a list or a loader"
+            )
         if left:
             warn_caller(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}")
 
     def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
-        """The first batch, and the data as if that had not been read."""
+        """The first batch, and the data with that batch put back."""
         with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
             batch = fresh(next(self.batches(batch_size)))
         if self.can_be_read_again:
@@ -142,7 +145,7 @@ class Data:
         return batch, replace(self, given=itertools.chain([as_given(batch)], self.given))  # type: ignore[arg-type]
 
     def in_memory(self) -> Data:
-        """The points that are taken, read once and kept as a list of batches."""
+        """The points, read once and kept as a list of batches."""
         return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, noted=None)
 
     def set_aside(self) -> tuple[Data, Data]:
@@ -186,7 +189,7 @@ class Data:
                 batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
             chosen = self._chosen(_length(data))
             points: Any = data if chosen is None else Subset(data, chosen.tolist())  # type: ignore[arg-type]
-            # a generator of its own: a DataLoader draws its base seed, and must not draw it from the global one
+            # a generator of its own, because a DataLoader would draw its base seed from the global one
             return DataLoader(points, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
         kind = type(data).__name__
         if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
@@ -215,34 +218,34 @@ def data_of(
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
-    """What was given as a `Data`; one that is a `Data` already stays as it is, but for a number of points."""
+    """What was given, as a `Data`. If it is one already, only `n_points` is applied."""
     if isinstance(given, Data):
         return given if n_points is None else given.with_points(n_points)
     return Data(given, role, device, n_points, seed, batch_size, refuses_non_finite)
 
 
 def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
-    """The batches with the number of their points in S1: all of them, but for the last points of the data (T19).
+    """Each batch with the number of its points that are in S1: all but the last points of the data (T19).
 
-    Which points come last is known only at the end of the data, so a few batches wait.
+    Which points come last is known only at the end of the data, so a few batches are held back.
     """
     held: deque[Batch] = deque()
     n_held = n_seen = 0
     for batch in batches:
         held.append(fresh(batch))
         n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
-        while n_held - held[0].n_points >= MOST_APART:
+        while n_held - held[0].n_points >= MOST_S2_POINTS:
             n_held -= held[0].n_points
             yield held[0], held.popleft().n_points
-    n_first = n_held - min(MOST_APART, n_seen // APART_OF)
+    n_first = n_held - min(MOST_S2_POINTS, math.floor(MOST_S2_SHARE * n_seen))
     for batch in held:
         yield batch, min(max(n_first, 0), batch.n_points)
         n_first -= batch.n_points
 
 
 def points_per_batch(inputs: Tensor, device: torch.device) -> int:
-    """As many as fit so many bytes; few of whole numbers: a token is small, what a network makes of it is not."""
-    # Half-precision products of torch are slow on a CPU, and end the process on some (an illegal instruction)
+    """The batch size that fits the byte budget; smaller for token ids, whose activations are large."""
+    # torch's half-precision products are slow on a CPU, and on some they crash (illegal instruction)
     is_half = inputs.element_size() < 4 and device.type == "cpu"
     if is_tokens(inputs):
         most = FEWEST_POINTS if device.type == "cpu" else MOST_POINTS
@@ -255,7 +258,7 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
 
 
 def _tokens_per_batch(device: torch.device) -> int:
-    """Many on a large GPU: with few, it waits for Python."""
+    """Many on a large GPU, which would otherwise wait for Python."""
     if device.type != "cuda":
         return BATCH_TOKENS
     return max(FEWEST_GPU_TOKENS, torch.cuda.get_device_properties(device).total_memory // GPU_BYTES_A_TOKEN)
@@ -272,18 +275,18 @@ def _has_points(data: Any) -> bool:
 
 
 def _length(data: Any) -> int:
-    """The length of a Dataset; a DataError where it does not tell."""
+    """The length of a Dataset; a DataError if its __len__ is missing or fails."""
     try:
         return len(data)
     except Exception as error:  # their code: anything may be raised
         raise DataError(
-            f"a {type(data).__name__} does not tell its length ({error!r})",
+            f"a {type(data).__name__} has no usable length ({error!r})",
             fix="give it a __len__ that counts its inputs",
         ) from error
 
 
 def _has_length(data: Any) -> bool:
-    """Whether the data says how long it is; a __len__ may raise, as that of a loader of an IterableDataset does."""
+    """Whether the data has a length. A __len__ may raise, as that of a loader of an IterableDataset does."""
     try:
         return len(data) >= 0
     except Exception:  # their code: anything may be raised, and the data itself may be fine
@@ -291,13 +294,11 @@ def _has_length(data: Any) -> bool:
 
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
-    """The raw batches with their numbers; one that cannot be read is an error that names it, never skipped."""
+    """The raw batches with their numbers. One that cannot be read is never skipped: an error names it."""
     try:
         iterator = iter(source)
     except Exception as error:  # their code: anything may be raised
-        raise DataError(
-            f"{role} cannot be gone through, its __iter__ fails ({error!r})", fix="give a list of batches"
-        ) from error
+        raise DataError(f"{role} cannot be iterated over ({error!r})", fix="give a list of batches") from error
     for index in itertools.count():
         try:
             raw = next(iterator)
@@ -311,7 +312,7 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
 
 
 def _endless() -> Callable[[Batch], bool]:
-    """A function that is given one batch after another, and says True where they look like going on for ever."""
+    """A function to be called with each batch in turn; it returns True once the data looks endless."""
     first: list[Tensor] = []
     gap = since = n_repeats = n_seen = 0
 
@@ -321,15 +322,11 @@ def _endless() -> Callable[[Batch], bool]:
         since += 1
         if not first:
             first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
-        elif len(first) == len(inputs) and all(map(_same, first, inputs)):
-            # at equal distances only: in finite data the first batch may well have copies
+        elif len(first) == len(inputs) and all(map(same_tensor, first, inputs)):
+            # at equal distances only: finite data may contain copies of its first batch
             n_repeats = n_repeats + 1 if since == gap else 1
             gap, since = since, 0
         n_seen += batch.n_points
         return n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED
 
     return is_endless
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

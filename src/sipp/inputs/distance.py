@@ -1,4 +1,4 @@
-"""How far the output of one network is from that of another: the one measure for blends, repairs and cuts."""
+"""The distance between the outputs of two networks: the measure used for blends, repairs and cuts."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import is_tokens
 from sipp.inputs.independence import tensors_in
 from sipp.records.batches import Batch
-from sipp.records.numerics import BOUND_DTYPE, device_of
+from sipp.records.numerics import BOUND_DTYPE, device_of, for_device
 from sipp.records.options import NormStats
 
-OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; those beyond are computed anew
+OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; the others are computed again
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64
-TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 4096}  # whose logits are compared: they may be larger than the network
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 4096}  # in a batch: their logits may be larger than the network
 
 Outputs = Callable[[int], list[Tensor]]
 
 
 def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float | None:
-    """The distance between both networks' outputs on these points, by the norm of the dense ones.
+    """The distance between both networks' outputs on these points, relative to the norm of the dense ones.
 
-    None where the dense output holds no real numbers; infinite where the distance is no number.
+    None if the dense output has no real numbers; infinite if the distance is not finite.
     """
     small = in_small_parts(batches, device_of(dense))
-    return error_of(other, small, outputs_of(dense, small, most=0))  # each is asked for once
+    return error_of(other, small, outputs_of(dense, small, most=0))  # each is needed once
 
 
 def outputs_of(
     dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running", most: int = OUTPUT_BYTES
 ) -> Outputs:
-    """A function that gives the tensors of the dense output on batch i; so many bytes of them are kept."""
+    """A function that returns the tensors of the dense output on batch i; at most `most` bytes of them are kept."""
     kept: dict[int, list[Tensor]] = {}
     left = most
 
@@ -57,11 +57,11 @@ def outputs_of(
 def error_of(
     model: nn.Module, batches: Sequence[Batch], wanted: Outputs, norm_stats: NormStats = "running"
 ) -> float | None:
-    """||f^ - f|| / ||f|| over all points together: one point of a small output does not decide."""
+    """||f^ - f|| / ||f|| over all points together, so that no point with a small output dominates."""
     distance = size = 0.0
     n_tensors = 0
     for i, batch in enumerate(batches):
-        aims = wanted(i)  # once: where outputs are large they are not kept
+        aims = wanted(i)  # once: large outputs are not kept
         with scoring_mode(model, norm_stats):
             far, large = squares(run_batch(model, fresh(batch)), aims, batch)
         distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
@@ -95,7 +95,7 @@ def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor,
 
 
 def _slices(tensor: Tensor) -> list[Any]:
-    """All of it, or some points, or some positions of a point, where that is too much at once."""
+    """Slices that are small enough to compare at once: all of it, some points, or some positions of a point."""
     if tensor.ndim == 0 or tensor.numel() <= AT_ONCE:
         return [...]
     n_points = AT_ONCE * len(tensor) // tensor.numel()
@@ -107,8 +107,8 @@ def _slices(tensor: Tensor) -> list[Any]:
 
 
 def in_small_parts(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
-    """The batches, in parts where they hold so many tokens that their logits would be large."""
-    most = TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
+    """The batches, split where they have so many tokens that their logits would be large."""
+    most = for_device(TOKENS_AT_ONCE, device)
     return [part for batch in batches for part in _of_tokens(batch, most)]
 
 

@@ -1,7 +1,7 @@
 """Checks that the output at a point depends on that point alone, which every count of independent points needs.
 
-A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. So
-small a part exposes statistics of the batch, the order a dimension 0 that is time, a second run chance.
+A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. A
+small subset exposes batch statistics, the reversed order exposes time in dimension 0, a second run exposes randomness.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sipp.inputs.batches import points_at, tensors_of_inputs
 from sipp.records.batches import Batch
 from sipp.records.numerics import integers
 
-# Kernels round otherwise at another batch size. On a CPU that changes deep float32 networks by some 4e-7 of a point's
-# output (ResNet20, LSTM, encoders), and 40 times as much is allowed; on a GPU, which may multiply float32 in TF32, and
-# in half precision some roundings of that. Batch statistics and noise are far above.
+# Rounding depends on the batch size. On a CPU it changes the output of deep float32 networks by about 4e-7 (ResNet20,
+# LSTM, encoders); 40 times as much is allowed. On a GPU, which may use TF32, and in half precision, a few units of that
+# precision are allowed. Batch statistics and noise are far larger.
 CPU_ALLOWED = {torch.float32: 1.5e-5, torch.float64: 1e-10}
-LEAST_ALLOWED = 64  # roundings of the dtype: what no comparison can tell, however small the error that is claimed
+LEAST_ALLOWED = 64  # units of rounding of the dtype: no comparison is finer, however small the error to be claimed
 N_ROUNDINGS = 8
 COARSEST = 2.0**-11  # of TF32
 MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
@@ -42,9 +42,9 @@ ORDER = (
 
 
 def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
-    """The share of its output by which a point may differ in another batch, by where and in what it is computed.
+    """The share of its output by which a point may differ in another batch, from the device and the dtypes.
 
-    Not more than `finest`, the error that is to be claimed, if that is more than rounding.
+    At most `finest`, the error that is to be claimed, unless that is below rounding.
     """
     tensors = [*model.parameters(), *model.buffers()]
     is_cpu = all(t.device.type == "cpu" for t in tensors) and torch.get_float32_matmul_precision() == "highest"
@@ -68,11 +68,11 @@ def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bo
 def why_dependent(
     batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None, alone: Alone | None = None
 ) -> str:
-    """Why the output at a point is no function of that point alone, in words; "" where nothing speaks against it.
+    """Why the output at a point is not a function of that point alone, in words; "" if nothing suggests so.
 
-    `run` gives the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors, of which
-    those are compared that hold real numbers and one row per point. `allowed`: see `allowed_between`. `whole`:
-    the output for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
+    `run` returns the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors. Those
+    that hold real numbers and one row per point are compared. `allowed`: see `allowed_between`. `whole`: the output
+    for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
@@ -98,18 +98,18 @@ def why_dependent(
 
 
 def _is_part(index: Tensor, n: int) -> bool:
-    """Whether these are at most half of the points, each counted once, and so have other statistics than all."""
+    """Whether these, copies counted once, are at most half of the batch, so that their statistics are others."""
     return 2 * len(index.unique()) <= n
 
 
 def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of real numbers that stand at the same place in both outputs and hold a row for each point."""
+    """The tensors of real numbers at the same place in both outputs that have one row per point."""
     places = zip(tensors_in(whole), tensors_in(part))
     return [(a, b) for a, b in places if a.shape[:1] == (n,) and b.shape[:1] == (n_part,) and a.numel() > 0]
 
 
 def _agree(pairs: list[tuple[Tensor, Tensor]], index: Tensor, allowed: float) -> bool:
-    """Whether the rows at `index` of the one are the rows of the other, up to rounding."""
+    """Whether, in each pair, the rows at `index` of the first are those of the second, up to rounding."""
     return all(_close(a, b, index, allowed) for a, b in pairs)
 
 
@@ -147,7 +147,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors of real numbers in an output, in order, as dense ones; a nest within itself is looked at once."""
+    """The tensors of real numbers in an output, in order, made dense. Containers that contain themselves are fine."""
     waiting, seen = [output], set()
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Labels of points as class numbers, however they were written: numbers, whole floats, a column, or one-hot rows."""
+"""Labels as class numbers, whatever form they come in: integers, whole floats, a column, or one-hot rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MOST_CLASSES = 1 << 31  # a float of that size may be no class any more
+MOST_CLASSES = 1 << 31  # larger floats are not class numbers
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Truth:
 def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
     """The classes that labels name: n whole numbers (also as floats, or n x 1), or n one-hot rows of `n_classes`.
 
-    A number may be none of the classes: that is for the caller to say. None as `n_classes`: rows of any length.
+    Whether a number is one of the classes is for the caller to check. `n_classes=None`: one-hot rows of any length.
 
     Example:
         >>> truth_of(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 2).classes_n
@@ -52,13 +52,13 @@ def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
 
 
 def why_not_measured(why: set[str], has_label_n: Tensor) -> str:
-    """Why points with labels have no accuracy; "" where they have one, or no labels at all."""
+    """Why points with labels have no accuracy; "" if they have one, or no labels at all."""
     n_labelled, n = int(has_label_n.sum()), len(has_label_n)
     return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels")
 
 
 def cross_entropy(output: Tensor, labels: Any) -> Tensor:
-    """The mean cross-entropy, of labels in any form that names classes; others are passed on as they are."""
+    """The mean cross-entropy for labels in any form that names classes; other labels are passed on unchanged."""
     if isinstance(output, Tensor) and output.dim() == 2:
         truth = truth_of(labels, len(output), output.shape[1])
         if truth.classes_n is not None:

@@ -1,7 +1,7 @@
 """Compares a layer's real output with what was captured, to find layers that compute something else.
 
-A subclass, a hook or a patched forward may change the input behind our back, or use the weight in another way. Then
-the patches are not what the weight met, and no score would be right.
+A subclass, a hook or a patched forward may change the input unseen, or use the weight in another way. Then the
+captured patches are not what the weight was multiplied by, and its scores would be wrong.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
-from sipp.inputs.patches import all_sums, steps, values_at
+from sipp.inputs.patches import all_sums, n_groups_of, n_patches_of, n_positions_of, steps, values_at
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import exact_matmul, places_of
 from sipp.records.ranking import Weight, to_rows
 
-MOST_VALUES = 1 << 14  # of the windows of one use: some points and positions, far apart, tell as much as all of them
-FEW_POINTS = 8  # at least, where there are many positions to look at
+MOST_VALUES = 1 << 14  # compared in one use: some points and positions, far apart, show as much as all
+FEW_POINTS = 8  # at least, if there are many positions to compare
 MOST_ROWS = 64  # of a group, evenly spaced too
-KEPT_PLACES = 64  # which rows, points and positions: networks have many layers of few sizes
+KEPT_PLACES = 64  # cached choices of rows, points and positions: networks have many layers of few sizes
 
-# How far a sum may lie from another way to compute it, as a part of the root of its squared terms: the precision of
-# the products is what counts. A replay of many steps is allowed ten times that.
+# How much two ways to compute a sum may differ, relative to the root of its squared terms. The precision of the
+# products decides. A replay of many steps may differ ten times as much.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 COARSE_TOLERANCE = 5e-3  # half precision, TF32
 MANY_STEPS = 10
@@ -40,10 +40,10 @@ _log = logging.getLogger("sipp")
 
 @dataclass(frozen=True)
 class Expected:
-    """What the output of one call must be: all of it, or that of some patches and how they lie in the output."""
+    """What the output of one call must be: all of it, or its values at some patches and rows."""
 
     values: Tensor  # of some patches and rows, B x N (see `_outputs_looked_at`), or the whole output as the layer's own
-    squares: Callable[[], Tensor | float]  # the sums of the squared terms of each point, where that is more
+    squares: Callable[[], Tensor | float]  # the sums of the squared terms of each point; 0 if only values are known
     tolerance: float
     use: WeightUse | None  # None: `values` is the whole output
     weight: Weight | None
@@ -51,24 +51,24 @@ class Expected:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far an output lies from what it must be, of each point or in all. On a GPU it may still be computed.
+    """How far an output is from what it must be, for each point or in all. A GPU may still be computing it.
 
-    It holds no input and no output: what is held of a pass must not grow with it.
+    It keeps no input or output alive: memory must not grow with the pass.
     """
 
     layer: PrunableLayer
-    off_BN: Tensor  # the distances of the values looked at; of a whole output one number, their norm
-    values_BN: Tensor  # what these must be; their norm is no more than the root of all squared terms
-    exact_off: Callable[[], Tensor]  # the distances in float64, where two large numbers do not overflow
-    squares: Callable[[], Tensor | float]  # the others of these
+    off_BN: Tensor  # differences of the values compared; for a whole output one number, their norm
+    values_BN: Tensor  # what these must be; their norm is at most the root of all squared terms
+    exact_off: Callable[[], Tensor]  # the differences in float64, which cannot overflow
+    squares: Callable[[], Tensor | float]  # of the terms of each point; counted with the squared norm of `values_BN`
     tolerance: float
-    least: float  # the distance that products which vanish in the layer's dtype may come to, in any order
+    least: float  # how much products that underflow in the layer's dtype may add up to
 
 
 def expected_output(
     layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], by_use: list[Expected | None]
 ) -> Expected | None:
-    """What this call must give, before the layer has run; None where that cannot be told, which is logged.
+    """What this call must return, computed before the layer runs; None if that is not possible, which is logged.
 
     `by_use` holds the `products` of each of its uses.
     """
@@ -76,11 +76,11 @@ def expected_output(
     if callable(output):
         values = _first_tensor(output(layer.module, args, kwargs))
         if values is not None:
-            # a copy, for what the function gives may be a view of an input that forward works on in place
+            # a copy: the result may be a view of an input that forward changes in place
             tolerance = MANY_STEPS * tolerance_of(values)
             return Expected(values.detach().to(torch.float64, copy=True), float, tolerance, None, None)
     elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
-        return by_use[0] if by_use else None  # a call without patches has nothing to tell
+        return by_use[0] if by_use else None  # in a call without patches there is nothing to check
     _log.warning("%s: sipp cannot compute its output, so it is not checked", layer.label)
     return None
 
@@ -89,7 +89,7 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
     """The products of some patches of a use with the rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows) or use.windows.numel() == 0:
         return None
-    windows, n_groups = use.windows, use.windows.shape[1]
+    windows, n_groups = use.windows, n_groups_of(use)
     n_points, n_positions = map(len, _looked_at(use))
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     places = _places_looked_at(tuple(windows.shape), windows.stride(), use.n_position_dims, windows.device)
@@ -116,7 +116,7 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse) -> Expected |
 
 
 def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> Gap:
-    """How far the real output lies from the expected one; raises ModelError where it has another form."""
+    """How far the real output is from the expected one; raises ModelError if it has another form."""
     real = _first_tensor(output)
     if real is None or not real.is_floating_point():
         raise ModelError(f"{_not_the_map(layer, batch)}: it gives no real numbers but a {type(output).__name__}")
@@ -125,7 +125,7 @@ def gap_of(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) 
         raise ModelError(f"{_not_the_map(layer, batch)}: its output has the shape {tuple(real.shape)}")
     off, values, n_times = laid_out - expected.values, expected.values, 1
     if expected.use is None:
-        # what overflows in the layer is for the layers behind it to refuse
+        # an overflow in the layer is refused by the layers after it
         off, values, n_times = _finite(off).norm().view(1, 1), _finite(values).norm().view(1, 1), MANY_STEPS
     tolerance = max(expected.tolerance, n_times * tolerance_of(real))
     least = torch.finfo(real.dtype).tiny * laid_out.numel() ** 0.5
@@ -146,21 +146,21 @@ def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
     if not gaps:
         return
     norms = torch.cat([_norms(values_BN) for gap in gaps for values_BN in (gap.off_BN, gap.values_BN)])
-    norms = norms.cpu()  # a GPU is waited for only here
+    norms = norms.cpu()  # the only GPU sync
     by_gap = norms.split([2 * len(gap.off_BN) for gap in gaps])
     for gap, (distance_B, size_B) in zip(gaps, (one.view(2, -1).numpy() for one in by_gap)):
-        if not (distance_B <= gap.tolerance * size_B).all():  # NaN is looked at too
+        if not (distance_B <= gap.tolerance * size_B).all():  # true for NaN, too
             _refuse(gap, batch)
 
 
 def _refuse(gap: Gap, batch: Batch) -> None:
-    """Raises ModelError unless this output is the expected one, where it is finite, by the sums of all squared terms.
+    """Raises ModelError unless the finite part of this output is the expected one, relative to all squared terms.
 
-    What overflows in the layer is for the layers behind it to refuse.
+    An overflow in the layer is refused by the layers after it.
     """
     if bool(gap.values_BN.isnan().all()) and math.isfinite(_sum(gap.squares())):
         raise ModelError(
-            f"{gap.layer.label}: its output is nothing but NaN, although its inputs and weights are finite",
+            f"{gap.layer.label}: its output is all NaN, although its inputs and weights are finite",
             fix="look at its bias",
         )
     distance_B, norm_B = _norms(_finite(gap.exact_off())), _norms(_finite(gap.values_BN))
@@ -195,7 +195,7 @@ def _looked_at(use: WeightUse) -> tuple[Tensor, Tensor]:
 
 
 def _some_of(shape: tuple[int, ...], n_position_dims: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The points and the positions (counted through) whose patches are compared: evenly spaced, first and last too."""
+    """The points and the (flat) positions whose patches are compared: evenly spaced, with the first and the last."""
     n_all, n_positions = shape[0], math.prod(shape[2 : 2 + n_position_dims])
     n_patches = max(4, MOST_VALUES * n_all * n_positions // math.prod(shape))
     n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
@@ -207,7 +207,7 @@ def _some_of(shape: tuple[int, ...], n_position_dims: int, device: torch.device)
 def _places_looked_at(
     shape: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int, device: torch.device
 ) -> Tensor:
-    """Where the values of these patches lie in memory, from the first of all on: groups x points x positions x fan."""
+    """The memory offsets of these patches' values from the first one: groups x points x positions x fan."""
     points, positions = _some_of(shape, n_position_dims, device)
     ends = 2 + n_position_dims
     at_positions = torch.zeros_like(positions)
@@ -219,7 +219,7 @@ def _places_looked_at(
 
 @lru_cache(maxsize=KEPT_PLACES)
 def _rows_looked_at(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
-    """The rows that are compared, as many of each group."""
+    """The rows that are compared, the same number in each group."""
     n_rows = n_all_rows // n_groups
     within_R = _spread(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
     starts_G = torch.arange(0, n_all_rows, n_rows, dtype=torch.int64, device=device)
@@ -232,18 +232,16 @@ def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
 
 
 def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int) -> Tensor | None:
-    """The outputs of the patches looked at, B x N (`_outputs_looked_at`); None where the output has no such shape."""
-    n_dims = max(1, use.n_position_dims)
-    sizes = use.windows.shape
-    n_positions = sizes[2 : 2 + use.n_position_dims].numel()
+    """The outputs of the compared patches, B x N (`_outputs_looked_at`); None if the output has another shape."""
+    n_dims, sizes = max(1, use.n_position_dims), use.windows.shape
     if weight is None or real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
         return None
-    if real.numel() != sizes[0] * n_positions * weight.n_rows:
+    if real.numel() != n_patches_of(use) * weight.n_rows:
         return None
     rows_last = real.movedim(-n_dims, -1)
     if n_dims == 1:
         rows_last = by_point(rows_last, n_points).windows
-    by_row = rows_last.reshape(sizes[0], n_positions, weight.n_rows)
+    by_row = rows_last.reshape(sizes[0], n_positions_of(use), weight.n_rows)
     places = _outputs_looked_at(tuple(sizes), use.n_position_dims, weight.n_rows, by_row.stride(), by_row.device)
     return values_at(by_row, places).view(len(_looked_at(use)[0]), -1)
 
@@ -252,9 +250,9 @@ def _laid_out(real: Tensor, use: WeightUse, weight: Weight | None, n_points: int
 def _outputs_looked_at(
     shape: tuple[int, ...], n_position_dims: int, n_rows: int, strides: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Where the outputs of these patches and rows lie in memory, of outputs that are points x positions x rows.
+    """The memory offsets of these patches' outputs, in an output of points x positions x rows.
 
-    They are points x groups x positions x rows of a group.
+    The offsets are points x groups x positions x rows of a group.
     """
     points, positions = _some_of(shape, n_position_dims, device)
     rows_GR = _rows_looked_at(n_rows, shape[1], device).view(shape[1], -1) * strides[2]
@@ -263,8 +261,8 @@ def _outputs_looked_at(
 
 
 def tolerance_of(tensor: Tensor) -> float:
-    """How far values may lie from the same ones in another order of sums, as a part of their size."""
-    # a GPU's convolutions take TF32 unless told otherwise
+    """How much values may change with the order of summation, relative to their size."""
+    # a GPU's convolutions use TF32 by default
     is_coarse = tensor.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
     if tensor.dtype == torch.float32 and is_coarse:
         return COARSE_TOLERANCE

@@ -25,21 +25,21 @@ Extremes = Callable[[Tensor], Tensor]  # B x N -> 3 x B
 class ValueRange:
     """The range of the activations of each point (B, float64): all that scaling and guards need.
 
-    Arrays, not tensors: points are few, and for a dozen numbers each of torch's operations takes longer than they do.
+    NumPy arrays, because for so few numbers the overhead of torch's operations dominates.
     """
 
     device: torch.device  # of the windows
     peak_B: np.ndarray  # the largest magnitude; NaN or infinite where any activation is
     smallest_B: np.ndarray  # the smallest magnitude above 0; infinite where there is none
     signs_TB: np.ndarray  # 1 where a point has positive activations, -1 where it has negative ones, otherwise 0
-    peaks: tuple[float, float]  # the lowest and the highest of all; NaN or infinite where any activation is
-    smallest: float  # the lowest of all
+    peaks: tuple[float, float]  # the lowest and the highest peak; NaN or infinite if any activation is
+    smallest: float  # over all points
 
     @cached_property
     def scale_B(self) -> np.ndarray:
-        """Powers of two that bring each point's peak into [1, 2): a point's ratios do not depend on its batch.
+        """Powers of two that bring each point's peak into [1, 2), so that its ratios do not depend on its batch.
 
-        For a point of zeros any would do.
+        For a point of zeros any power is right.
         """
         return np.ldexp(1.0, np.minimum(1 - np.frexp(self.peak_B)[1], LARGEST_EXPONENT))
 
@@ -50,7 +50,7 @@ class ValueRange:
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
-        """The scales with the sign t of the activations that they take; 0 where a point has none of it."""
+        """The scales times the sign t of activations; 0 where a point has no activation of that sign."""
         return self.signs_TB * self.scale_B
 
     def occurs(self, points: slice) -> tuple[bool, bool]:
@@ -59,14 +59,44 @@ class ValueRange:
         return bool(positive_B.any()), bool(negative_B.any())
 
 
-def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
-    """Looks for the range of the values that the windows show, and gives a function that waits for it.
+def n_groups_of(use: WeightUse) -> int:
+    """The groups of rows, each with inputs of its own: 1 except for grouped convolutions."""
+    return use.windows.shape[1]
 
-    It is read from the memory they view and not 9 times for a 3 x 3. `extremes` is the kernel of that name: lowest,
-    highest and smallest non-zero magnitude of each line.
+
+def n_positions_of(use: WeightUse) -> int:
+    """The patches of each point, padding included."""
+    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
+
+
+def n_patches_of(use: WeightUse) -> int:
+    """Points x positions: the patches of all points, padding included."""
+    return len(use.windows) * n_positions_of(use)
+
+
+def fan_in_of(use: WeightUse) -> int:
+    """The number of values in one patch."""
+    return use.windows.shape[2 + use.n_position_dims :].numel()
+
+
+def n_rows_of(use: WeightUse, weight: Weight) -> int:
+    """How many rows of the weight meet these inputs."""
+    return weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
+
+
+def rows_of(use: WeightUse, weight: Weight) -> slice:
+    """Which rows of the weight meet these inputs."""
+    return slice(use.row_start, use.row_start + n_rows_of(use, weight))
+
+
+def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
+    """Starts computing the range of the windows' values, and returns a function that waits for the result.
+
+    Reads the underlying memory, so that a 3 x 3 window does not read each value nine times. `extremes` is the kernel
+    of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
     found = extremes(_distinct(windows))
-    if found.is_cuda:  # a copy into pinned memory is not waited for
+    if found.is_cuda:  # a copy into pinned memory does not block
         table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
         table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
         done = torch.cuda.Event()
@@ -89,7 +119,7 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
 
 
 def copied(windows: Tensor) -> Tensor:
-    """The windows on a copy of the memory that they view, no larger than the values seen."""
+    """The windows as a view of a copy of their memory; values in several windows are copied once."""
     if not _overlaps(windows):
         return windows.clone()
     copy_BN = _distinct(windows).clone()
@@ -97,7 +127,7 @@ def copied(windows: Tensor) -> Tensor:
 
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
-    """The windows in float32, each point multiplied by its scale, viewing a copy no larger than the values seen."""
+    """The windows in float32, each point multiplied by its scale; values in several windows are copied once."""
     scale_B = scale_B.to(windows.device, BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE)
     if _overlaps(windows):
         copy_BN = (_distinct(windows) * scale_B[:, None]).to(SCORE_DTYPE)
@@ -109,10 +139,10 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
 def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
     """Pieces of the use's windows that fit `chunk_bytes`: the points they belong to, and the windows.
 
-    Cuts along the points first, then along the positions of a single point where one is too large.
+    Splits along the points first, then along the positions if a single point is too large.
     """
     n_points = len(use.windows)
-    per_point = bytes_per_patch * _n_patches(use.windows, use.n_position_dims) // n_points
+    per_point = bytes_per_patch * _n_windows(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
         piece = use.windows if step >= n_points else use.windows[start : start + step]
@@ -123,7 +153,7 @@ def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> 
 def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The windows (B, G, *positions, *fan_in), scaled if asked, as patches_GKP, P over points, then positions: a copy.
 
-    Scaled in float64 where either that or the windows are float64: float32 may not hold the scale, or the values.
+    Scaled in float64 if `dtype` or the windows are float64: the scale, or the values, may not fit float32.
     """
     position_dims = range(2, 2 + n_position_dims)
     fan_dims = range(2 + n_position_dims, windows.ndim)
@@ -147,7 +177,7 @@ def steps(n: int, step: int, device: torch.device) -> Tensor:
 
 
 def all_sums(parts: Sequence[Tensor]) -> Tensor:
-    """The sums of one number of each part, the last part running fastest."""
+    """All sums of one number from each part, the last part running fastest."""
     total = parts[0]
     for part in parts[1:]:
         total = (total[:, None] + part).flatten()
@@ -155,68 +185,68 @@ def all_sums(parts: Sequence[Tensor]) -> Tensor:
 
 
 def values_at(windows: Tensor, places: Tensor) -> Tensor:
-    """The values so far from the first one in the memory that windows view: faster than an index in each dimension."""
+    """The values at these offsets from the first element, in one index: faster than one index per dimension."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
     return windows.as_strided((span,), (1,)).index_select(0, places)
 
 
 def _span(windows: Tensor) -> int:
-    """Elements of memory from the first to the last that one point's windows show."""
+    """The number of elements in memory from the first to the last of one point's windows."""
     return 1 + sum((size - 1) * stride for size, stride in zip(windows.shape[1:], windows.stride()[1:]))
 
 
 def _overlaps(windows: Tensor) -> bool:
-    """Whether a point's windows show more elements than there are in the memory they view."""
+    """Whether windows of a point overlap: they have more elements than the memory they view."""
     return _span(windows) < windows.shape[1:].numel()
 
 
 def _distinct(windows: Tensor) -> Tensor:
-    """B x N: the values behind the windows of each point (a convolution's padded input), not one for each window.
+    """B x N: the values that the windows of each point view (a convolution's padded input), each once.
 
-    Where windows overlap, this is all the memory between their first and last element: a superset by values that a
-    stride jumps over, which are inputs of the layer all the same.
+    If windows overlap, this is all the memory between their first and last element. It includes values that a stride
+    skips, which are inputs of the layer all the same.
     """
     if _overlaps(windows):
         return windows.as_strided((len(windows), _span(windows)), (windows.stride(0), 1))
     return windows.reshape(len(windows), -1)
 
 
-def _n_patches(windows: Tensor, n_position_dims: int) -> int:
+def _n_windows(windows: Tensor, n_position_dims: int) -> int:
+    """Points x groups x positions."""
     return windows.shape[: 2 + n_position_dims].numel()
 
 
 def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -> Iterator[Tensor]:
-    """The piece cut along position dimension `dim` and the following ones until it has at most `most` patches."""
-    n_patches = _n_patches(piece, n_position_dims)
-    if n_patches <= most or dim == 2 + n_position_dims:
+    """The piece cut along position dimension `dim` and the following ones until it has at most `most` windows."""
+    n_windows = _n_windows(piece, n_position_dims)
+    if n_windows <= most or dim == 2 + n_position_dims:
         yield piece
         return
     size = piece.shape[dim]
-    step = max(1, size * most // n_patches)
+    step = max(1, size * most // n_windows)
     for start in range(0, size, step):
         part = piece.narrow(dim, start, min(step, size - start))
         yield from _split_positions(part, dim + 1, n_position_dims, most)
 
 
-# --- Uses checked against their weight, and without padding: what follows may trust every shape -----------------------
+# --- Uses checked against their weight, and padding set to zero: later code relies on every shape ---------------------
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
-    """The use itself, where it fits; None where it has no patches (an expert without tokens).
+    """The use itself, if it is valid; None if it has no patches (an expert without tokens).
 
-    Raises where the windows are not patches of the weight. Messages begin with a verb: the caller names the layer.
+    Raises if the windows are not patches of the weight. Messages begin with a verb: the caller puts the layer first.
     """
     windows = use.windows
     _check_form(use, weight)
-    n_values = windows.shape[2 + use.n_position_dims :].numel()
-    if n_values != weight.fan_in:
-        raise DataError(f"takes {weight.fan_in} features, not {n_values}")
+    if fan_in_of(use) != weight.fan_in:
+        raise DataError(f"takes {weight.fan_in} features, not {fan_in_of(use)}")
     if windows.dtype not in DTYPES:
         raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
     if windows.device != device:
-        raise DataError(f"lies on {device}, its input on {windows.device}: both must be on one device")
+        raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
         return None
     if len(windows) != (batch.n_points if use.attributed else 1):
@@ -226,7 +256,7 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
 
 
 def _check_form(use: WeightUse, weight: Weight) -> None:
-    """Raises unless windows, rows and counts hang together, whatever the data: an adapter's own business."""
+    """Raises if windows, rows and counts are inconsistent, which is a bug of the adapter."""
     windows = use.windows
     if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
         raise ModelError("has an adapter whose windows are not a dense tensor of (inputs, groups, *positions, *fan_in)")
@@ -235,32 +265,33 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
             f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
             f"{use.n_position_dims} of positions"
         )
-    n_rows = weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
-    if use.row_start < 0 or n_rows < 1 or use.row_start + n_rows > weight.n_rows:
+    n_rows, rows, n_groups, n_positions = (
+        n_rows_of(use, weight),
+        rows_of(use, weight),
+        n_groups_of(use),
+        n_positions_of(use),
+    )
+    if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
         raise ModelError(
-            f"has an adapter that reports rows {use.row_start} to {use.row_start + n_rows}, but the weight has "
-            f"{weight.n_rows}"
+            f"has an adapter that reports rows {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
         )
-    n_groups = windows.shape[1]
     if n_groups < 1 or n_rows % n_groups:
         raise ModelError(f"has an adapter that reports {n_groups} groups for {n_rows} rows")
-    n_patches = windows.shape[2 : 2 + use.n_position_dims].numel()
     counts_B, real_BP = use.counts_B, use.real_BP
     if counts_B is not None:
         if counts_B.shape != windows.shape[:1] or counts_B.is_floating_point() or counts_B.is_complex():
             raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} inputs")
-        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_patches:
-            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_patches} patches")
+        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_positions:
+            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_positions} patches")
     if real_BP is not None:
-        shape = (len(windows), n_patches)
+        shape = (len(windows), n_positions)
         if use.n_position_dims != 1 or real_BP.dtype != torch.bool or tuple(real_BP.shape) != shape:
             raise ModelError(f"has an adapter whose real_BP is not a truth value for each of {shape} patches")
 
 
 def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
-    """Raises where the numbers of one vector were given as that many points."""
-    n_patches = use.windows.shape[2 : 2 + use.n_position_dims].numel()
-    if use.attributed or n_patches != 1 or batch.n_points != weight.fan_in:
+    """Raises if the numbers of one vector were given as that many points."""
+    if use.attributed or n_positions_of(use) != 1 or batch.n_points != weight.fan_in:
         return
     if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
         raise DataError(
@@ -271,9 +302,9 @@ def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
 
 
 def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:
-    """The use with zeros in the patches that are padding, by its adapter or by the batch, and the others counted.
+    """The use with padding set to zero, as its adapter or the batch marks it, and the other patches counted.
 
-    The batch speaks of this use where its patches are just the positions of its points (B x T).
+    The mask of the batch applies if the use has one patch for each position of its points (B x T).
     """
     real_BP, given = use.real_BP, batch.real_BT
     is_of_points = use.attributed and use.n_position_dims == 1 and use.counts_B is None

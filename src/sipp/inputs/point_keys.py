@@ -1,8 +1,8 @@
 """Keys of points by content, whatever batch, layout or padding they come in.
 
-`keys_of` knows dtype and shape: it names the very points that were looked at. `draw_keys_of` knows only the numbers, as
-float32: it counts different draws (T18), and finds the points of one set in another. By that, points are others in half
-precision, divided by 255, or given with one input more.
+`keys_of` includes dtype and shape: it identifies exactly the points that were used. `draw_keys_of` goes by the numbers
+as float32: it counts distinct draws (T18), and finds the points of one set in another. It does not recognise a point
+that was cast to half precision, divided by 255, or given with one more input.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sipp.inputs.batches import is_padding_mask
 from sipp.records.batches import Batch
 from sipp.records.network_hash import raw_bytes
 
-SKETCH_SIZE = 256  # of the smallest hashes of a set of points: what is left of a large set in a ledger
-PREFIX_BYTES = 8  # of a hash in a sketch
+SKETCH_SIZE = 256  # a ledger keeps only this many of the smallest hashes of a set of points
+PREFIX_BYTES = 8  # kept of each hash
 
 _Input = Tensor | list[Tensor]  # n x ..., or n tensors of unequal length
 
@@ -29,7 +29,7 @@ _Input = Tensor | list[Tensor]  # n x ..., or n tensors of unequal length
 def keys_of(batch: Batch) -> list[bytes]:
     """One SHA-256 per point over dtype, shape and bytes of its inputs; how they are passed (names) does not matter.
 
-    Padding is no content: positions where `real_BT` is False are left out, and so is the mask that says so.
+    Padding is not content: positions where `real_BT` is False are left out, and so is the mask itself.
     """
     inputs = _inputs(batch)
     all_alike = all(isinstance(part, Tensor) for part in inputs)
@@ -40,7 +40,7 @@ def keys_of(batch: Batch) -> list[bytes]:
 
 
 def draw_keys_of(batch: Batch) -> list[bytes]:
-    """One key per point of its numbers as float32, however written and passed, computed where the points lie."""
+    """One key per point from its numbers as float32, whatever their dtype and names, computed on their device."""
     return _by_point([content_keys(part) for part in _inputs(batch)])
 
 
@@ -70,7 +70,7 @@ def batch_key(keys: Sequence[bytes]) -> bytes:
 
 
 def labels_of(batch: Batch) -> list[str]:
-    """The label of each point in words that can be compared; "" without labels."""
+    """The label of each point as a string; "" without labels."""
     labels = batch.labels
     if labels is None:
         return [""] * batch.n_points
@@ -81,7 +81,7 @@ def labels_of(batch: Batch) -> list[str]:
 
 
 def _inputs(batch: Batch) -> list[_Input]:
-    """What the points are made of: every input, without padding and without the mask that marks it."""
+    """The content of the points: every input, without padding and without the mask that marks it."""
     names = sorted(batch.kwargs)
     if batch.real_BT is not None:
         names = [name for name in names if not is_padding_mask(name)]
@@ -114,21 +114,21 @@ def _by_point(by_part: list[list[bytes]]) -> list[bytes]:
 
 # --- A short key of the numbers of a point ----------------------------------------------------------------------------
 
-# It is computed on the device where they lie, in one reading. With r a row of random 64-bit numbers, two different rows
-# of 32-bit words x, y have sum_k r_k x_k = sum_k r_k y_k modulo 2^64 with a probability of at most 2^-33: words differ
-# by an odd number times a power of two below 2^32. A key is two such sums: 2^-66 for one pair, 2^-40 that any two of
-# 10,000 points are mixed up. Sums of integers are exact in every order, so a key depends on nothing but the numbers.
-# The random rows are the same everywhere, so this is no defence against someone who makes up points to deceive: files
-# and certificates are told apart by SHA-256.
+# It is computed on their device, in one pass. With r a row of random 64-bit numbers, two different rows of 32-bit words
+# x, y have sum_k r_k x_k = sum_k r_k y_k modulo 2^64 with a probability of at most 2^-33: words differ by an odd number
+# times a power of two below 2^32. A key is two such sums: one pair collides with a probability of 2^-66, any two of
+# 10,000 points with 2^-40. Sums of integers are exact in every order, so a key depends on nothing but the numbers. The
+# random rows are public, so this does not protect against points made up to collide: files and certificates use
+# SHA-256.
 
 N_SUMS = 2
-COMPILED_FROM = 1 << 17  # values: of fewer, torch's operations take no longer than compiled code takes to load
-CHUNK_VALUES, GPU_CHUNK_VALUES = 1 << 20, 1 << 24  # read at once
+COMPILED_FROM = 1 << 17  # values; for fewer, torch is done before the compiled code is loaded
+CHUNK_VALUES, GPU_CHUNK_VALUES = 1 << 20, 1 << 24  # per chunk
 NEGATIVE_ZERO = -(2**31)  # the bits of -0.0
 
 
 def content_keys(part: Tensor | list[Tensor]) -> list[bytes]:
-    """One key per point, of how many numbers it holds and of these as float32; -0 and 0 are one number."""
+    """One key per point, from the number of its values and the values as float32; -0 and 0 are the same."""
     if not isinstance(part, Tensor):  # of unequal lengths
         return [key for point in part for key in content_keys(point[None])]
     rows_BN = part.detach().reshape(len(part), -1)
@@ -148,14 +148,14 @@ def _sums(rows_CN: Tensor) -> Tensor:
             from sipp.inputs.point_sums import sums_of_words
 
             return sums_of_words(rows_CN, factors)
-    bits = rows_CN.contiguous().view(torch.int32)  # no sum of torch's: it may flush the smallest numbers to 0
+    bits = rows_CN.contiguous().view(torch.int32)  # not `+ 0.0` for -0: torch may flush denormals to 0
     words = bits.masked_fill(bits == NEGATIVE_ZERO, 0).to(torch.int64)
     return (words[:, None] * factors).sum(2)
 
 
 @lru_cache(maxsize=8)
 def _factors(n_values: int, device: torch.device) -> Tensor:
-    """The random rows, N_SUMS x N; those of fewer values begin alike."""
+    """The random rows, N_SUMS x N; those for fewer values are a prefix."""
     generator = torch.Generator("cpu").manual_seed(0)
     shape = (n_values, N_SUMS)
     limits = torch.iinfo(torch.int64)

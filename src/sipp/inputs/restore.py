@@ -1,4 +1,4 @@
-"""Copies models, and puts a model back as it was: nothing that its forward changes outlives our passes."""
+"""Copies models, and restores a model after our passes, whatever its forward changed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from torch.nn.parameter import is_lazy
 
 from sipp.errors import ModelError
 
-# Held while a model is in another state than its owner left it in. One for all of them: models share parts, and a
-# switch of PyTorch's own is for the whole process.
+# Held while a model is not in the state its owner left it in. One lock for all models: they may share parts, and one
+# of PyTorch's switches is global.
 ONE_AT_A_TIME = threading.RLock()
 
 
+class StopForward(BaseException):
+    """Ends a forward pass early. Not an Exception, so that no model catches it."""
+
+
 def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy that shares no parameter or buffer with the model, so that the given one is never written to."""
+    """A deep copy that shares no parameter or buffer with the model."""
     try:
         with ONE_AT_A_TIME:  # as its owner left it, whatever other threads do with it meanwhile
             made = copy.deepcopy(model)
@@ -43,7 +47,7 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 
 def check_can_be_written(model: nn.Module) -> None:
-    """Raises where a tensor of the model was made under torch.inference_mode: it takes no writes, and no gradients."""
+    """Raises if a tensor of the model was made under torch.inference_mode: it can be neither written nor trained."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not is_lazy(tensor) and tensor.is_inference():
             raise ModelError(
@@ -54,9 +58,9 @@ def check_can_be_written(model: nn.Module) -> None:
 
 @contextmanager
 def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
-    """A context after which every buffer holds the values it held before, and every attribute is the same object.
+    """A context after which every buffer has the values it had before, and every attribute is the same object.
 
-    Attributes come back together with the buffers: a cache and the number that says how long it is belong together.
+    Attributes are restored along with buffers, because they may belong together: a cache and its length.
     """
     modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
     flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
@@ -69,7 +73,7 @@ def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
         for module, attributes, buffers in bindings:
             _rebind(vars(module), attributes)
             _rebind(module._buffers, buffers)
-        for scripted, was_training in flags:  # its attributes are not Python's; only this one is changed by us
+        for scripted, was_training in flags:  # its attributes are not Python's, and we change only this one
             if scripted.training != was_training:
                 scripted.training = was_training
         with torch.no_grad():
@@ -79,7 +83,7 @@ def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def without_caches(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a model of transformers gives its output without keys and values for later tokens."""
+    """A context in which transformers models keep no key-value cache."""
     changed = turn_off_caches(modules)
     try:
         yield
@@ -89,10 +93,9 @@ def without_caches(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def turn_off_caches(modules: Iterable[nn.Module]) -> list[Any]:
-    """Lets a model of transformers keep no keys and values for later tokens, and gives the configurations it changed.
+    """Turns off the key-value cache of a transformers model, given all of its modules; returns the configs it changed.
 
-    It is given all of its modules. Keys and values are of no use to a pass over whole sequences, take memory, and
-    cannot be traced.
+    A pass over whole sequences does not need the cache, which takes memory and cannot be traced.
     """
     configs: list[Any] = [vars(module).get("config") for module in modules]
     found = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
@@ -104,20 +107,20 @@ def turn_off_caches(modules: Iterable[nn.Module]) -> list[Any]:
 def _rebind(current: dict[str, Any], before: dict[str, Any]) -> None:
     if list(current) == list(before) and all(map(operator.is_, current.values(), before.values())):
         return
-    current.clear()  # and not key by key: the order of buffers is the order of the state_dict
+    current.clear()  # not key by key: the order of buffers is that of the state_dict
     current.update(before)
 
 
 @dataclass(frozen=True)
 class _Values:
-    """Buffers of one kind and what they held, one after the other: one copy and one look at all instead of one each."""
+    """Buffers of one dtype and device with the values they had, concatenated: one copy and one comparison for all."""
 
     buffers: list[Tensor]
     shapes: list[torch.Size]
-    held: Tensor  # all of it, flat; of a sparse buffer a copy
+    held: Tensor  # all values, flat; a sparse buffer is copied as it is
 
     def changed(self) -> list[tuple[Tensor, Tensor]]:
-        """The buffers that were written to, and what they held. A write to others would count as a change."""
+        """The buffers that changed, and what they held. Others are not written to, which would count as a change."""
         if self.held.layout != torch.strided:
             return [(self.buffers[0], self.held)]
         can_compare = [
@@ -137,7 +140,7 @@ class _Values:
 def _values_of(buffers: list[Tensor]) -> list[_Values]:
     by_kind: dict[Any, list[Tensor]] = {}
     for one in buffers:
-        alone = None if one.layout == torch.strided else id(one)  # sparse buffers do not lie one after the other
+        alone = None if one.layout == torch.strided else id(one)  # sparse buffers are not concatenated
         by_kind.setdefault((one.device, one.dtype, alone), []).append(one)
     return [
         _Values(some, [one.shape for one in some], _flat(some) if alone is None else some[0].detach().clone())
@@ -147,20 +150,20 @@ def _values_of(buffers: list[Tensor]) -> list[_Values]:
 
 def _flat(buffers: list[Tensor]) -> Tensor:
     with torch.no_grad():
-        if all(one.ndim == 0 for one in buffers):  # counters, one of each norm
+        if all(one.ndim == 0 for one in buffers):  # the counters of norms
             return torch.stack(buffers)
         return torch.cat([one.flatten() for one in buffers])
 
 
 def _write_back(buffer: Tensor, before: Tensor) -> None:
     if buffer.shape != before.shape:
-        buffer.resize_(before.shape)  # an observer of channels grows its buffers from nothing
+        buffer.resize_(before.shape)  # a per-channel observer of quantisation starts with empty buffers
     buffer.copy_(before)
 
 
 @contextmanager
 def replaced_forwards(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which these modules run the functions given with them in place of their own forward."""
+    """A context in which these modules run the given functions instead of their own forward."""
     before = []
     try:
         for module, forward in forwards:

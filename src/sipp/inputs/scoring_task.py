@@ -29,7 +29,7 @@ class ScoringTask:
 
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
-    data: Data | None  # all of it, whatever `scoring` says of the number of points
+    data: Data | None  # all of it; `points` takes as many as `scoring` asks for
     scoring: Scoring = Scoring()
     seed: int = 0
 
@@ -40,8 +40,8 @@ class ScoringTask:
 
     @property
     def n_points(self) -> int | None:
-        """How many points to take; None: all. What "theory" means is known once `resolve_points` was asked."""
-        assert self.scoring.n_points != "theory"
+        """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
+        assert self.scoring.n_points != "theory", "call resolve_points first"
         return self.scoring.n_points
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -60,7 +60,7 @@ class ScoringTask:
         return self.points.batches(batch_size)
 
     def noting(self, keys: set[bytes]) -> ScoringTask:
-        """The same, with the key of every point that is read added to these."""
+        """The same task; `keys` collects the key of every point that is read."""
         return self if self.data is None else replace(self, data=replace(self.data, noted=keys))
 
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
@@ -74,13 +74,13 @@ def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
     norm_stats = task.scoring.norm_stats
     batches: Iterator[Batch] = task.batches()
-    if _spares_logits(task):  # no one looks at them, and they may be larger than all else
+    if _spares_logits(task):  # they are not needed, and may be larger than everything else
         batches = (replace(batch, kwargs={LOGITS: 1} | batch.kwargs) for batch in batches)
     capture(task.model, task.layers, batches, on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
 
 
 def _spares_logits(task: ScoringTask) -> bool:
-    """Whether the model can be asked for the logits of the last position alone, and its head is not scored."""
+    """Whether the model can compute logits for the last position only, and its head is not scored."""
     head = getattr(task.model, "get_output_embeddings", lambda: None)()
     is_scored = any(layer.module is head for layer in task.layers)
     return LOGITS in inspect.signature(task.model.forward).parameters and not is_scored

@@ -2,8 +2,8 @@
 
 A document is a text file, or one line of a file of JSON lines (its entry "text"). Documents are kept apart: each is
 tokenised by itself and cut into consecutive sequences of one length. What is left at its end is dropped, so no sequence
-is padded and none holds text of two documents. Perplexity is measured on the other reading, `apart=False`, as is usual:
-all documents are joined by an empty line, tokenised as one text and cut.
+is padded and none holds text of two documents. For perplexity, `apart=False` follows the usual convention: all
+documents are joined by empty lines, tokenised as one text and cut.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from sipp.errors import DataError, OptionError
 from sipp.records.checking import check_flag, check_path, check_seed, check_whole
 
-LENGTH = 2048  # tokens of a sequence: what calibration and perplexity of language models usually have
+LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
 FIELD = "text"  # of a JSON line
-BETWEEN = "\n\n"  # documents that are read as one text
-MOST_BYTES = 1 << 32  # of all files together: they are held in memory
+BETWEEN = "\n\n"  # separates documents that are read as one text
+MOST_BYTES = 1 << 32  # of all files together, which are read into memory
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 Tokenizer = Callable[..., Any]  # of transformers, or any function of a text that gives {"input_ids": numbers}
@@ -133,16 +133,18 @@ def _field(line: str, where: str) -> str:
 
 
 def _numbers(document: str, tokenizer: Tokenizer) -> Tensor:
-    """The token numbers of a document, with what the tokenizer puts in front of a text."""
+    """The token ids of a document, with the special tokens that the tokenizer adds."""
     try:
         found = torch.as_tensor(tokenizer(document)["input_ids"], dtype=torch.int64, device="cpu")
     except Exception as error:  # their tokenizer: anything may be raised
         raise DataError(
-            f"the tokenizer fails on {len(document):,} characters ({type(error).__name__}: {error!s:.60})",
+            f"the tokenizer failed on {len(document):,} characters ({type(error).__name__}: {error!s:.60})",
             fix="give a tokenizer of transformers, or a function of a text that gives {'input_ids': numbers}",
         ) from error
     if found.ndim != 1:
-        raise DataError(f"the tokenizer gives {tuple(found.shape)} numbers of one text", fix="give one list of numbers")
+        raise DataError(
+            f"the tokenizer returns ids of shape {tuple(found.shape)} for one text", fix="return one list of ids"
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """Detects what no module hook can: weights read elsewhere, and control flow that depends on values.
 
-Where the way, or the sizes of what is computed, hang on the values of the data, a few points do not show what other
-points do: which layers run, how often, and whose patches they get.
+If control flow or shapes depend on values, a few points do not show what others do: which layers run, how often, and
+whose patches they get.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer
 
-# These give tensors of the same kind or shape as an argument, and do not look at its values ...
+# These functions return tensors of an argument's shape or dtype and do not read its values ...
 _BLIND = {
     "__get__",  # shape, dtype, ... and .T and .data, which are views
     *("new", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new_empty_strided"),
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
 }
-# These give no tensor, and yet what they give holds the values
+# These return no tensor, but something that holds the values
 _TAKING = {"numpy", "__array__", "__dlpack__", "tolist", "item", "__float__", "__int__", "__index__", "__complex__"}
-_BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only at their first's
+_BLIND_BUT_FOR_FIRST = {"to", "type_as", "expand_as", "view_as", "reshape_as"}  # ... and these only the first one's
 
-# Where an operand and the weight that it meets stand among the arguments of an operation
+# Which arguments of an operation are the operand and the weight it is multiplied by
 _OPERANDS = {
     torch.ops.aten.mm.default: slice(-2, None),
     torch.ops.aten.addmm.default: slice(-2, None),
@@ -42,7 +42,7 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _WatchedWeight:
     start: int  # address of the first byte
     stop: int
     name: str
@@ -52,15 +52,15 @@ class _Watched:
 class Watch(TorchFunctionMode):
     """A mode in which a watched weight may be read only while a module that holds it is running (`enter`, `leave`).
 
-    Memory is watched and not the Parameter object, so that `.T`, `.data` and slices are seen too. What only looks at
-    shape, dtype or device, makes another view or writes in place is no use. A read within a function of
-    torch.jit.script, or under DisableTorchFunction, cannot be seen.
+    Memory is watched, not the Parameter object, so that `.T`, `.data` and slices are seen too. Reading shape, dtype or
+    device, making a view and writing in place do not count. A read inside a torch.jit.script function, or under
+    DisableTorchFunction, cannot be seen.
     """
 
     def __init__(self, layers: Sequence[PrunableLayer], where: str) -> None:
         super().__init__()
         self.where = where
-        self.takes_values = False  # out of torch, of any tensor: what Python goes by afterwards cannot be seen
+        self.takes_values = False  # of any tensor into Python, where branches on them cannot be seen
         self.running: Counter[int] = Counter()
         holders: dict[str, list[int]] = {}
         parameters: dict[str, nn.Parameter] = {}
@@ -68,17 +68,17 @@ class Watch(TorchFunctionMode):
             for local, weight in layer.weights.items():
                 holders.setdefault(weight.name, []).append(id(layer.module))
                 parameters[weight.name] = layer.parameter(local)
-        found = [_Watched(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
+        found = [_WatchedWeight(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
-        self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model holds them meanwhile
+        self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model keeps them alive
 
     def enter(self, layer: PrunableLayer, *_: object) -> None:
-        """Lets the layer's module read its weights from now on: a hook before it runs."""
+        """Lets the layer's module read its weights from now on: a forward pre-hook."""
         self.running[id(layer.module)] += 1
 
     def leave(self, layer: PrunableLayer, *_: object) -> None:
-        """Ends what `enter` began: a hook after it ran."""
+        """Ends what `enter` began: a forward hook."""
         self.running[id(layer.module)] -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,8 +97,8 @@ class Watch(TorchFunctionMode):
                 self._refuse(one, resolve_name(func) or name)
         return result
 
-    def _of(self, tensor: Tensor) -> _Watched | None:
-        """The watched weight whose memory the tensor shows."""
+    def _of(self, tensor: Tensor) -> _WatchedWeight | None:
+        """The watched weight whose memory the tensor views."""
         known = self.by_id.get(id(tensor))
         if known is not None:
             return known
@@ -109,7 +109,7 @@ class Watch(TorchFunctionMode):
                 return one
         return None
 
-    def _refuse(self, one: _Watched, function: str) -> None:
+    def _refuse(self, one: _WatchedWeight, function: str) -> None:
         module = one.name.rpartition(".")[0] or "the model itself"
         raise ModelError(
             f"{one.name} is read by {function} while {module} is not running, so the weight has a use "
@@ -121,13 +121,13 @@ class Watch(TorchFunctionMode):
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from the first to behind the last byte that the tensor shows; nothing where it has no memory."""
+    """The addresses of the tensor's first byte and of the one after its last; (0, 0) if it has no memory."""
     n = tensor.numel()
     if tensor.layout != torch.strided or not n:
         return (0, 0)
     try:
         start = tensor.data_ptr()
-    except RuntimeError:  # a subclass that only stands for a tensor
+    except RuntimeError:  # a subclass without storage
         return (0, 0)
     if start == 0:  # meta tensors
         return (0, 0)
@@ -145,7 +145,7 @@ def every_tensor(value: Any) -> list[Tensor]:
 
 
 def _gather(value: Any, found: list[Tensor]) -> None:
-    # a function and no generator, called for nests alone: a network asks for every operation
+    # not a generator, and called for containers only: this runs for every operation of a network
     if isinstance(value, Tensor):
         found.append(value)
         return
@@ -157,16 +157,17 @@ def _gather(value: Any, found: list[Tensor]) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """A mode that notes what some weights are multiplied by, where an operation shows it (`_OPERANDS`), and, where it
-    `follows` the data, whether results have a size, or are plain numbers, that follow from its values.
+    """A mode that records what some weights are multiplied by, if an operation shows it (`_OPERANDS`).
 
-    Python branches on nothing else of a tensor, but for `tolist` and `numpy`, which no dispatch shows (see `Watch`).
-    What is computed from positions or weights alone is the same for all data: transformers asks that of its masks.
+    If it `follows` the data, it also sees whether shapes or Python numbers are computed from its values. Python can
+    branch on nothing else of a tensor, except through `tolist` and `numpy`, which are not dispatched (see `Watch`).
+    Values computed from positions or weights alone do not count: they are the same for all data, as transformers
+    checks of its masks.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: torch would import its compiler, a second of work, to keep it away from the method below."""
+        """False; otherwise torch would import its compiler, which takes a second, to exclude the method below."""
         return False
 
     def __init__(self, weights: Sequence[Tensor], follows: bool) -> None:
@@ -174,29 +175,29 @@ class Operations(TorchDispatchMode):
         self.by_values = False
         self.follows = follows
         self.of_data: dict[int, weakref.ref[Tensor]] = {}  # by id: tensors that were computed from the data
-        self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # which hash slowly
+        self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # operations hash slowly
         self._met: dict[int, list[Tensor]] = {_extent(weight)[0]: [] for weight in weights}
 
-    def taken(self, weight: Tensor) -> list[Tensor]:
-        """What the weight was multiplied by since this was last asked."""
+    def pop_operands(self, weight: Tensor) -> list[Tensor]:
+        """What the weight was multiplied by since the last call for it."""
         at = _extent(weight)[0]
         found, self._met[at] = self._met[at], []
         return found
 
     def follow(self, data: Any) -> None:
-        """Notes the tensors that the model is given."""
+        """Marks these tensors as data, or as computed from it."""
         for tensor in every_tensor(data):
             self.of_data[id(tensor)] = weakref.ref(tensor)
 
     def _is_of_data(self, tensor: Tensor) -> bool:
-        found = self.of_data.get(id(tensor))  # which another tensor may have had that is gone
+        found = self.of_data.get(id(tensor))  # the id may have belonged to a tensor that is gone
         return found is not None and found() is tensor
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context for operations that are not the model's own: they are not even seen, which would cost time.
+        """A context for operations that are not the model's own, in which this mode is off.
 
-        Where a mode of the model's own lies above this one, they are, and the model may seem to go by values.
+        If the model has entered a mode of its own on top, this one stays on, and the model may seem to go by values.
         """
         is_on_top = _get_current_dispatch_mode() is self
         if is_on_top:
@@ -227,5 +228,5 @@ class Operations(TorchDispatchMode):
         return result
 
     def _has_mask(self, indices: Any) -> bool:
-        """Whether one of the indices chooses by truth values that come of the data: as many as are true."""
+        """Whether one of the indices is a boolean mask computed from the data: it sets the size of the result."""
         return any(one.dtype in (torch.bool, torch.uint8) and self._is_of_data(one) for one in every_tensor(indices))

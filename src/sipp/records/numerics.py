@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,16 @@ FEW_ROUNDINGS = 8
 def integers(first: int, last: int, step: int = 1) -> Tensor:
     """torch.arange as int64 on the CPU, whatever torch's default dtype and device are."""
     return torch.arange(first, last, step, dtype=torch.int64, device="cpu")
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same dtype, device, shape and values."""
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+def for_device(table: Mapping[str, int], device: torch.device) -> int:
+    """The entry of a table by type of device; that of "cpu" for types that have none."""
+    return table.get(device.type, table["cpu"])
 
 
 def ratio_rounding(fan_in: int) -> float:

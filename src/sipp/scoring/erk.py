@@ -12,10 +12,10 @@ from sipp.records.numerics import BOUND_DTYPE, integers
 def erk(task: ScoringTask) -> dict[str, Tensor]:
     """(sum of a layer's sizes) / (place - 1/2), places drawn at random: {parameter name: tensor of its shape}.
 
-    The method wants a density in proportion to (n_out + n_in + height + width) / (n_out n_in height width), at most 1,
-    what is cut off going to the others in the same proportion. That is a number of weights in proportion to the sum of
-    the sizes. The weight at place i is the i-th that its layer keeps, so its score is the sum over i: the budget
-    largest of all are those counts, each rounded and the total exact, for any budget; a full layer takes no more.
+    The method asks for a density proportional to (n_out + n_in + height + width) / (n_out n_in height width), at most
+    1; what exceeds 1 goes to the other layers in the same proportion. So the number of kept weights is proportional to
+    the sum of the sizes. The weight at place i is the i-th that its layer keeps, and its score is that sum over i.
+    Keeping the largest scores yields these counts for any budget, each rounded and the total exact.
     (The paper's text has 1 - sum / product, which is the sparsity; its code has the density, as here.)
 
     Sizes are those of the parameter: of a grouped convolution n_in is that of one group. Within a layer the places are

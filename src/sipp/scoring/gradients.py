@@ -22,7 +22,7 @@ from sipp.records.options import Loss
 
 @contextmanager
 def with_gradients(task: ScoringTask, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """A context in eval mode in which these parameters have gradients, also recurrent ones; see `scoring_mode`."""
+    """A context in eval mode in which these parameters get gradients, recurrent layers too; see `scoring_mode`."""
     check_can_be_written(task.model)
     with scoring_mode(task.model, task.scoring.norm_stats):
         required = [parameter.requires_grad for parameter in parameters]
@@ -47,7 +47,7 @@ def batch_loss(task: ScoringTask, batch: Batch, method: str) -> Tensor:
     """The loss of a batch times its number of points; a DataError names the method that needs the labels."""
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
-    copied = fresh(batch)  # of what was made under inference_mode, too
+    copied = fresh(batch)  # autograd rejects tensors made under inference_mode
     loss = task.scoring.loss or cross_entropy
     return _loss_of(loss, run_batch(task.model, copied), copied, method) * batch.n_points
 
@@ -60,7 +60,7 @@ def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:
         what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
         raise DataError(
-            f"{method}'s loss cannot be taken of the output ({what}) and the labels ({labels}): "
+            f"{method}'s loss cannot be computed from the output ({what}) and the labels ({labels}): "
             f"{type(error).__name__}, {error}",
             where=batch.where,
             fix="give labels from 0 to classes - 1, or a loss of your own: scoring=sipp.Scoring(loss=...)",

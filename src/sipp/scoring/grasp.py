@@ -16,12 +16,12 @@ from sipp.scoring.ordinals import ordinals
 
 
 def grasp(task: ScoringTask) -> dict[str, Tensor]:
-    """The place of w (H g) among those of all weights, the largest last: {parameter name: tensor of its shape}.
+    """The rank of w (H g) among all weights, the largest last: {parameter name: tensor of its shape}.
 
-    g and H are gradient and Hessian, by the prunable weights, of the loss summed over all points. To first order the
-    removal of a weight changes ||g||^2 by -2 w (H g). The paper calls S = -w (H g) the score and removes the largest:
-    a weight of large S is in the way of the gradient, one of negative S carries it. So the smallest S, that is the
-    largest w (H g), are kept. That has both signs, and its place in the order is given, which is the same cut.
+    g and H are the gradient and the Hessian of the loss, summed over all points, with respect to the prunable weights.
+    To first order the removal of a weight changes ||g||^2 by -2 w (H g). The paper calls S = -w (H g) the score and
+    removes the largest, which reduce the gradient flow; weights of negative S carry it. So the smallest S, that is the
+    largest w (H g), are kept. These have both signs, so ranks are returned, which give the same cut.
 
     The batches must carry labels, and are all held in memory: g must be known before H g. The paper takes ten points a
     class, and divides the outputs by 200 before the loss, which `loss=` can do.

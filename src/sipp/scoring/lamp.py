@@ -19,7 +19,7 @@ def lamp(task: ScoringTask) -> dict[str, Tensor]:
 
 
 def shares_of(weight: Tensor) -> Tensor:
-    """The score of one layer's weights, or of whatever else stands in their place."""
+    """The scores of one layer's weights, or of other numbers used in their place."""
     magnitude = weight.to(BOUND_DTYPE).abs().flatten()
     largest = magnitude.amax()
     squares = (magnitude / largest).square() if bool(largest > 0) else magnitude  # no overflow, no underflow of all

@@ -1,7 +1,7 @@
 """THE list of methods: one row each. `prune`, recipes, the command line and the page read it.
 
-To add a method to the package: write its score in a file of this folder, add a row here; the page gives it a look by
-itself. A user adds one with `register_method`, or gives its function as `method=`. Importing this file loads no torch.
+To add a method to the package, write its score in a file of this folder and add a row here; the page picks a colour
+for it. Users add one with `register_method`, or pass a function as `method=`. Importing this file does not load torch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class MethodInfo:
     score: str | Score  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
-    reduce: Reduce = "max"  # of the sensitivities, where nothing else is asked for
-    floor: float | None = None  # under rows and layers, where nothing else is asked for; None: rows may die
-    fitting: Fitting | None = None  # after the cut, mask and values are found anew by this search
+    reduce: Reduce = "max"  # of the sensitivities, by default
+    floor: float | None = None  # under rows and layers, by default; None: rows may die
+    fitting: Fitting | None = None  # after the cut, this search finds mask and weights again
 
     @property
     def is_own(self) -> bool:
@@ -142,9 +142,9 @@ def register_method(
 
 
 def method_of(method: Any) -> MethodInfo:
-    """The row of a method, which is one of the list or a function; an OptionError names the nearest and all of them.
+    """The row of a method by its name, or for a user's function; an OptionError lists all names, and the nearest one.
 
-    Of a function nobody knows whether it looks at the data: its points count as ones that chose weights.
+    A function may read the data, so its points count as points that chose weights.
     """
     if callable(method):
         return MethodInfo(method_name(method), "a score of your own", method, POINTS)
@@ -158,7 +158,7 @@ def method_of(method: Any) -> MethodInfo:
 
 
 def refuse_fitted(method: Any, what: str) -> None:
-    """An OptionError where a method finds values as well, and `what` asks for masks alone."""
+    """Raises an OptionError if a method changes values too, while `what` needs masks only."""
     row = method_of(method)
     if row.fitting is not None:
         raise OptionError(

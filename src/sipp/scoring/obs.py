@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.patches import patches_of, split_windows
+from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = 32 << 20
-DAMPING = 0.01  # of the mean of the diagonal, so that inputs that are always 0 or always equal leave an inverse
+DAMPING = 0.01  # of the mean of the diagonal: without it constant or equal inputs would make H singular
 
 RowRange = tuple[int, int]  # first row, and the one after the last
 Grams = dict[RowRange, Tensor]  # K x K sums of x x^T over the patches x that these rows met
@@ -27,20 +27,19 @@ Grams = dict[RowRange, Tensor]  # K x K sums of x x^T over the patches x that th
 def obs(task: ScoringTask) -> dict[str, Tensor]:
     """w_j^2 / (2 [H^-1]_jj), H = X X^T + damping of the row's own inputs X: {parameter name: tensor of its shape}.
 
-    Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row when the other
-    weights of the row make up for it as well as they can. They do not here: the score says which weights go, `repair`
-    is what makes up. Errors of one layer are compared with each other and not with those of another, which are in
-    other units: hence the cut by layers. Rows that meet no patch score 0.
+    Half the squared error, over all patches, that the removal of w_j leaves in the outputs of its row if the other
+    weights of the row compensate for it optimally. Here they do not: the score only chooses weights, and `repair`
+    compensates. Errors of different layers have different units, so weights compete within their layer. Rows that meet
+    no patch score 0.
 
-    Grams are float64, one K x K for each weight (and group of a convolution, block of a projection) at the same time;
-    the patches pass in chunks.
+    Memory holds one float64 Gram matrix, K x K, for each weight (and group of a convolution, block of a projection);
+    the patches come in chunks.
     """
     grams: dict[str, Grams] = {weight.name: {} for weight in task.weights}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        n_rows = use.n_rows or weight.n_rows - use.row_start
         gram_GKK = _gram(use)
-        step = n_rows // len(gram_GKK)
+        step = n_rows_of(use, weight) // len(gram_GKK)
         for group, gram_KK in enumerate(gram_GKK):
             start = use.row_start + group * step
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
@@ -59,9 +58,8 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
 def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
-    windows = use.windows
-    n_groups, fan_in = windows.shape[1], windows.shape[2 + use.n_position_dims :].numel()
-    total_GKK = torch.zeros(n_groups, fan_in, fan_in, dtype=BOUND_DTYPE, device=windows.device)
+    fan_in = fan_in_of(use)
+    total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     for _, part in split_windows(use, bytes_per_patch=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
         ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
         patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)

@@ -11,9 +11,9 @@ from sipp.records.numerics import BOUND_DTYPE
 
 
 def ordinals(layers: Sequence[Tensor]) -> list[Tensor]:
-    """How many different smaller values there are in all layers: 0, 1, 2, ..., equal values at the same place.
+    """The dense rank of each value among all layers: 0, 1, 2, ...; equal values have equal ranks.
 
-    Exact, where a shift by the smallest value would round away the differences between small ones.
+    Exact, whereas a shift by the smallest value would round away differences between small ones.
     """
     if not layers:
         return []

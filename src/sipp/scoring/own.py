@@ -21,8 +21,8 @@ RETURN = "return {parameter name: tensor of its shape} for all of task.parameter
 def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
     """The scores of a user's function, none of them negative: where some are, all are replaced by their order.
 
-    The function may run the model and ask for gradients; modes, buffers and `.grad` are as before afterwards. Weights
-    that it writes to would be lost for the user, so that is refused.
+    The function may run the model and compute gradients; modes, buffers and `.grad` are restored afterwards. It must
+    not write to weights: that would change the user's model, and raises.
     """
     assert callable(method.score)
     parameters = task.parameters()
@@ -34,7 +34,7 @@ def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
             found = method.score(task)
         except SippError:
             raise
-        except Exception as error:  # their code: anything may be raised, and its own traceback stays below ours
+        except Exception as error:  # their code may raise anything; its traceback is chained
             raise OptionError(
                 f"method={method.name!r}: your score raised {type(error).__name__}: {error}", option="method"
             ) from error

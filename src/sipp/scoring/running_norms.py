@@ -1,7 +1,7 @@
-"""The norms of one weight's outputs, gathered over all points: sign complexity, shares of the output (T11, T12, T18).
+"""The norms of one weight's outputs over all points: sign complexity, shares of the output (T11, T12, T18).
 
-For a point x the kernels give ||Z^{st}(x)||^2 of the four quadrants and ||Z(x)||^2. What is kept is the largest, over
-all points, of their ratios to each other and to the norm of the network's output; if a point's is unknown, so is that.
+For a point x the kernels compute ||Z^{st}(x)||^2 of the four quadrants and ||Z(x)||^2. Kept are the largest ratios,
+over all points, of these to each other and to the norm of the network's output. If one is unknown, so is the largest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sipp.scoring.kernels.chunk_ratios import TOTAL
 
 @dataclass(frozen=True)
 class _Part:
-    """The squares that some points of a batch add."""
+    """The squared norms of some points of a batch."""
 
     squares_QB: Tensor  # of the points as they were scaled
     scale_B: np.ndarray
@@ -42,15 +42,15 @@ class RunningNorms:
         self.n_points = n_points
 
     def add(self, squares_QB: Tensor, scale_B: np.ndarray, points: slice) -> None:
-        """Adds the squared norms of these points' outputs, each point multiplied by its scale. They are ours now.
+        """Adds the squared norms of these points' outputs, each point multiplied by its scale, without a copy.
 
-        Nothing is computed before the batch ends: then it is done for all weights at once.
+        Nothing is computed before the batch ends; then it is done for all weights at once.
         """
         if self.is_attributed and self.n_points is not None:
             self.parts.append(_Part(squares_QB, scale_B, points))
 
     def take(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
-        """Takes the largest ratios of a batch in, None where they are not known."""
+        """Updates the largest ratios with those of a batch, None if they are not known."""
         self.sign_complexity = _running_max(self.sign_complexity, complexity)
         self.output_ratio = _running_max(self.output_ratio, to_output)
         if quadrants_B is None or self.quadrants is None:
@@ -60,7 +60,7 @@ class RunningNorms:
 
 
 def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) -> None:
-    """Ends a batch for all weights; the norms of the network's outputs, on the CPU, are None where they are unknown."""
+    """Ends a batch for all weights. The norms of the network's outputs are on the CPU, or None if unknown."""
     used = [one for one in running if one.n_points is not None]
     known = [one for one in used if one.is_attributed]
     for one in running:
@@ -103,7 +103,7 @@ def _squares(known: Sequence[RunningNorms]) -> np.ndarray:
 
 
 def _unscaled(squares_QX: np.ndarray, scale_X: np.ndarray) -> np.ndarray:
-    """Squares of scaled points with the scale taken out; infinite where that leaves the range of float64."""
+    """Squares of scaled points, with the scale undone; infinite beyond the range of float64."""
     with np.errstate(all="ignore"):
         factor_X = np.square(scale_X)
         is_lost_X = (factor_X == 0) | np.isinf(factor_X)
@@ -113,7 +113,7 @@ def _unscaled(squares_QX: np.ndarray, scale_X: np.ndarray) -> np.ndarray:
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
     """above / below, 0 for 0/0, infinity where only the denominator is 0 or anything is not finite.
 
-    So a claim may get weaker, never stronger. (Arrays: for so few numbers each of torch's operations takes longer.)
+    So a claim may get weaker, never stronger. (NumPy, because for so few numbers torch's overhead dominates.)
     """
     with np.errstate(all="ignore"):
         ratio_B = np.where(above_B == 0, 0.0, above_B / below_B)

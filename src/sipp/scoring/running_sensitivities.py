@@ -1,7 +1,7 @@
-"""The sensitivities of one weight, gathered over all of its uses and batches (T2, T3).
+"""The sensitivities of one weight, accumulated over all of its uses and batches (T2, T3).
 
-A kernel turns windows into the largest ratios of each weight, and the norms that `running_norms.py` gathers. Here it is
-given the windows in pieces that fit the memory, in the precision they need.
+A kernel turns windows into the largest ratio of each weight, and into the norms that `running_norms.py` accumulates.
+This file feeds it the windows in pieces that fit the memory, in the precision they need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import ValueRange, patches_of, split_windows, to_score_dtype, values_later
+from sipp.inputs.patches import (
+    ValueRange,
+    n_groups_of,
+    n_positions_of,
+    patches_of,
+    rows_of,
+    split_windows,
+    to_score_dtype,
+    values_later,
+)
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
@@ -30,7 +39,7 @@ from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
 from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
-ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the ends of float32
+ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
 SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
@@ -38,7 +47,7 @@ _log = logging.getLogger("sipp")
 
 @dataclass
 class _Maxima:
-    """The largest so far, of some of the points."""
+    """The largest values so far, over some of the points."""
 
     sensitivity_FK: Tensor | None = None  # None: all are 0
     # ratios, or a fused kernel's `Ratios`, by first and last row and groups
@@ -46,10 +55,10 @@ class _Maxima:
 
 
 class RunningSensitivities:
-    """What one weight has seen so far: `scale` it, `add` every use, `close_batch` after every batch, take the `result`.
+    """The running state of one weight: `scale` it, `add` every use, `close_batch` after every batch, read `result`.
 
-    The weight is used scaled by powers of two, each row's largest magnitude near 1, and so is each point: ratios do
-    not notice, and a point's ratios do not depend on the points beside it.
+    Each row of the weight, and each point, is scaled by a power of two to a largest magnitude near 1. That does not
+    change ratios, and a point's ratios do not depend on the rest of its batch.
     """
 
     def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
@@ -60,30 +69,29 @@ class RunningSensitivities:
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
-        self.tells_apart = True  # points of S1 and S2, where S is split
+        self.tells_apart = True  # whether patches of S1 and S2 can be told apart, if S is split
         self.second_half: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
-        self.counts_BF: Tensor | None = None  # patches of each point for each row, where `sums_TBFK` waits for more
+        self.counts_BF: Tensor | None = None  # patches of each point for each row, for `sums_TBFK`
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
 
     def scale(self) -> None:
-        """Scales the weight: by itself, so that a GPU looks for the ranges of all weights before one is waited for."""
+        """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
-        self.factors_F = torch.from_numpy(1 / values.scale_B).to(values.device)  # take the scale out again
+        self.factors_F = torch.from_numpy(1 / values.scale_B).to(values.device)  # undo the scale
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
     def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int, n_first: int | None = None) -> None:
-        """Takes one use into account. `n_uses` is how many a pass makes of the weight, for `mean`: several wait.
+        """Adds one use. `n_uses` is how often a pass uses the weight: with `mean`, several uses are summed first.
 
-        `values` is the range of its windows. The points from `n_first` on belong to S2, and are kept apart (T19).
+        `values` is the range of its windows. The points from `n_first` on belong to S2, which has its own maxima (T19).
         """
-        n_rows = use.n_rows or self.weight.n_rows - use.row_start
-        rows = slice(use.row_start, use.row_start + n_rows)
+        rows = rows_of(use, self.weight)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
-            self.tells_apart, n_first = False, None  # which patches are those of S2 cannot be seen
+            self.tells_apart, n_first = False, None  # the patches of S2 are not known
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, "batch", where=f"batch {batch.index}")
         with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
@@ -146,23 +154,23 @@ class RunningSensitivities:
         )
 
     def _count(self, use: WeightUse, rows: slice, batch: Batch) -> None:
-        """Notes how many patches each point brings. A use that hides its points counts in full for every point."""
+        """Counts the patches of each point. Patches that cannot be assigned count in full for every point."""
         if self.outputs_B is None:
             self.outputs_B = 0
             self.norms.open(batch.n_points)
         self.norms.is_attributed &= use.attributed
-        n_patches = _n_patches(use) if use.counts_B is None else use.counts_B.cpu()
-        self.outputs_B = self.outputs_B + n_patches * (rows.stop - rows.start)
+        n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.cpu()
+        self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
 
     def _add_max(
         self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool
     ) -> None:
-        """Takes the largest ratios of these points into the running maximum."""
+        """Updates the running maximum with the ratios of these points."""
         if self.kernel.FUSED and not is_wide:
             self._add_fused(maxima, use, rows, points, values)
             return
-        part, key = _part(use, points), (rows.start, rows.stop, use.windows.shape[1])
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        part, key = _part(use, points), (rows.start, rows.stop, n_groups_of(use))
+        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
 
         def take(piece: slice, windows: Tensor) -> None:
             at = slice(points.start + piece.start, points.start + piece.stop)
@@ -181,7 +189,7 @@ class RunningSensitivities:
         self._piecewise(part, rows, take)
 
     def _add_fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Takes these points in by a kernel that does all of it in one go; halves of them where memory is short."""
+        """Updates the maximum by a fused kernel; if memory runs out, with one half of the points after the other."""
         part = _part(use, points)
         if not self._attempt(part, rows, partial(self._fused, maxima, part, rows, points, values)):
             middle = (points.start + points.stop) // 2
@@ -190,7 +198,7 @@ class RunningSensitivities:
                     self._add_fused(maxima, use, rows, half, values)
 
     def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """One call of the kernel, for a use of these points alone."""
+        """One call of the fused kernel, for a use of these points only."""
         windows, factors = use.windows, values.factors_TB
         if windows.dtype != SCORE_DTYPE:
             windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
@@ -200,7 +208,7 @@ class RunningSensitivities:
             _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
             maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
         given = maxima.by_kernel[key], windows, use.n_position_dims
-        if self.reduce == "max" or _n_patches(use) == 1:  # the mean over one patch is its ratio
+        if self.reduce == "max" or n_positions_of(use) == 1:  # the mean over one patch is its ratio
             squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
         else:
             squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
@@ -210,8 +218,8 @@ class RunningSensitivities:
         """Adds one use to the sums over patches, a block of points at a time."""
         if not self.norms.is_attributed:
             raise DataError(
-                f"reduce='mean' needs the inputs of a batch told apart, but the inputs of {self.weight.name}"
-                " do not show them",
+                f"reduce='mean' needs to know which values belong to which input, but for {self.weight.name} that is "
+                "unknown",
                 where=f"batch {batch.index}",
                 fix="use reduce='max', or batches of one input",
             )
@@ -223,13 +231,13 @@ class RunningSensitivities:
             self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
         n_weights = (rows.stop - rows.start) * self.weight.fan_in
         for run, is_wide in self._runs(use, rows, values):
-            if n_uses == 1 and (_n_patches(use) == 1 or (self.kernel.FUSED and not is_wide)):
+            if n_uses == 1 and (n_positions_of(use) == 1 or (self.kernel.FUSED and not is_wide)):
                 self._add_max(self.maxima, use, rows, run, values, is_wide)  # the mean over one patch is its ratio
                 continue
             start = run.start
             while start < run.stop:
                 raises = n_uses == 1 and not is_wide and self._raises_by_means(use, rows)
-                # a sum for each sign of the weights; or of the activations too, and what is made of them
+                # one sum per sign of the weights; or also per sign of the activations, with temporaries
                 n_floats, work = (2, self._raise_by_means) if raises else (4, partial(self._mean_block, is_wide))
                 block = max(1, self.chunk_bytes // (n_floats * FLOAT_BYTES * n_weights))
                 points = slice(start, min(start + block, run.stop))
@@ -237,13 +245,13 @@ class RunningSensitivities:
                     start = points.stop
 
     def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
-        """Whether the kernel makes maxima of means without giving their sums, of points that are not cut."""
-        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * use.windows.shape[1] * _n_patches(use)
+        """Whether the kernel can update the maxima by means itself, which needs whole points in a chunk."""
+        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * n_groups_of(use) * n_positions_of(use)
         return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
 
     def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Raises the sensitivities by the means of these points. To do it again would change nothing."""
-        _, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], False)
+        """Raises the sensitivities to the means of these points. Safe to repeat."""
+        _, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), False)
         best_FK = self.maxima.sensitivity_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
         self.maxima.sensitivity_FK = best_FK = best_FK.contiguous()
@@ -258,9 +266,9 @@ class RunningSensitivities:
             self.norms.add(*one)
 
     def _mean_block(self, is_wide: bool, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Adds the ratios of these points; nothing is taken before all of it is known."""
+        """Adds the ratios of these points; the state changes only once all of them are computed."""
         part = _part(use, points)
-        kernel, weight_GRK, factors_GR = self._operands(rows, use.windows.shape[1], is_wide)
+        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
         shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
         squares = []
@@ -278,14 +286,14 @@ class RunningSensitivities:
             self._fold(sums_TBFK, _counts(use)[points, None].to(sums_TBFK.device), rows)
 
     def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
-        """Takes complete sums into the running maximum: mean over patches, max over quadrants, max over points (T3)."""
+        """Updates the running maximum with complete sums: mean over patches, max over quadrants and points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
         self.maxima.sensitivity_FK = self._with_larger_rows(self.maxima.sensitivity_FK, rows, best_FK)
 
     def _with_larger(self, best_FK: Tensor | None, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
-        """Raises some rows of the sensitivities to ratios times their weights, in place, and gives all of them."""
-        # into a copy of the weights: the ratios may lie in another order
+        """Raises some rows of the sensitivities to ratios times their weights, in place, and returns all rows."""
+        # into a copy of the weights: the ratios may have another memory layout
         found_FK = weight_GRK.abs().mul_(ratios_GRK).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE)
         return self._with_larger_rows(best_FK, rows, found_FK)
 
@@ -297,9 +305,9 @@ class RunningSensitivities:
         return best_FK
 
     def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
-        """Stretches of points that have anything to say, and whether they need float64 because float32 might underflow.
+        """Runs of points with nonzero activations, and whether they need float64 because float32 might underflow.
 
-        A point without activations has no ratio but 0/0 := 0, and Z = 0.
+        The others add nothing: all their ratios are 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
         lowest, highest = values.peaks
@@ -331,9 +339,9 @@ class RunningSensitivities:
             start = stop
 
     def _underflows(self, use: WeightUse, rows: slice, point: int, scale: float) -> bool:
-        """Whether float32 loses an activation of this point, or its product with a weight of the same column.
+        """Whether float32 would underflow for an activation of this point, or its product with a weight of its column.
 
-        A fused kernel divides each patch by its sum before anything is multiplied; others do not.
+        Fused kernels divide each patch by its sum first; others do not.
         """
         one = replace(use, windows=use.windows[point : point + 1])
         smallest_GK: Tensor | None = None
@@ -350,7 +358,7 @@ class RunningSensitivities:
         return bool(((products > 0) & (products < UNDERFLOW_GUARD)).any())
 
     def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
-        """The kernel, the scaled weights (G x R x K), and the factors (G x R) that take their scale out again."""
+        """The kernel, the scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
         kernel = float64_kernel(self.kernel) if is_wide else self.kernel
         weight_FK = self._scaled_rows(rows) if is_wide else _rows_at(self.scaled_FK, rows)
         factors_F = _rows_at(self.factors_F, rows)
@@ -360,13 +368,13 @@ class RunningSensitivities:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
     def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
-        """How the windows of a use are cut: patches, a signed part of them, and seven lines for each row."""
-        n_rows_per_group = (rows.stop - rows.start) // use.windows.shape[1]
-        per_patch = FLOAT_BYTES * use.windows.shape[1] * (2 * self.weight.fan_in + 7 * n_rows_per_group)
+        """The arguments for `split_windows`: a patch takes its values, one signed copy, and seven numbers per row."""
+        n_rows_per_group = (rows.stop - rows.start) // n_groups_of(use)
+        per_patch = FLOAT_BYTES * n_groups_of(use) * (2 * self.weight.fan_in + 7 * n_rows_per_group)
         return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
-        """Calls `take` for pieces that fit the memory; a piece that does not is cut further, the others follow."""
+        """Calls `take` for pieces that fit the memory; one that does not is split further."""
         for points, windows in split_windows(use, **self._piece_sizes(use, rows)):
             if not self._attempt(use, rows, partial(take, points, windows)):
 
@@ -376,7 +384,7 @@ class RunningSensitivities:
                 self._piecewise(replace(use, windows=windows), rows, take_within)
 
     def _attempt(self, use: WeightUse, rows: slice, work: Callable[[], None]) -> bool:
-        """Whether `work` ran; if memory did not suffice, chunk_bytes is half of what it was, or an error is raised."""
+        """Whether `work` ran. If memory ran out, halves chunk_bytes, or raises if that cannot help."""
         try:
             work()
             return True
@@ -391,12 +399,12 @@ class RunningSensitivities:
                 option="exclude",
             )
         self.chunk_bytes //= 2
-        _log.warning("out of memory at %s: going on with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
+        _log.warning("out of memory at %s: continuing with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
         return False
 
 
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
-    """Whether the scale of a point is no ordinary number of float32, so that to scale in float32 would lose it."""
+    """Whether the scale of a point is not a normal float32 number, so that scaling in float32 would lose digits."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
     return np.zeros_like(is_ordinary_B) if scaled.dtype == BOUND_DTYPE else ~is_ordinary_B
 
@@ -410,16 +418,11 @@ def _chunk(
     return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
 
 
-def _n_patches(use: WeightUse) -> int:
-    """How many patches the windows show of each point."""
-    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
-
-
 def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
-    return torch.full((len(use.windows),), _n_patches(use), dtype=torch.int64, device="cpu")
+    return torch.full((len(use.windows),), n_positions_of(use), dtype=torch.int64, device="cpu")
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:
@@ -431,7 +434,7 @@ def _part(use: WeightUse, points: slice) -> WeightUse:
 
 
 def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
-    """These rows of a tensor; itself where they are all."""
+    """These rows of a tensor; the tensor itself if they are all."""
     return tensor if rows == slice(0, len(tensor)) else tensor[rows]
 
 

@@ -7,6 +7,7 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,9 +45,10 @@ from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.theory_points import resolve_points
 
-MOST_LOOKED_AT = 8  # points, where an output that seems to depend on others is looked at again
-# A CPU works tile by tile in its caches whatever the chunk; a GPU needs large pieces of work (docs/performance.md).
-AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES, GPU_CHUNK_OF = 32 << 20, 1 << 30, 64  # one in so many of its bytes
+MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
+# A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
+AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
+GPU_CHUNK_SHARE = 1 / 64  # of its memory
 
 
 @torch.inference_mode(False)
@@ -97,9 +99,9 @@ def measure_sensitivities(
 ) -> Sensitivities:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
-    `checked` holds the forms of batches whose layers were checked in earlier calls (see `runner`), and grows.
-    With `splits` the last points are S2 of T19, and their maxima are kept apart from those of S1 too. `with_means` adds
-    the means over patches to the maxima, in the same pass (T20); without where points cannot be told apart.
+    `checked` holds the probes of earlier calls by form of batch (see `runner`); new ones are added. With `splits` the
+    last points are S2 of T19, and the maxima over S1 and over S2 are kept, too. `with_means` adds the means over
+    patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
     check_choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = task.model, task.scoring.norm_stats
@@ -107,97 +109,97 @@ def measure_sensitivities(
     splits = splits and reduce == "max" and not is_batch_dependent
     looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
-    seen = _Seen(_running(task, reduce), _running(task, "mean") if both else {})
+    scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
     forms = {} if checked is None else checked
     run = runner(model, task.layers, norm_stats, forms)
     for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
-        found = draw_keys_of(batch)
-        seen.keys.update([batch_key(found)] if is_batch_dependent else found[:n_first])
-        seen.apart.update(found[n_first:])
-        output = run(batch, seen.consumer(known.n_uses, n_first))
-        seen.close(output, batch)
-        if seen.n_batches == 1 and looks:
+        keys = draw_keys_of(batch)
+        scoring_pass.keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
+        scoring_pass.apart.update(keys[n_first:])
+        output = run(batch, scoring_pass.consumer(known.n_uses, n_first))
+        scoring_pass.close(output, batch)
+        if scoring_pass.n_batches == 1 and looks:
             dependence = _dependence(model, batch, norm_stats, output, known.alone)
         if on_batch is not None:
             on_batch(batch)
-    tells_apart = splits and all(one.tells_apart for one in seen.running.values())
+    tells_apart = splits and all(one.tells_apart for one in scoring_pass.running.values())
     return Sensitivities(
-        layers=seen.layers(),
-        n_points=seen.n_points,
-        n_batches=seen.n_batches,
-        largest_batch=seen.largest_batch,
+        layers=scoring_pass.layers(),
+        n_points=scoring_pass.n_points,
+        n_batches=scoring_pass.n_batches,
+        largest_batch=scoring_pass.largest_batch,
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset().union(seen.keys, seen.apart),
+        keys=frozenset().union(scoring_pass.keys, scoring_pass.apart),
         dependence=dependence,
-        n_apart=len(seen.apart - seen.keys) if tells_apart else None,
+        n_apart=len(scoring_pass.apart - scoring_pass.keys) if tells_apart else None,
     )
 
 
 @dataclass
-class _Seen:
-    """What has been seen so far, over all weights."""
+class _ScoringPass:
+    """The running scores of all weights in one pass over the data."""
 
     running: dict[str, RunningSensitivities]
-    means: dict[str, RunningSensitivities]  # empty where none are asked for, or points could not be told apart
+    means: dict[str, RunningSensitivities]  # empty if none are asked for, or patches cannot be assigned to points
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
     keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
     apart: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
-    waiting: Callable[[], None] | None = None  # takes in the last use
+    waiting: Callable[[], None] | None = None  # scores the last use
 
     def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
-        """What takes the uses of one batch in, whose points from `n_first` on belong to S2.
+        """A function that scores the uses of one batch, whose points from `n_first` on belong to S2.
 
-        How the work on a use is cut goes by its values. A GPU would stand still while they come back from it, so there
-        the use before is taken in meanwhile, out of a copy: the model may have written to its own by then.
+        Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
+        copied. It is read from a copy of its windows, because the model may have overwritten its own by then.
         """
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             mine = self.running[weight.name]
             if mine.order is None:
                 mine.order = sum(other.order is not None for other in self.running.values())
-            waits = _answers_late(use.windows)
-            if waits and not use.is_own_copy:
+            is_async = _is_async(use.windows)
+            if is_async and not use.is_own_copy:
                 use = replace(use, windows=copied(use.windows))
             values = values_later(use.windows, mine.kernel.extremes)
-            self.take_waiting()
+            self.add_waiting()
             self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1), n_first)
-            if not waits:
-                self.take_waiting()
+            if not is_async:
+                self.add_waiting()
 
         return on_use
 
-    def take_waiting(self) -> None:
-        """Takes in the use that waits, if there is one."""
-        take, self.waiting = self.waiting, None
-        if take is not None:
-            take()
+    def add_waiting(self) -> None:
+        """Scores the use that waits, if there is one."""
+        add, self.waiting = self.waiting, None
+        if add is not None:
+            add()
 
     def _add(
         self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int, n_first: int
     ) -> None:
-        found = values()
-        self.running[name].add(use, batch, found, n_uses, n_first)
-        if name in self.means and not use.attributed:  # nor is a use more than the probe has met
+        value_range = values()
+        self.running[name].add(use, batch, value_range, n_uses, n_first)
+        if name in self.means and not use.attributed:  # a use that the probe did not meet is not attributed either
             self.means = {}
         elif name in self.means:
-            self.means[name].add(use, batch, found, n_uses)
+            self.means[name].add(use, batch, value_range, n_uses)
 
     def layers(self) -> tuple[LayerSensitivities, ...]:
         """The scores of all weights."""
-        found = {name: one.result() for name, one in self.running.items()}
+        scores = {name: one.result() for name, one in self.running.items()}
         means = {name: one.sensitivities() for name, one in self.means.items()}
-        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in found.items())
+        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in scores.items())
 
     def close(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
-        self.take_waiting()
-        found_B = output_norms(output, batch.n_points)
-        norms_B = None if found_B is None else found_B.cpu()
+        self.add_waiting()
+        on_device_B = output_norms(output, batch.n_points)
+        norms_B = None if on_device_B is None else on_device_B.cpu()
         both = *self.running.values(), *self.means.values()
         for one in both:
             one.close_batch()
@@ -206,8 +208,8 @@ class _Seen:
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
 
-def _answers_late(windows: Tensor) -> bool:
-    """Whether what is asked of a tensor comes back later, and the processor may do other things meanwhile."""
+def _is_async(windows: Tensor) -> bool:
+    """Whether operations on the tensor are asynchronous, so that other work can run meanwhile."""
     return windows.is_cuda
 
 
@@ -226,8 +228,8 @@ def _probed_batches(
 ) -> Iterator[tuple[Batch, int, Probe]]:
     """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
 
-    A mean over a point's patches ends with its last use. With `waits`, where a weight has several, the sums wait for it
-    for all points of a batch, so batches that are ours to make are made small.
+    A mean over a point's patches is complete after the last use. With `waits`, if a weight has several uses, sums for
+    all points of a batch are held in memory, so batches are made small if we may choose their size.
     """
     model, norm_stats = task.model, task.scoring.norm_stats
     batches = task.batches()
@@ -243,7 +245,7 @@ def _probed_batches(
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
-    """Why the output at a point of this batch is no function of that point alone; a dimension 0 of time is refused."""
+    """Why the output at a point of this batch is not a function of that point alone; raises if dimension 0 is time."""
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):
@@ -254,7 +256,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         reason = why_dependent(batch, run, allowed, output, alone)
     elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
         reason = ""
-    else:  # TF32 in a deep network may look like a dependence: a few points without it
+    else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with exact_matmul(), torch.backends.cudnn.flags(allow_tf32=False):
             reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
     if reason == ORDER:
@@ -268,4 +270,5 @@ def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
         return chunk_bytes
     if device.type != "cuda":
         return AUTO_CHUNK_BYTES
-    return max(FEWEST_GPU_CHUNK_BYTES, torch.cuda.get_device_properties(device).total_memory // GPU_CHUNK_OF)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return max(FEWEST_GPU_CHUNK_BYTES, math.floor(GPU_CHUNK_SHARE * total))

@@ -25,15 +25,15 @@ STEPS = 100
 
 
 def synflow(task: ScoringTask) -> dict[str, Tensor]:
-    """When a weight goes, and after which others of its step: {parameter name: tensor of its shape}.
+    """The step in which a weight is removed, plus its rank within that step: {parameter name: tensor of its shape}.
 
-    A copy in float64 has the absolute values of all parameters and is given ones; R is the sum of its outputs, and the
-    flow through a weight is |w dR/dw|. As in the paper the weights of least flow go in 100 steps, each leaving the
-    same share, and the flow is taken anew after each.
-    Deviates: the paper's steps end at the budget, these at a single weight, so that one ranking serves every budget.
+    A float64 copy of the model with the absolute values of all parameters is run on ones. R is the sum of its outputs,
+    and the flow through a weight is |w dR/dw|. As in the paper, the weights of least flow are removed in 100 steps,
+    each keeping the same share, and the flow is computed again after each.
+    Unlike the paper, whose steps end at the budget, these end at a single weight: one ranking serves every budget.
 
-    The data is looked at for the shape of one point: floating-point inputs become ones, tokens and masks stay. Norms
-    have their running statistics, whatever `norm_stats` says: one point of ones has none of its own.
+    The data is used only for the shape of one point: floating-point inputs become ones, tokens and masks stay. Norms
+    use their running statistics, whatever `norm_stats` says, because one point of ones has none of its own.
     """
     scoring = replace(task.scoring, norm_stats="running")
     positive = replace(task, model=copy_of(task.model).to(BOUND_DTYPE), scoring=scoring)
@@ -49,7 +49,7 @@ def synflow(task: ScoringTask) -> dict[str, Tensor]:
 
 
 def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) -> Tensor:
-    """The step in which each weight goes, all weights laid end to end, plus its place among those that go with it."""
+    """The step in which each weight is removed, plus its rank within that step; all weights concatenated."""
     magnitude = torch.cat([parameter.detach().flatten() for parameter in parameters])
     score = torch.full_like(magnitude, STEPS)  # the last one stays
     left = integers(0, len(magnitude)).to(magnitude.device)
@@ -57,8 +57,8 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
         flow = _flow(model, parameters, batch)
         if step == 0 and not bool((flow > 0).any()):
             raise ModelError(
-                "no weight changes the sum of the outputs, so synflow has nothing to go by",
-                fix="give the network without its softmax or normalising last layer, or take another method",
+                "no weight changes the sum of the outputs, so synflow cannot rank the weights",
+                fix="give the network without its softmax or normalising last layer, or use another method",
             )
         n_kept = round(len(magnitude) ** (1 - (step + 1) / STEPS))
         order = torch.argsort(flow[left], descending=True, stable=True)
@@ -73,22 +73,22 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
 
 
 def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) -> Tensor:
-    """|w dR/dw| of all weights, laid end to end; R is the sum of the outputs."""
+    """|w dR/dw| of all weights, concatenated; R is the sum of the outputs."""
     total = sum(value.sum() for value in tensors_in(run_batch(model, fresh(batch))))
     if not isinstance(total, Tensor) or not total.requires_grad:
         return torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
     gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     flow = torch.cat([(p.detach() * g).abs().flatten() for p, g in zip(parameters, gradients)])
     if not bool(torch.isfinite(flow).all()):
-        raise ModelError("the flow of absolute values leaves the range of float64", fix="take another method")
+        raise ModelError("the flow of absolute values overflows float64", fix="use another method")
     return flow
 
 
 def _ones(task: ScoringTask) -> Batch:
-    """One point of the data with ones for its numbers."""
+    """One point of the data, its floating-point numbers replaced by ones."""
     batch = next(iter(task.batches()), None)
     if batch is None:
-        raise DataError("the data is empty, and synflow takes the shape of its first input", fix="give at least one")
+        raise DataError("the data is empty, but synflow needs the shape of one input", fix="give at least one")
     point = points_at(batch, slice(0, 1))
 
     def one(value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 from sipp.errors import DataError
 from sipp.inputs.batches import as_given
 from sipp.inputs.capture import capture
+from sipp.inputs.patches import n_positions_of, n_rows_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_number, check_record, check_share
@@ -60,9 +61,8 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
     fan_ins: list[int] = []
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        per_point = use.windows.shape[2 : 2 + use.n_position_dims].numel()
-        most = per_point if use.counts_B is None else int(use.counts_B.max())
-        outputs[weight.name] = outputs.get(weight.name, 0) + most * (use.n_rows or weight.n_rows - use.row_start)
+        most = n_positions_of(use) if use.counts_B is None else int(use.counts_B.max())
+        outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
         fan_ins.append(weight.fan_in)
 
     capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
@@ -82,7 +82,7 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
 def resolve_points(
     task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
 ) -> ScoringTask:
-    """The task with "theory" as a number of points, for which its first batch is looked at and not lost."""
+    """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
     if task.scoring.n_points != "theory" or task.data is None:
         return task
     first, data = task.data.first_batch(batch_size=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.patches import split_windows
+from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, split_windows
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.records.numerics import BOUND_DTYPE, for_device
 from sipp.records.ranking import Weight, from_rows, to_rows
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
@@ -19,7 +19,7 @@ def wanda(task: ScoringTask) -> dict[str, Tensor]:
     squares: dict[str, dict[tuple[int, int], Tensor]] = {weight.name: {} for weight in task.weights}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        rows = use.row_start, use.n_rows or weight.n_rows - use.row_start
+        rows = use.row_start, n_rows_of(use, weight)
         lengths_GK = _squared_lengths(use)
         found = squares[weight.name]
         found[rows] = found[rows] + lengths_GK if rows in found else lengths_GK
@@ -40,11 +40,11 @@ def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int
 
 def _squared_lengths(use: WeightUse) -> Tensor:
     """The sum over all patches of a_k^2, G x K, in pieces of bounded size."""
-    n_groups, fan_in = use.windows.shape[1], use.windows.shape[2 + use.n_position_dims :].numel()
+    n_groups, fan_in = n_groups_of(use), fan_in_of(use)
     total_GK = torch.zeros(n_groups, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
     bytes_per_patch = 2 * BOUND_DTYPE.itemsize * fan_in  # wide, and squared
-    chunk_bytes = CHUNK_BYTES.get(use.windows.device.type, CHUNK_BYTES["cpu"])
+    chunk_bytes = for_device(CHUNK_BYTES, use.windows.device)
     for _, part in split_windows(use, bytes_per_patch=bytes_per_patch, chunk_bytes=chunk_bytes):
         total_GK += part.to(BOUND_DTYPE).square().sum(positions).reshape(n_groups, fan_in)
     return total_GK

@@ -61,7 +61,7 @@ def attention_uses_after(
     operands: dict[str, list[Tensor]],
     n_points: int,
 ) -> Iterator[WeightUse]:
-    """The attention output as out_proj met it; computed once more where that was not seen, as in another precision."""
+    """The attention output as out_proj met it; computed again if it was not seen, as in another precision."""
     given = _given(module, args, kwargs)
     query, met = given["query"], operands.get("out_proj.weight", [])
     n_sequences, n_steps, n_features = _by_sequence(module, query).shape
@@ -74,7 +74,7 @@ def attention_uses_after(
 
 
 def _points(module: nn.MultiheadAttention, tensor: Tensor, n_points: int) -> Points:
-    """The positions of each sequence as patches of its point; together where sequences are no points."""
+    """The positions of each sequence as patches of its point; together if sequences are not points."""
     sequence = _by_sequence(module, tensor)
     attributed = len(sequence) == n_points
     windows = sequence[:, None] if attributed else sequence.flatten(0, 1)[None, None]

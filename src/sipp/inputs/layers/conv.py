@@ -16,7 +16,7 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def conv_uses(module: Conv, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
-    """One use: the windows of each group of channels; filters meet only the channels of their own group."""
+    """One use: the windows of each group of channels, because filters read only the channels of their own group."""
     inputs = one_input(args, kwargs)
     n_axes = len(module.kernel_size)
     if inputs.ndim == n_axes + 1:  # an unbatched image
@@ -50,9 +50,9 @@ def _check(module: Conv, inputs: Tensor) -> None:
 
 
 def _pad(module: Conv, inputs: Tensor) -> Tensor:
-    """The input with the layer's own padding made explicit, and nothing of others between the values of a point.
+    """The input with the layer's own padding made explicit, and no gaps in the memory of a point.
 
-    Windows are read as the memory they view, which in a part of a larger tensor has values that the layer never sees.
+    Ranges are read from the memory that windows view; a slice of a larger tensor would include values of others.
     """
     pairs: list[int] = []
     for axis in reversed(range(len(module.kernel_size))):  # F.pad lists the last axis first

@@ -34,7 +34,7 @@ def expert_weights(module: nn.Module) -> tuple[str, ...]:
 
 
 def expert_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
-    """Two uses of each expert: of its rows that read the tokens, and of those that read what became of them."""
+    """Two uses per expert: of the rows that read the tokens, and of those that read its hidden activations."""
     for expert, (_, tokens_PH, inner_PI) in enumerate(_by_expert(module, *_routed(args, kwargs))):
         for name, patches_PK in ((UP, tokens_PH), (DOWN, inner_PI)):
             n_rows = module.get_parameter(name).shape[1]
@@ -55,7 +55,7 @@ def expert_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 def _by_expert(
     module: nn.Module, hidden_NH: Tensor, chosen_Nk: Tensor, shares_Nk: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each expert: which tokens are sent to it, these, and what its first product makes of them."""
+    """For each expert: the indices of its tokens, the tokens, and its hidden activations."""
     up, act = module.get_parameter(UP).detach(), module.act_fn
     assert callable(act)
     for expert in range(len(up)):

@@ -47,7 +47,7 @@ def by_point(inputs: Tensor, n_points: int) -> Points:
 
 
 def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The one tensor that a layer of one input is called with."""
+    """The input of a layer that takes one tensor."""
     given = (*args, *kwargs.values())
     if len(given) != 1:
         raise ModelError(f"is called with {len(given)} arguments, which is not the known map of one input")
@@ -65,7 +65,7 @@ def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def refuse_points_along_time(n_sequences: int, n_steps: int, n_points: int) -> None:
-    """Raises where the data's points are the time steps of fewer sequences: the points would be counted too often."""
+    """Raises if the points are really time steps of fewer sequences: points would be counted too often."""
     if n_sequences < n_points == n_steps:
         raise DataError(
             f"reads the {n_points} inputs of the batch as the {n_steps} time steps of {n_sequences} "

@@ -1,8 +1,7 @@
 """Patches of recurrent layers: every time step is one, for the input weights and for the hidden weights.
 
 The hidden states of the last layer are its output, and those of an inner layer are what the next one's input weights
-are multiplied by. Where that was not seen, the recurrence is run here once more, in the plain form of the PyTorch
-documentation.
+are multiplied by. If that was not recorded, the recurrence is run again here, as the PyTorch documentation defines it.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
 
 
 def recurrent_caught(module: nn.RNNBase) -> tuple[str, ...]:
-    """The weights whose operands are the states of inner layers, where torch runs a layer in one operation: an LSTM's.
+    """The weights whose operands are the states of inner layers, if torch runs a layer in one operation: an LSTM's.
 
-    Others take an operation a step. To look at each of them costs more than to run the recurrence again.
+    Other types take one operation per step. Recording all of them costs more than running the recurrence again.
     """
     is_fused = module.mode == "LSTM" and not module.proj_size
     return tuple(f"weight_ih{_suffix(i, 0)}" for i in range(1, module.num_layers)) if is_fused else ()
@@ -50,7 +49,7 @@ def recurrent_caught(module: nn.RNNBase) -> tuple[str, ...]:
 def recurrent_uses(
     module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
 ) -> Iterator[WeightUse]:
-    """What the input weights of the first layer meet, in each direction: x_t. The others follow behind the layer."""
+    """What the input weights of the first layer meet, in each direction: x_t. The other uses are known after it ran."""
     sequence_BTI, lengths_B, _, _ = _given(module, args, kwargs)
     n_sequences, n_steps = sequence_BTI.shape[:2]
     refuse_points_along_time(n_sequences, n_steps, n_points)
@@ -106,7 +105,7 @@ def _n_directions(module: nn.RNNBase) -> int:
 
 
 def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor, n_points: int) -> WeightUse:
-    """The steps of each sequence as patches of its point; together where sequences are no points."""
+    """The steps of each sequence as patches of its point; together if sequences are not points."""
     is_real_BT = torch.arange(steps_BTK.shape[1], dtype=torch.int64, device=steps_BTK.device) < lengths_B[:, None]
     if len(steps_BTK) == n_points:
         return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)

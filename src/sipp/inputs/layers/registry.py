@@ -1,4 +1,4 @@
-"""Finds the prunable weights of a model: the registry of layer types, and what is chosen, tied or refused."""
+"""Finds the prunable weights of a model: the registry of layer types, and which weights are chosen, tied or refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PrunableLayer:
-    """A module to listen to: its adapter, and which weight each of its local parameter names is."""
+    """A module to hook: its adapter, and the weight behind each of its local parameter names."""
 
     module_name: str
     module: nn.Module
@@ -81,7 +81,7 @@ class PrunableLayer:
         return _where(self.module_name, self.module)
 
     def parameter(self, local: str) -> nn.Parameter:
-        """The parameter of this local name as it is now; torch's own way looks for a submodule each time."""
+        """The current parameter of this local name; faster than get_parameter, which looks up submodules each time."""
         found = self.module._parameters.get(local)
         return self.module.get_parameter(local) if found is None else found
 
@@ -171,7 +171,7 @@ def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
 
 
 def _or_exclude(fix: str, name: str) -> str:
-    """The fix, and the other way out where there is one: a model that is a single layer has nothing else to prune."""
+    """The fix, and the alternative if there is one: a model that is a single layer has nothing else to prune."""
     return f"{fix}, or leave it as it is with exclude={name!r}" if name else fix
 
 
@@ -252,19 +252,19 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
 def _without_heads(
     model: nn.Module, include: Selector | None, chosen: Callable[[str, nn.Module], bool]
 ) -> Callable[[str, nn.Module], bool]:
-    """The same test without the heads of language models, which a warning names: an `include` says what it means.
+    """The same test, excluding the heads of language models, with a warning. An explicit `include` is followed.
 
-    What LoRA put beside weights is never chosen.
+    The matrices that LoRA adds are never chosen.
     """
-    heads, beside = _heads(model) if include is None else set(), _thin_matrices(model)
+    heads, lora = _heads(model) if include is None else set(), _lora_matrices(model)
     for name, module in model.named_modules() if heads else ():
         if id(module) in heads and chosen(name, module):
             warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
-    return lambda name, module: id(module) not in heads | beside and chosen(name, module)
+    return lambda name, module: id(module) not in heads | lora and chosen(name, module)
 
 
 def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules, with their names, that LoRA (peft) was put around: they add B A to the weight of a `base_layer`."""
+    """The modules that LoRA (peft) wraps, with their names: they add B A to the weight of a `base_layer`."""
     for name, module in model.named_modules():
         is_lora = all(isinstance(getattr(module, part, None), nn.ModuleDict) for part in ("lora_A", "lora_B"))
         if (
@@ -275,14 +275,14 @@ def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _thin_matrices(model: nn.Module) -> set[int]:
-    """The ids of the modules that hold the thin matrices: no weights of the network, which could be pruned."""
+def _lora_matrices(model: nn.Module) -> set[int]:
+    """The ids of the modules that hold LoRA's low-rank matrices, which are not pruned."""
     parts = (part for _, layer in lora_layers(model) for part in (layer.lora_A, layer.lora_B))
     return {id(module) for part in parts for module in part.modules()}
 
 
 def _heads(model: nn.Module) -> set[int]:
-    """The ids of the modules that turn states into words of a vocabulary, as models of transformers name them."""
+    """The ids of the modules that turn states into logits over a vocabulary, as transformers models name them."""
     found = set[int]()
     for module in model.modules():
         getter = getattr(module, "get_output_embeddings", None)
@@ -328,7 +328,7 @@ def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether it holds a weight like those that are pruned, of a type that is known or not."""
+    """Whether it holds a weight like those that are pruned, whether or not its type is known."""
     is_quantised = type(module).__module__.startswith(_QUANTISED) and hasattr(module, "weight")
     return _registered(module) is not None or isinstance(module, _UNSUPPORTED) or is_quantised
 
@@ -372,7 +372,7 @@ def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
 
 
 def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises ModelError where a weight is NaN or infinite, after one look at all of a device and dtype."""
+    """Raises ModelError if a weight is NaN or infinite; weights of one device and dtype are checked together."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
         for one in parameters.values():
@@ -392,7 +392,7 @@ def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
 def _selection(
     model: nn.Module, include: Selector | None, exclude: Selector | None
 ) -> Callable[[str, nn.Module], bool]:
-    """A test "is this module chosen", after checking that every pattern speaks of something."""
+    """A function that says whether a module is chosen, after checking that every pattern matches something."""
     named = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
     chosen_of = dict[str, set[str]]()
     for option, selector in (("include", include), ("exclude", exclude)):
@@ -418,7 +418,7 @@ def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
 def _matched(
     patterns: Sequence[str | type[nn.Module]], named: Sequence[tuple[str, nn.Module]]
 ) -> dict[str | type[nn.Module], set[str]]:
-    """The names of the modules that each pattern means: a type by isinstance, a glob by the module's name or the full
+    """The names of the modules that each pattern matches: a type by isinstance, a glob by the module's name or the full
     name of one of its parameters.
     """
     by_name = dict[str, list[str]]()

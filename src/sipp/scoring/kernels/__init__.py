@@ -18,7 +18,7 @@ _log = logging.getLogger("sipp")
 
 
 def pick(kernel: Kernel, device: torch.device) -> ModuleType:
-    """The module whose functions run on `device`; an impossible choice raises."""
+    """The module whose functions run on `device`; raises if the chosen one cannot."""
     check_choice("kernel", kernel, get_args(Kernel))
     if kernel == "reference":
         return reference
@@ -44,13 +44,13 @@ def pick(kernel: Kernel, device: torch.device) -> ModuleType:
 
 
 def float64_kernel(kernel: ModuleType) -> ModuleType:
-    """The module that does a kernel's work where float32 has too little range."""
+    """The module that replaces a kernel where the range of float32 is too small."""
     return getattr(kernel, "IN_FLOAT64", reference)
 
 
 @functools.cache
 def _automatic(device_type: str) -> ModuleType:
-    """The fastest module for a type of device; a slower substitute is announced once."""
+    """The fastest module for a type of device; warns once if it is a slower substitute."""
     if device_type == "cpu":
         return _for_processor()
     if device_type == "cuda":

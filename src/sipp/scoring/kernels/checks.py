@@ -1,7 +1,7 @@
-"""Every size, dtype, device and stride that a kernel is given is checked here, before an address leaves Python.
+"""Checks the size, dtype, device and strides of every tensor before its address is passed to compiled code.
 
-Compiled code trusts what it is given: a column too many would be memory that belongs to something else. A check costs
-microseconds and does not depend on how large the tensors are. Memory for it is made by `native/memory.py`.
+Compiled code does not check bounds: with one column too many it would access memory that is not its own. A check takes
+microseconds, whatever the size of the tensors. `native/memory.py` allocates what the kernels write to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 N_SIGNS = 2
 
 
-class Given(NamedTuple):
-    """One tensor that a kernel is given, and what it has to be."""
+class Operand(NamedTuple):
+    """One tensor argument of a kernel, with the shape and the dtypes it must have."""
 
     name: str
     tensor: Tensor
@@ -32,8 +32,8 @@ def check_sums(where: str, weight_GRK: Tensor, patches_GKP: Tensor, *, device: s
     """Raises DataError unless these are the operands of `quadrant_sums`, all on one device (of this type)."""
     n_groups, _, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
     n_patches = _sizes(where, "patches_GKP", patches_GKP, 3)[2]
-    weight = Given("weight_GRK", weight_GRK, tuple(weight_GRK.shape))
-    _check(where, [weight, Given("patches_GKP", patches_GKP, (n_groups, fan_in, n_patches))], device)
+    weight = Operand("weight_GRK", weight_GRK, tuple(weight_GRK.shape))
+    _check(where, [weight, Operand("patches_GKP", patches_GKP, (n_groups, fan_in, n_patches))], device)
 
 
 def check_products(
@@ -42,17 +42,17 @@ def check_products(
     """Raises DataError unless these are operands of `max_times` or, with points apart, of `sum_times`."""
     n_groups, n_rows, fan_in = _sizes(where, "positive_GRK", positive_GRK, 3)
     each = _sizes(where, "patches", patches, 2 + n_dims)[2:]
-    positive = Given("positive_GRK", positive_GRK, (n_groups, n_rows, fan_in), (torch.bool,))
-    a = Given("patches", patches, (n_groups, fan_in, *each))
-    u = Given("inverse", inverse, (N_SIGNS, n_groups, n_rows, *each))
+    positive = Operand("positive_GRK", positive_GRK, (n_groups, n_rows, fan_in), (torch.bool,))
+    a = Operand("patches", patches, (n_groups, fan_in, *each))
+    u = Operand("inverse", inverse, (N_SIGNS, n_groups, n_rows, *each))
     _check(where, [positive, a, u], device)
 
 
 def check_rows(where: str, weight_GRK: Tensor, row_factors_GR: Tensor) -> None:
     """Raises DataError unless these are weights, and a factor for each of their rows, on a CPU."""
     n_groups, n_rows, fan_in = _sizes(where, "weight_GRK", weight_GRK, 3)
-    weight = Given("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in))
-    _check(where, [weight, Given("row_factors_GR", row_factors_GR, (n_groups, n_rows), (torch.float64,))], "cpu")
+    weight = Operand("weight_GRK", weight_GRK, (n_groups, n_rows, fan_in))
+    _check(where, [weight, Operand("row_factors_GR", row_factors_GR, (n_groups, n_rows), (torch.float64,))], "cpu")
 
 
 def check_ratios(
@@ -62,7 +62,7 @@ def check_ratios(
     shape: tuple[int, int, int],
     *,
     factors_TB: Tensor,
-    beside: Sequence[Given] = (),
+    others: Sequence[Operand] = (),
 ) -> None:
     """Raises DataError unless these are float32 windows on a CPU that meet weights of this shape, G x R x K."""
     n_groups, n_rows, fan_in = shape
@@ -70,12 +70,12 @@ def check_ratios(
     check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
     if sizes[1] != n_groups:
         raise DataError(f"windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}", where=where)
-    given = [
-        Given("windows", windows, sizes, (torch.float32,)),
-        Given("factors_TB", factors_TB, (N_SIGNS, sizes[0]), (torch.float32,)),
-        *beside,
+    operands = [
+        Operand("windows", windows, sizes, (torch.float32,)),
+        Operand("factors_TB", factors_TB, (N_SIGNS, sizes[0]), (torch.float32,)),
+        *others,
     ]
-    _check(where, given, "cpu")
+    _check(where, operands, "cpu")
 
 
 def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: int, fan_in: int) -> None:
@@ -97,7 +97,7 @@ def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: 
 
 def check_lines(where: str, values_BN: Tensor, *, device: str | None = None) -> None:
     """Raises DataError unless these are lines of real numbers, at least one of at least one number."""
-    _check(where, [Given("values_BN", values_BN, _sizes(where, "values_BN", values_BN, 2))], device)
+    _check(where, [Operand("values_BN", values_BN, _sizes(where, "values_BN", values_BN, 2))], device)
 
 
 def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[int, ...]:
@@ -111,20 +111,20 @@ def _sizes(where: str, name: str, tensor: Tensor, n_dims: int | None) -> tuple[i
     return sizes
 
 
-def _check(where: str, given: list[Given], device: str | None) -> None:
-    """Raises DataError unless each is what it has to be, and all lie on one device (of this type)."""
-    place = given[0].tensor.device
-    for one in given:
+def _check(where: str, operands: list[Operand], device: str | None) -> None:
+    """Raises DataError unless each has its shape and dtype, and all are on one device (of this type)."""
+    place = operands[0].tensor.device
+    for one in operands:
         tensor = one.tensor
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != one.shape:
             found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            first = f"{given[0].name} of shape {given[0].shape}"
-            raise DataError(f"{one.name} has shape {found}; beside {first} it must have {one.shape}", where=where)
+            first = f"{operands[0].name} of shape {operands[0].shape}"
+            raise DataError(f"{one.name} has shape {found}; next to {first} it must have {one.shape}", where=where)
         if tensor.dtype not in one.dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in one.dtypes)
             raise DataError(f"{one.name} is {tensor.dtype}; it must be {wanted}", where=where)
         if tensor.device != place or (device is not None and place.type != device):
-            raise DataError(f"{one.name} lies on {tensor.device}; all must lie on {device or place}", where=where)
+            raise DataError(f"{one.name} is on {tensor.device}; all must be on {device or place}", where=where)
         if tensor.layout != torch.strided or tensor.is_neg():
             raise DataError(
                 f"{one.name} is not an ordinary dense tensor ({tensor.layout})", where=where, fix="make it one"
@@ -132,8 +132,8 @@ def _check(where: str, given: list[Given], device: str | None) -> None:
         _check_memory(where, one)
 
 
-def _check_memory(where: str, one: Given) -> None:
-    """Raises DataError unless every element of the tensor lies within the memory that it views."""
+def _check_memory(where: str, one: Operand) -> None:
+    """Raises DataError unless every element of the tensor lies within its storage."""
     tensor, strides = one.tensor, one.tensor.stride()
     last = sum((size - 1) * stride for size, stride in zip(one.shape, strides))
     n_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -1,10 +1,10 @@
 """The kernels on the GPU: float32, ordinary products in torch without TF32, the (max, x) product in Triton.
 
-The (max, x) product looks at few products: those that can raise a maximum, the likeliest first. The test is that of the
-CPU (`cpu/maxima.py`): in column k, patch p can only matter to a band of rows where its activation times its reach is
-above the column's bar. A program owns a column and a band and goes through the patches in chunks; of each chunk it
-takes the patch with the highest product of both, raises the band's maxima and with them the bar, until no other patch
-of the chunk is above it. Half-precision operands are widened before anything is computed.
+The (max, x) product computes few products: those that can raise a maximum, the likeliest first. The test is that of the
+CPU (`cpu/maxima.py`): in column k, patch p can only matter to a band of rows if its activation times its reach is above
+the column's bar. A program handles one column and one band, and goes through the patches in chunks. In each chunk it
+takes the patch with the highest product of the two, raises the band's maxima and with them the bar, until no other
+patch of the chunk is above the bar. Half-precision operands are converted to float32 first.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def mean_ratios(
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
-    beside = [checks.Given("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)]
-    layer, squares_QX = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, beside)
+    others = [checks.Operand("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)]
+    layer, squares_QX = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, others)
     n_groups, n_rows, fan_in = ratios.shape
     shape = n_groups, fan_in, _padded(n_rows)
     if ratios.means is None:
@@ -201,13 +201,13 @@ def _layer(
     windows: Tensor,
     n_position_dims: int,
     factors_TB: Tensor,
-    beside: Sequence[checks.Given] = (),
+    others: Sequence[checks.Operand] = (),
 ) -> tuple[Layer, Tensor]:
-    """(What compiled loops read of it, the squares to add to), once it and `beside` are checked.
+    """(What compiled loops read of it, the squares to add to), once it and the `others` are checked.
 
     The caller holds what the addresses name: the windows and the ratios.
     """
-    checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, beside=beside)
+    checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, others=others)
     has_positive, has_negative = (factors_TB.numpy() != 0).any(1).tolist()
     sizes, strides = tuple(windows.shape), windows.stride()
     ends = 2 + n_position_dims
