@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sipp
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
@@ -259,3 +260,29 @@ def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> N
         made.append(repair_network(net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",))))
     assert [layer.corrects for layer in made[1].layers] == [False, False, True]
     assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))
+
+
+@pytest.mark.parametrize(("n_steps", "n_points"), [(4, 160), (16, 16), (5, 160)])
+def test_every_layer_of_a_time_first_network_is_refitted(n_steps: int, n_points: int) -> None:
+    """Two points of a state steps x points are no two points of dimension 0, even where the numbers would fit."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(10), nn.Linear(10, 20), nn.Linear(20, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.blocks, self.head = nn.Linear(10, 10), nn.Sequential(Block(), Block()), nn.Linear(10, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks(self.stem(x.transpose(0, 1)))).transpose(0, 1)
+
+    torch.manual_seed(0)
+    net, x = TimeFirst().eval(), torch.randn(n_points, n_steps, 10)
+    made = sipp.prune(net, [x, x + 1], keep=0.4, method="wt", repair="refit", statements=False).repair
+    assert made is not None and [layer.name for layer in made.layers if "routed" in layer.left_alone] == []

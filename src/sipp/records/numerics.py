@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -80,21 +80,38 @@ def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 @contextmanager
 def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
-    """A context in which float32 products use full float32, not TF32 or bfloat16, whatever the caller's setting.
+    """A context for our own products: float32 is float32, not TF32 or bfloat16, whatever the caller's settings.
 
     If all `operands` are in half precision on a GPU, TF32 is exact for them and is used. With `allow_tf32` a GPU may
-    always use it.
+    always use it. Autocast is off, also inside of a model that switches it on.
     """
-    before, by_backend = _float32_settings()
     halves = (torch.float16, torch.bfloat16)
     is_half = bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
-    torch.set_float32_matmul_precision("high" if is_half or allow_tf32 else "highest")
+    with (
+        float32_products(allow_tf32=is_half or allow_tf32),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield
+
+
+@contextmanager
+def float32_products(*, allow_tf32: bool) -> Iterator[None]:
+    """A context for passes of a model: its float32 products use TF32 or full float32, whatever the caller's setting."""
+    before, by_backend = _float32_settings()
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
         for backend, precision in by_backend:
             backend.fp32_precision = precision
+
+
+def current_device(model: nn.Module) -> AbstractContextManager[Any]:
+    """A context in which the model's GPU is the current one: Triton launches kernels there, and events are its own."""
+    device = device_of(model)
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _float32_settings() -> tuple[str, list[tuple[Any, str]]]:

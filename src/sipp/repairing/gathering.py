@@ -19,7 +19,7 @@ from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import patches_of, split_windows
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets, is_same_tensor
 from sipp.repairing.moments import Moments, lie_far
@@ -245,7 +245,8 @@ class Gatherer:
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
                 patches_GKP -= mean_GK1
             if known is None:
-                with exact_matmul(use.windows, allow_tf32=self.allow_tf32):
+                operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
+                with exact_matmul(*operands, allow_tf32=self.allow_tf32):
                     here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1), mean_GK1, n_patches)
             with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
                 moments.add_rows(patches_GKP, gap_GRP, dense_GRP, mean_GK1)
@@ -295,7 +296,7 @@ class Gatherer:
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
-        with suppress(_EnoughError), exact_matmul(allow_tf32=self.allow_tf32), watched:
+        with suppress(_EnoughError), float32_products(allow_tf32=self.allow_tf32), watched:
             runner(side.run, wanted, orders=self.usage.orders[i])(batch, counted)
         return streams
 

@@ -13,6 +13,8 @@ from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import few_of
 from sipp.inputs.patches import patches_of
+from sipp.inputs.watching import every_tensor
+from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight
 from sipp.repairing.gathering import Gatherer, WeightMoments, thinned
@@ -57,14 +59,21 @@ def find_residual_layers(
 
 
 def _of_few_points(gatherer: Gatherer) -> Gatherer:
-    """The same networks with two points of the first batch, or with all of it if points are padded."""
-    if gatherer.usage.orders[0] is not None:
+    """The same networks with two points of the first batch; all of it if points are padded, or may lie elsewhere."""
+    is_padded = gatherer.usage.orders[0] is not None
+    if is_padded or not _lies_by_point(gatherer.dense.batches[0]):
         return gatherer
     dense, pruned = (
         replace(side, batches=[points_at(side.batches[0], few_of(side.batches[0].n_points))])
         for side in (gatherer.dense, gatherer.pruned)
     )
     return replace(gatherer, dense=dense, pruned=pruned)
+
+
+def _lies_by_point(batch: Batch) -> bool:
+    """Whether dimension 0 of the inputs can only be the points: in a time-first state they lie along the next one."""
+    shapes = [tensor.shape for tensor in every_tensor((batch.args, batch.kwargs)) if tensor.is_floating_point()]
+    return any(s[:1] == (batch.n_points,) for s in shapes) and not any(s[1:2] == (batch.n_points,) for s in shapes)
 
 
 def _found_in(gatherer: Gatherer, residuals: Collection[str] | None, *, follows: bool) -> dict[str, ResidualLayer]:

@@ -26,7 +26,7 @@ def lie_far(patches_GKP: Tensor) -> bool | None:
     """Whether a feature lies far from 0 compared with its variation; None: too few patches."""
     if (n_patches := patches_GKP.shape[-1]) < TELLING:
         return None
-    deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH)], -1, correction=0)
+    deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH) | 1], -1, correction=0)
     return bool((mean_GK.abs() > FAR * deviation_GK).any())
 
 

@@ -20,7 +20,7 @@ from sipp.inputs.blocks import Blocks, Entered, enter
 from sipp.inputs.capture import Forms, run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
-from sipp.records.numerics import device_of, exact_matmul
+from sipp.records.numerics import device_of, float32_products
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.gathering import Gatherer, Side
 from sipp.repairing.layer_usage import LayerUsage, layer_usage
@@ -212,7 +212,7 @@ class _States:
 
     def _move(self, j: int, i: int, block: nn.Module, replay: Replay) -> None:
         """Moves the state of batch j past block i."""
-        batch, exact = self._joined(j, i), exact_matmul(allow_tf32=self.allow_tf32)
+        batch, exact = self._joined(j, i), float32_products(allow_tf32=self.allow_tf32)
         with scoring_mode(block, "running"), exact, replay.running(block, j, ()):
             state = self.blocks.state_of(run_batch(block, fresh(batch)))
         self.entered[j] = replace(self.entered[j], state=state.to(self.entered[j].state.device))

@@ -37,7 +37,7 @@ from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
-from sipp.records.numerics import device_of, exact_matmul
+from sipp.records.numerics import current_device, device_of, float32_products
 from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
 from sipp.records.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
 from sipp.scoring import kernels
@@ -113,16 +113,17 @@ def measure_sensitivities(
     dependence = ""
     forms = {} if checked is None else checked
     run = runner(model, task.layers, norm_stats, forms)
-    for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
-        keys = draw_keys_of(batch)
-        scoring_pass.keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
-        scoring_pass.apart.update(keys[n_first:])
-        output = run(batch, scoring_pass.consumer(known.n_uses, n_first))
-        scoring_pass.close(output, batch)
-        if scoring_pass.n_batches == 1 and looks:
-            dependence = _dependence(model, batch, norm_stats, output, known.alone)
-        if on_batch is not None:
-            on_batch(batch)
+    with current_device(model):
+        for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
+            keys = draw_keys_of(batch)
+            scoring_pass.keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
+            scoring_pass.apart.update(keys[n_first:])
+            output = run(batch, scoring_pass.consumer(known.n_uses, n_first))
+            scoring_pass.close(output, batch)
+            if scoring_pass.n_batches == 1 and looks:
+                dependence = _dependence(model, batch, norm_stats, output, known.alone)
+            if on_batch is not None:
+                on_batch(batch)
     tells_apart = splits and all(one.tells_apart for one in scoring_pass.running.values())
     return Sensitivities(
         layers=scoring_pass.layers(),
@@ -257,7 +258,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
     elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
         reason = ""
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
-        with exact_matmul(), torch.backends.cudnn.flags(allow_tf32=False):
+        with float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
             reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
