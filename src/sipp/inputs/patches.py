@@ -265,12 +265,8 @@ def _check_form(use: WeightUse, weight: Weight) -> None:
             f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
             f"{use.n_position_dims} of positions"
         )
-    n_rows, rows, n_groups, n_positions = (
-        n_rows_of(use, weight),
-        rows_of(use, weight),
-        n_groups_of(use),
-        n_positions_of(use),
-    )
+    n_rows, rows = n_rows_of(use, weight), rows_of(use, weight)
+    n_groups, n_positions = n_groups_of(use), n_positions_of(use)
     if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
         raise ModelError(
             f"has an adapter that reports rows {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
