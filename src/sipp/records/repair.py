@@ -5,7 +5,7 @@ FittedLayer and Trial are details that a repair returns but no file stores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.table import Table
@@ -41,16 +41,6 @@ class FittedLayer:
     corrects: bool = False  # the residual stream that its output is added to
     intercept: Intercept = "none"
     left_alone: str = ""  # why it is unfitted
-
-    def with_errors_of(self, validated: FittedLayer) -> FittedLayer:
-        """This layer with the errors of an earlier fit that was validated."""
-        return replace(
-            self,
-            error_before=validated.error_before,
-            error_first_mask=validated.error_first_mask,
-            error_searched_mask=validated.error_searched_mask,
-            error=validated.error,
-        )
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def fit_layer(
         obstacle = obstacle or decided.left_alone
     if obstacle:
         layer = leave_unfitted(model, weight, first_mask, obstacle)
-        return first_mask, layer if decided is None else layer.with_errors_of(decided)
+        return first_mask, layer if decided is None else with_errors_of(layer, decided)
     place = NOWHERE if task.method in PEERS else place
     mask_FK, before_FK = to_rows(weight, first_mask), _rows_of(model, weight)
     blocks = [
@@ -133,7 +133,7 @@ def fit_layer(
         intercept=place.kind if is_fitted else "none",
         left_alone="" if is_fitted else _why_unfitted(best),
     )
-    return mask, layer if decided is None else layer.with_errors_of(decided)
+    return mask, layer if decided is None else with_errors_of(layer, decided)
 
 
 def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> FittedLayer:
@@ -142,6 +142,17 @@ def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> 
     with torch.no_grad():
         parameter.copy_(torch.where(mask, parameter, 0.0))
     return FittedLayer(weight.name, "unfitted", int(mask.sum()), left_alone=why)
+
+
+def with_errors_of(layer: FittedLayer, validated: FittedLayer) -> FittedLayer:
+    """The layer with the errors of an earlier fit that was validated."""
+    return replace(
+        layer,
+        error_before=validated.error_before,
+        error_first_mask=validated.error_first_mask,
+        error_searched_mask=validated.error_searched_mask,
+        error=validated.error,
+    )
 
 
 def _rows_of(model: nn.Module, weight: Weight) -> Tensor:

@@ -25,7 +25,7 @@ from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
-from sipp.repairing.layer_fit import LayerTask, leave_unfitted
+from sipp.repairing.layer_fit import LayerTask, leave_unfitted, with_errors_of
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
@@ -165,7 +165,7 @@ def _undone(
     for layer in fit.layers:
         left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")
         if knows_errors:
-            left = replace(left.with_errors_of(layer), error=layer.error_before)
+            left = replace(with_errors_of(left, layer), error=layer.error_before)
         layers.append(left)
     return NetworkFit(model, dict(masks), tuple(layers))
 
