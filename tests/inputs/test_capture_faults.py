@@ -79,7 +79,7 @@ def net_oracle(net: Net, batches: list[Tensor], norm_stats: str) -> dict[str, np
     return scores | {"conv.weight": oracle.conv_sensitivity(net.conv, conv_points, "max")}
 
 
-# --- Forms of data ---------------------------------------------------------------------------------------------------
+# --- Probes of data ---------------------------------------------------------------------------------------------------
 
 
 class Items(Dataset):

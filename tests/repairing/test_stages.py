@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.inputs.capture import Forms
+from sipp.inputs.capture import Probes
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.records import ranking as ranking_records
@@ -267,7 +267,7 @@ def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch:
 
 
 def test_a_look_at_the_layers_keeps_no_outputs() -> None:
-    net, forms = Model(2).eval(), Forms()
+    net, forms = Model(2).eval(), Probes()
     masks = {name: p != 0 for name, p in net.named_parameters() if p.ndim > 1}
     layer_usage(net, masked_layers(net, masks), split_batches(data_of(data("sequences")).batches()).batches, forms)
     assert forms and all(one.alone is None for one in forms.values())

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Forms, depends_on_batch, runner
+from sipp.inputs.capture import Probes, depends_on_batch, runner
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
@@ -83,7 +83,7 @@ def check_assumption(
         held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
     counts = [data.n_known, held.n_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
-    checked: Forms = {}  # the network's layers are checked once, not for every draw
+    checked: Probes = {}  # the network's layers are checked once, not for every draw
     failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         draws = _draws(data, unit, advance)
@@ -123,7 +123,7 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
             advance(1)
 
 
-def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]:
+def _ratios(task: ScoringTask, draw: Batch, checked: Probes) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; all other ratios are 0."""
     reached: set[str] = set()
 
@@ -143,7 +143,7 @@ def _ratios(task: ScoringTask, draw: Batch, checked: Forms) -> dict[str, Tensor]
 
 
 def _calibrated(
-    task: ScoringTask, draws: Iterable[Batch], c_constant: float, checked: Forms
+    task: ScoringTask, draws: Iterable[Batch], c_constant: float, checked: Probes
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
     sensitivity: dict[str, Tensor] = {}
@@ -164,7 +164,7 @@ def _calibrated(
 
 
 def _holdout_counts(
-    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Forms
+    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Probes
 ) -> list[tuple[str, int, int]]:
     """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
     ratios = _ratios(task, draw, checked)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.capture import few_of, run_batch, scoring_mode
+from sipp.inputs.capture import first_and_last, run_batch, scoring_mode
 from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.records.batches import Batch
 from sipp.records.numerics import same_tensor
@@ -78,7 +78,7 @@ def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | Non
     Modules that are `named`, by their list or one by one, must be such a chain; if not, an OptionError says why.
     """
     names = block_names(model, named) if isinstance(named, str) else named
-    few = points_at(batch, few_of(batch.n_points))
+    few = points_at(batch, first_and_last(batch.n_points))
     seen = _seen_calls(model, few, names)
     found = _longest(seen, names)
     if found is not None and not _walks_the_same(model, *found, few, {one.name: one.output for one in seen}):

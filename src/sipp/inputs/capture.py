@@ -62,7 +62,7 @@ class Probe:
         return self.batch is None
 
 
-Forms = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
+Probes = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
 
 
 def capture(
@@ -84,7 +84,7 @@ def runner(
     model: nn.Module,
     layers: Iterable[PrunableLayer],
     norm_stats: NormStats = "running",
-    checked: Forms | None = None,
+    checked: Probes | None = None,
     orders: Orders | None = None,
 ) -> Run:
     """A function that runs a batch, with hooks on the prunable layers while it does, and hands over its uses.
@@ -110,7 +110,7 @@ def runner(
 
 
 def probe(
-    model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Forms
+    model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Probes
 ) -> Probe:
     """What is known of batches of this form; if nothing is, a few of its points are run to find out.
 
@@ -118,7 +118,7 @@ def probe(
     is read elsewhere, patches that belong to another point. If a few points are not representative (control flow
     depends on values, or several orders fit), every batch is probed in full.
     """
-    form = form_of(batch)
+    form = signature_of(batch)
     found = known.get(form)
     if found is None or not (found.is_representative or found.batch is batch):
         new = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
@@ -127,14 +127,14 @@ def probe(
     return found
 
 
-def is_new_form(batch: Batch, known: Forms) -> bool:
+def is_new_form(batch: Batch, known: Probes) -> bool:
     """Whether no batch of this form was probed."""
-    return form_of(batch) not in known
+    return signature_of(batch) not in known
 
 
-def goes_by_form(batch: Batch, known: Forms) -> bool:
+def goes_by_form(batch: Batch, known: Probes) -> bool:
     """Whether all batches of this form, which was probed, use the weights alike: no control flow depends on values."""
-    return known[form_of(batch)].is_representative
+    return known[signature_of(batch)].is_representative
 
 
 def _probed(
@@ -143,7 +143,7 @@ def _probed(
     """The probe of a few points; of the whole batch if they are not representative or the model rejects them."""
     for arrangement in ARRANGEMENTS if few and batch.n_points > 1 else ():
         try:
-            chosen = few_of(batch.n_points)[arrangement.points]
+            chosen = first_and_last(batch.n_points)[arrangement.points]
             found = _probe_few(model, layers, batch, chosen, arrangement, norm_stats)
         except (DataError, ModelError):
             continue
@@ -200,7 +200,7 @@ def _probe_of(checked_pass: _Pass, orders: Orders, recorder: Recorder, alone: Al
     return Probe(orders, recorder.n_uses, alone, checked_pass.checked, None if holds_for_all else batch)
 
 
-def few_of(n_points: int) -> Tensor:
+def first_and_last(n_points: int) -> Tensor:
     """The first and the last point of a batch, which stand for all of it."""
     return integers(0, n_points)[:: max(1, n_points - 1)]
 
@@ -426,7 +426,7 @@ def _uses(
             yield weight, use, with_padding_zeroed(group(weight, use), batch)
 
 
-def form_of(batch: Batch) -> tuple[Any, ...]:
+def signature_of(batch: Batch) -> tuple[Any, ...]:
     """The shapes and dtypes of its inputs, except for the number of points."""
     inputs = tensors_of_inputs(batch)
     return (batch.n_points > 1, *((name, str(t.dtype), tuple(t.shape[1:])) for name, t in inputs.items()))

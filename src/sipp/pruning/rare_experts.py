@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sipp.errors import warn_caller
 from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.patches import n_patches_of, rows_of
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Weight
@@ -27,9 +28,7 @@ def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         if weight.name in routed:
-            n_patches = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
-            stop = weight.n_rows if use.n_rows is None else use.row_start + use.n_rows
-            counts[weight.name][use.row_start : stop] += n_patches
+            counts[weight.name][rows_of(use, weight)] += n_patches_of(use)
 
     each_use(task, on_use)
     spared = [(counts[weight.name] < FEWEST_TOKENS) & (weight.name in routed) for weight in task.weights]

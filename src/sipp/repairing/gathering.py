@@ -17,21 +17,18 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import patches_of, split_windows
+from sipp.inputs.patches import n_patches_of, n_rows_of, patches_of, split_windows
+from sipp.inputs.restore import StopForward
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
 from sipp.records.ranking import Weight, to_rows
-from sipp.repairing.layer_usage import LayerUsage, Targets, is_same_tensor
+from sipp.repairing.layer_usage import LayerUsage, Targets
 from sipp.repairing.moments import Moments, lie_far
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
 RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 OnUse = Callable[[Weight, WeightUse, Batch], None]
-
-
-class _EnoughError(BaseException):
-    """Ends a forward pass after the last use that is needed. Not an Exception, so that no model catches it."""
 
 
 @dataclass
@@ -197,7 +194,7 @@ class Gatherer:
         self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
         try:
             self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
-            is_same = len(met[0]) == len(met[1]) and all(map(is_same_tensor, *met))
+            is_same = len(met[0]) == len(met[1]) and all(map(same_tensor, *met))
         except DataError:
             is_same = False
         self.replay.is_checked = is_same
@@ -253,8 +250,7 @@ class Gatherer:
         if shared is not None:
             known = shared.keep(use.windows, here) if known is None else known
             moments.add_inputs(known.xx_GKK, known.x_GK)
-        n_all = use.windows.shape[: 2 + use.n_position_dims].numel() // n_groups
-        moments.n += float(n_all if use.counts_B is None else use.counts_B.sum())
+        moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
 
     def _lies_far(self, weight: Weight, patches_GKP: Tensor) -> bool:
         """Whether the weight's inputs lie far from 0; decided once."""
@@ -285,7 +281,7 @@ class Gatherer:
 
         def stop_at_last() -> None:
             if n_left == 0 and len(streams) == len(modules or ()) and not to_end:
-                raise _EnoughError
+                raise StopForward
 
         def counted(weight: Weight, use: WeightUse, batch: Batch) -> None:
             nonlocal n_left
@@ -296,13 +292,13 @@ class Gatherer:
 
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
-        with suppress(_EnoughError), float32_products(allow_tf32=self.allow_tf32), watched:
+        with suppress(StopForward), float32_products(allow_tf32=self.allow_tf32), watched:
             runner(side.run, wanted, orders=self.usage.orders[i])(batch, counted)
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in chunks that fit in memory, the same for both networks."""
-        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
+        n_rows = n_rows_of(use, weight)
         per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
         for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
             yield windows

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
 from sipp.inputs.batches import points_at
-from sipp.inputs.capture import few_of
+from sipp.inputs.capture import first_and_last
 from sipp.inputs.patches import patches_of
 from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch
@@ -64,7 +64,7 @@ def _of_few_points(gatherer: Gatherer) -> Gatherer:
     if is_padded or not _lies_by_point(gatherer.dense.batches[0]):
         return gatherer
     dense, pruned = (
-        replace(side, batches=[points_at(side.batches[0], few_of(side.batches[0].n_points))])
+        replace(side, batches=[points_at(side.batches[0], first_and_last(side.batches[0].n_points))])
         for side in (gatherer.dense, gatherer.pruned)
     )
     return replace(gatherer, dense=dense, pruned=pruned)

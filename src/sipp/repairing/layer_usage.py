@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sipp.inputs.attribution import Orders
 from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Forms, few_of, form_of, goes_by_form, is_new_form, probe, runner
+from sipp.inputs.capture import Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
 from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.patches import n_patches_of, n_rows_of
 from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import SCORE_DTYPE
+from sipp.records.numerics import SCORE_DTYPE, for_device, same_tensor
 from sipp.records.ranking import Weight
 
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of dense outputs that are kept: one pass serves many layers
@@ -51,7 +52,7 @@ def layer_usage(
     model: nn.Module,
     layers: Sequence[PrunableLayer],
     batches: Sequence[Batch],
-    forms: Forms,
+    forms: Probes,
 ) -> LayerUsage:
     """Runs the dense network on all batches, and checks each batch of a new form (see `runner`).
 
@@ -70,14 +71,14 @@ def layer_usage(
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         name = weight.name
         uses[name] += 1
-        n_here = use.windows.shape[: 2 + use.n_position_dims].numel() // use.windows.shape[1]
-        n_rows = weight.n_rows if use.n_rows is None else use.n_rows
-        bytes_here[name] += max(SCORE_DTYPE.itemsize, use.windows.element_size()) * n_rows * n_here
+        n_here = n_patches_of(use)
+        n_bytes_each = max(SCORE_DTYPE.itemsize, use.windows.element_size())
+        bytes_here[name] += n_bytes_each * n_rows_of(use, weight) * n_here
         patches_here[name] += n_here
         if name in windows:
             windows[name].append(use.windows)
         elif name not in positions:
-            if not any(len(shown) == 1 and is_same_tensor(shown[0], use.windows) for shown in windows.values()):
+            if not any(len(shown) == 1 and same_tensor(shown[0], use.windows) for shown in windows.values()):
                 order.append([])
                 windows.clear()
             order[-1].append(name)
@@ -89,11 +90,11 @@ def layer_usage(
         known = None
         if is_padded or is_new_form(batch, forms):
             known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
-            forms[form_of(batch)] = known
+            forms[signature_of(batch)] = known
         orders.append(known.orders if known is not None and is_padded else None)
         stands_for_all = not is_padded and goes_by_form(batch, forms)
-        few = points_at(batch, few_of(batch.n_points)) if stands_for_all else batch
-        form = form_of(batch)
+        few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
+        form = signature_of(batch)
         n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
         if not uses:
             runner(model, layers, orders=orders[-1])(few, on_use)
@@ -122,14 +123,9 @@ def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def is_same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and values."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
 def target_bytes(device: torch.device) -> int:
     """The number of bytes of dense outputs that may be kept."""
-    return TARGET_BYTES.get(device.type, TARGET_BYTES["cpu"])
+    return for_device(TARGET_BYTES, device)
 
 
 def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.blocks import Blocks
-from sipp.inputs.capture import Forms
+from sipp.inputs.capture import Probes
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
@@ -56,7 +56,7 @@ class NetworkTask:
     blocks: Blocks | None
     chunk_bytes: int
     allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
-    forms: Forms = field(default_factory=Forms)  # of batches that were checked already
+    forms: Probes = field(default_factory=Probes)  # of batches that were checked already
     # by the weights of a stage: those that correct a residual stream, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 

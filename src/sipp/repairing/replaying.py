@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.restore import replaced_forwards
-from sipp.records.numerics import device_of
+from sipp.records.numerics import device_of, for_device
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
 
@@ -66,7 +66,7 @@ class Replay:
         if self.is_off or next(model.parameters(), None) is None:  # such as an activation among named blocks
             yield
             return
-        most = REPLAY_BYTES.get(device_of(model).type, REPLAY_BYTES["cpu"])
+        most = for_device(REPLAY_BYTES, device_of(model))
         calls = _Calls(self.kept.get(batch, {}), most - self._n_bytes())
         forwards = (
             (module, (calls.stopping if module in unfinished else calls.watching)(name, module.forward))

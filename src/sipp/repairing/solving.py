@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, for_device
 
 SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}  # of the systems that are solved at a time
 SCALE_BYTES = 8 << 20  # of the part of a float64 system that is scaled at a time
@@ -90,7 +90,7 @@ def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.devic
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
     """The solutions within the masks by conjugate gradients, as many rows at a time as fit in memory."""
     n_groups, n_rows, fan_in = wanted_GRK.shape
-    n_bytes = SOLVE_BYTES.get(wanted_GRK.device.type, SOLVE_BYTES["cpu"])
+    n_bytes = for_device(SOLVE_BYTES, wanted_GRK.device)
     most = max(1, n_bytes // (N_KEPT_ALIVE * SCORE_DTYPE.itemsize * n_groups * fan_in))
     found_GRK = torch.zeros_like(wanted_GRK)
     for start in range(0, n_rows, most):
@@ -162,7 +162,7 @@ def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
 def _alike(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
     """The rows in batches of similar size whose systems fit in memory, the largest first."""
     rows = sorted(sizes, key=lambda row: -sizes[row])
-    n_bytes = SOLVE_BYTES.get(device.type, SOLVE_BYTES["cpu"])
+    n_bytes = for_device(SOLVE_BYTES, device)
     start = 0
     while start < len(rows):
         most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sizes[rows[start]] ** 2))

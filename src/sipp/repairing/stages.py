@@ -17,7 +17,7 @@ from torch import nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh
 from sipp.inputs.blocks import Blocks, Entered, enter
-from sipp.inputs.capture import Forms, run_batch, scoring_mode
+from sipp.inputs.capture import Probes, run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, float32_products
@@ -165,7 +165,7 @@ class DenseAndPruned:
         return [_stored(enter(self.pruned, self.blocks, b), len(self.batches)) for b in self.batches]
 
 
-def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Forms) -> LayerUsage:
+def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Probes) -> LayerUsage:
     """The usage of the dense network on all batches, found once; best before it is copied, as full passes take memory.
 
     `forms` are those of batches that were checked already.

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import (
-    Forms,
     OnUse,
     Probe,
+    Probes,
     depends_on_batch,
     output_norms,
     probe,
@@ -93,7 +93,7 @@ def measure_sensitivities(
     *,
     reduce: Reduce = "max",
     on_batch: Callable[[Batch], None] | None = None,
-    checked: Forms | None = None,
+    checked: Probes | None = None,
     splits: bool = False,
     with_means: bool = False,
 ) -> Sensitivities:
@@ -225,7 +225,7 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
 
 
 def _probed_batches(
-    task: ScoringTask, forms: Forms, splits: bool, *, waits: bool
+    task: ScoringTask, forms: Probes, splits: bool, *, waits: bool
 ) -> Iterator[tuple[Batch, int, Probe]]:
     """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
 
