@@ -58,7 +58,7 @@ def shuffled(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def scores_of(model: nn.Module, data: object, reduce: str = "max") -> Sensitivities:
-    return sensitivities.score(task_of(model, data), reduce=reduce)
+    return sensitivities.measure_sensitivities(task_of(model, data), reduce=reduce)
 
 
 def layer_of(seed: int = 0) -> nn.Linear:

@@ -177,6 +177,6 @@ def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:
     torch.manual_seed(0)
     shared, x = nn.Linear(4, 4), torch.rand(8, 4)
     model = Longer(shared, shared)
-    assert sensitivities.score(task_of(model, [x]), with_means=True).layers[0].mean_FK is None
+    assert sensitivities.measure_sensitivities(task_of(model, [x]), with_means=True).layers[0].mean_FK is None
     with pytest.raises(DataError, match=r"which values belong to which input.*reduce='max'"):
         sipp.sensitivity(model, [x], reduce="mean")

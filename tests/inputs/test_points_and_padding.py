@@ -41,7 +41,7 @@ def scores_of(model: nn.Module, batch: Batch, reduce: str, monkeypatch: pytest.M
     """The scores of one batch as it is given, with what it says of padding."""
     with monkeypatch.context() as patched:
         patched.setattr(Data, "batches", lambda *args: iter([batch]))
-        return sensitivities.score(task_of(model, [None]), reduce=reduce)
+        return sensitivities.measure_sensitivities(task_of(model, [None]), reduce=reduce)
 
 
 def same(a: Sensitivities, b: Sensitivities) -> bool:

@@ -110,6 +110,13 @@ def test_what_is_refused() -> None:
         sipp.gradual(net, step, points, keep=0.5, steps=10)
 
 
+def test_a_type_error_inside_of_the_training_step_passes_as_it_is() -> None:
+    net, _, points, _ = made()
+    with pytest.raises(TypeError, match="NoneType") as caught:
+        sipp.gradual(net, lambda step: None + step, points, keep=0.5, steps=4)  # type: ignore[operator]
+    assert not isinstance(caught.value, OptionError)
+
+
 @pytest.mark.parametrize("wrong", ["sgd", [None], torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)])
 def test_a_wrong_optimizer_is_refused_before_any_training(wrong: Any) -> None:
     net, _, points, _ = made()

@@ -77,7 +77,8 @@ def record_use(
             written = file.write(line)
             start = file.tell() - written
             if written != len(line):
-                file.truncate(start)
+                if os.fstat(file.fileno()).st_size == start + written:  # nobody has appended a line since
+                    file.truncate(start)
                 raise OSError("the disk took only a part of the line")
             os.fsync(file.fileno())
     except OSError as error:

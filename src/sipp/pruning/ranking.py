@@ -60,7 +60,8 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     else:
         task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     method_task = task.noting(method_keys) if needs_keys and not info.is_blend else task
-    spared = rows_of_rare_experts(method_task) if info.needs_data and task.data is not None else ()
+    has_experts = any(layer.is_routed for layer in task.layers)
+    spared = rows_of_rare_experts(method_task) if has_experts and info.needs_data else ()
     method_scores = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):

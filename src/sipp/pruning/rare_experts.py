@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from sipp.errors import warn_caller
-from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_patches_of, rows_of
 from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Weight
 
 FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned
-EXPERTS = "experts"  # part of the name of a module that only some tokens reach
 
 
 def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
@@ -21,7 +19,7 @@ def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
 
     Warns with the names of the experts. Costs a pass over the data, for models with experts only.
     """
-    routed = {weight.name for layer in task.layers if _is_routed(layer) for weight in layer.weights.values()}
+    routed = {weight.name for layer in task.layers if layer.is_routed for weight in layer.weights.values()}
     if not routed or task.data is None or not task.data.can_be_read_again:
         return ()
     counts = {weight.name: torch.zeros(weight.n_rows, dtype=torch.int64, device="cpu") for weight in task.weights}
@@ -39,10 +37,6 @@ def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
     some = "; ".join(names[:8]) + ("; ..." if len(names) > 8 else "")
     warn_caller(f"experts that saw fewer than {FEWEST_TOKENS} tokens are left as they are: {some}; give more data")
     return tuple(spared)
-
-
-def _is_routed(layer: PrunableLayer) -> bool:
-    return EXPERTS in layer.module_name.split(".") or layer.known_as == EXPERTS
 
 
 def _expert_names(task: ScoringTask, weight: Weight, counts_F: Tensor) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -50,9 +49,10 @@ def find_residual_layers(
     """
     found = dict[str, ResidualLayer]()
     if residuals is None or residuals:
-        with suppress(DataError):  # a few points may fail by themselves, or lie along another axis
+        try:
             found = _found_in(_of_few_points(gatherer), residuals, follows=follows)
-        found = found or _found_in(gatherer, residuals, follows=follows)
+        except DataError:  # a few points fail by themselves
+            found = _found_in(gatherer, residuals, follows=follows)
     for name in set(residuals or ()) - found.keys():
         refuse_residual(name)
     return found

@@ -126,7 +126,10 @@ def register_method(
         16
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r:.60} is not a name of a method", fix="use lower-case letters, digits, - and _")
+        raise OptionError(
+            f"name={name!r:.60} is not a name of a method",
+            fix="use lower-case letters and digits, with single . - _ between them",
+        )
     if name in NAMES or name == "given":
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):

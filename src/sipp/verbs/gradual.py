@@ -195,8 +195,8 @@ def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Wat
         refuse_updated(watched)
     except Exception as error:
         refuse_failed(watched, error)
-        if step or not isinstance(error, TypeError):
-            raise
+        if step or not isinstance(error, TypeError) or error.__traceback__ is None or error.__traceback__.tb_next:
+            raise  # it comes from inside of the step
         raise OptionError(
             f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
         ) from error

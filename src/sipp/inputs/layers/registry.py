@@ -66,6 +66,9 @@ class Adapter:
     caught: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
+EXPERTS = "experts"  # part of the name of a module that only some tokens reach
+
+
 @dataclass(frozen=True)
 class PrunableLayer:
     """A module to hook: its adapter, and the weight behind each of its local parameter names."""
@@ -79,6 +82,11 @@ class PrunableLayer:
     @property
     def label(self) -> str:
         return _where(self.module_name, self.module)
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether it is part of an expert, which only some tokens reach."""
+        return EXPERTS in self.module_name.split(".") or self.known_as == EXPERTS
 
     def parameter(self, local: str) -> nn.Parameter:
         """The current parameter of this local name; faster than get_parameter, which looks up submodules each time."""
