@@ -136,17 +136,17 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
     return (windows * shaped).to(SCORE_DTYPE)
 
 
-def split_windows(use: WeightUse, *, bytes_per_patch: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
+def split_windows(use: WeightUse, *, bytes_per_window: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
     """Pieces of the use's windows that fit `chunk_bytes`: the points they belong to, and the windows.
 
     Splits along the points first, then along the positions if a single point is too large.
     """
     n_points = len(use.windows)
-    per_point = bytes_per_patch * _n_windows(use.windows, use.n_position_dims) // n_points
+    per_point = bytes_per_window * _n_windows(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
         piece = use.windows if step >= n_points else use.windows[start : start + step]
-        for part in _split_positions(piece, 2, use.n_position_dims, chunk_bytes // bytes_per_patch):
+        for part in _split_positions(piece, 2, use.n_position_dims, chunk_bytes // bytes_per_window):
             yield slice(start, start + len(piece)), part
 
 

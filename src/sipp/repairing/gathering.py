@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import n_patches_of, n_rows_of, patches_of, split_windows
+from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, patches_of, split_windows
 from sipp.inputs.restore import StopForward
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
@@ -298,9 +298,9 @@ class Gatherer:
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
         """The windows of a use in chunks that fit in memory, the same for both networks."""
-        n_rows = n_rows_of(use, weight)
-        per_patch = BOUND_DTYPE.itemsize * (2 * use.windows.shape[1] * weight.fan_in + 3 * n_rows)
-        for _, windows in split_windows(use, bytes_per_patch=per_patch, chunk_bytes=self.chunk_bytes):
+        n_rows_per_group = n_rows_of(use, weight) // n_groups_of(use)
+        per_window = BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
+        for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=self.chunk_bytes):
             yield windows
 
 

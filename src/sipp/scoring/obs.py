@@ -60,7 +60,7 @@ def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
     fan_in = fan_in_of(use)
     total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
-    for _, part in split_windows(use, bytes_per_patch=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
+    for _, part in split_windows(use, bytes_per_window=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
         ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
         patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)
         total_GKK.baddbmm_(patches_GKP, patches_GKP.mT)

@@ -246,7 +246,7 @@ class RunningSensitivities:
 
     def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
         """Whether the kernel can update the maxima by means itself, which needs whole points in a chunk."""
-        n_bytes = self._piece_sizes(use, rows)["bytes_per_patch"] * n_groups_of(use) * n_positions_of(use)
+        n_bytes = self._piece_sizes(use, rows)["bytes_per_window"] * n_groups_of(use) * n_positions_of(use)
         return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
 
     def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
@@ -368,10 +368,13 @@ class RunningSensitivities:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
     def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
-        """The arguments for `split_windows`: a patch takes its values, one signed copy, and seven numbers per row."""
+        """The arguments for `split_windows`: a window takes its values, one signed copy, and seven numbers per row.
+
+        Each group of a convolution has windows of its own.
+        """
         n_rows_per_group = (rows.stop - rows.start) // n_groups_of(use)
-        per_patch = FLOAT_BYTES * n_groups_of(use) * (2 * self.weight.fan_in + 7 * n_rows_per_group)
-        return {"bytes_per_patch": per_patch, "chunk_bytes": self.chunk_bytes}
+        per_window = FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
+        return {"bytes_per_window": per_window, "chunk_bytes": self.chunk_bytes}
 
     def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
         """Calls `take` for pieces that fit the memory; one that does not is split further."""
@@ -391,7 +394,7 @@ class RunningSensitivities:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        least = self._piece_sizes(use, rows)["bytes_per_patch"]
+        least = n_groups_of(use) * self._piece_sizes(use, rows)["bytes_per_window"]  # of a patch
         if self.chunk_bytes <= least:
             raise ModelError(
                 f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",

@@ -195,8 +195,10 @@ def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Wat
         refuse_updated(watched)
     except Exception as error:
         refuse_failed(watched, error)
-        if step or not isinstance(error, TypeError) or error.__traceback__ is None or error.__traceback__.tb_next:
-            raise  # it comes from inside of the step
+        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        is_step = not raised_here and not isinstance(train_step, nn.Module)  # otherwise the call itself fails
+        if step or not isinstance(error, TypeError) or is_step:
+            raise
         raise OptionError(
             f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
         ) from error
