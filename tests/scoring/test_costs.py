@@ -18,6 +18,7 @@ from sipp.inputs.capture import capture
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Weight
+from sipp.scoring import running_sensitivities
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
@@ -292,3 +293,13 @@ def test_values_are_seldom_read(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = n_reads(1, monkeypatch), n_reads(2, monkeypatch)
     assert second - first <= 8  # of a further batch: is it finite, keys, ranges, two kinds of buffers, norms
     assert first <= 16  # with the probe, the weights and the check of dependence
+
+
+def test_products_of_a_use_know_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both in half precision may use TF32 on a GPU, which holds their bits; neither is widened before it is asked."""
+    dtypes, exact = list[tuple[torch.dtype, ...]](), running_sensitivities.exact_matmul
+    monkeypatch.setattr(
+        running_sensitivities, "exact_matmul", lambda *some: dtypes.append(tuple(t.dtype for t in some)) or exact(*some)
+    )
+    sipp.sensitivity(nn.Linear(6, 4).to(torch.bfloat16), torch.randn(12, 6).to(torch.bfloat16))
+    assert set(dtypes) == {(torch.bfloat16, torch.bfloat16)}
