@@ -257,6 +257,13 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow.latest.is_dense
 
 
+def test_packed_weights_are_timed_from_the_memory_they_would_come_from() -> None:
+    cache, dense, packed = 50_000_000, 30_000_000, 5_000_000
+    assert [plan.copies_to_time(90, cache, n) for n in (dense, packed)] == [4, 20]  # both fill the cache twice
+    assert [plan.copies_to_time(3, cache, n) for n in (dense, packed)] == [3, 3]  # a small network stays in it
+    assert plan.copies_to_time(1, 0, dense) == 1
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_many_tokens_and_other_reasons_are_said() -> None:
     model = nn.Sequential(nn.Linear(24, 20)).eval()

@@ -60,12 +60,16 @@ class KernelChoice:
 
 
 def fastest_kernel(
-    weight: Tensor, bias: Tensor | None, x: Tensor, n_copies: int, dense: Callable[[], float] | None = None
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    n_copies: Callable[[int], int],
+    dense: Callable[[], float] | None = None,
 ) -> KernelChoice:
-    """The fastest kernel for x (tokens x columns), timed on `n_copies` copies of the weights in turn.
+    """The fastest kernel for x (tokens x columns), timed on copies of the weights in turn.
 
-    With enough copies, the weights come from the same level of memory as in a network of that many layers. `dense`
-    measures torch's time, if that is not simply this layer.
+    `n_copies` gives the number of copies for the bytes of a kernel's weights, so that they come from the same level of
+    memory as in the network. `dense` measures torch's time, if that is not simply this layer.
     """
     makers, why = _candidates(weight, x)
     kernels = {make: make(weight, bias) for make in makers}
@@ -76,8 +80,8 @@ def fastest_kernel(
     kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
     if not kernels:
         return KernelChoice(dense_kernel, True, why=why_wrong(min(errors.values())))
-    dense_seconds = time_kernel(dense_kernel(weight, bias), x, n_copies) if dense is None else dense()
-    times = {make: time_kernel(kernel, x, n_copies) for make, kernel in kernels.items()}
+    dense_seconds = time_kernel(dense_kernel(weight, bias), x, n_copies(weight.nbytes)) if dense is None else dense()
+    times = {make: time_kernel(kernel, x, n_copies(kernel.n_bytes)) for make, kernel in kernels.items()}
     best = min(times, key=times.__getitem__)
     if times[best] > LEAST_GAIN * dense_seconds:
         return KernelChoice(dense_kernel, True, times[best], dense_seconds, "dense is as fast")

@@ -127,11 +127,11 @@ def _steps_of(
     weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
     sizes, n_dense_bytes = [len(part) for part in weights], weight.nbytes
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
-    n_copies = max(1, -(-min(n_bytes, 2 * cache) // n_dense_bytes))
+    n_copies = partial(copies_to_time, -(-n_bytes // n_dense_bytes), cache)
     alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
     kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * kept_share(weight)))
     if kind not in known:
-        each_alone = [partial(time_kernel, dense_kernel(own, None), tokens, n_copies) for own in weights]
+        each_alone = [partial(time_kernel, dense_kernel(own, None), tokens, n_copies(own.nbytes)) for own in weights]
         known[kind] = fastest_kernel(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
     choice = known[kind]
     kernel = choice.make(weight, bias)
@@ -163,6 +163,14 @@ def _steps_of(
     )  # fmt: skip
     others = [Step(member.name, f"with {op.name}", lambda values: None, member.out) for member in group[1:]]
     return {step.out: step for step in (first, *others)}
+
+
+def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:
+    """How many copies of weights to time in turn: one for each layer, or as many as fill the cache twice.
+
+    Packed weights take fewer bytes than dense ones, so they need more copies before they leave the cache.
+    """
+    return max(1, min(n_layers, -(-2 * n_cache_bytes // n_bytes)))
 
 
 def _bias(op: Op, graph: Graph) -> Tensor | None:
