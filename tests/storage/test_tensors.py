@@ -28,9 +28,7 @@ def test_without_torch_the_same_type_shape_hash_and_zeros(dtype: torch.dtype) ->
     raw = raw_tensors(data, "here")
     assert raw["module.b.weight"].dtype == str(dtype) and raw["module.b.weight"].shape == (2, 3)
     assert raw["module.b.weight"].n_nonzero() == int((values.double() != 0).sum()) and raw["a.bias"].n_nonzero() == 0
-    assert entries_hash((name, [one.dtype, list(one.shape)], one.data) for name, one in raw.items()) == state_hash(
-        state
-    )
+    assert entries_hash(raw, lambda name, one: ([one.dtype, list(one.shape)], one.data)) == state_hash(state)
     assert state_hash(tensors_from_bytes(data, "here")) == state_hash(state)
 
 

@@ -19,7 +19,7 @@ from sipp.records.options import NormStats
 
 OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; the others are computed again
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64
-TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 4096}  # in a batch: their logits may be larger than the network
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # in a batch: their logits may be larger than the network
 
 Outputs = Callable[[int], list[Tensor]]
 

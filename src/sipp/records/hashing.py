@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add to names
 
-Entry = tuple[str, list[Any], bytes | memoryview]  # name; dtype and shape, or repr of the value; bytes
+Entry = tuple[list[Any], bytes | memoryview]  # dtype and shape, or repr of the value; bytes
+Value = TypeVar("Value")
 
 
 def canonical(name: str) -> str:
@@ -22,12 +23,12 @@ def canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def entries_hash(entries: Iterable[Entry]) -> str:
-    """SHA-256 over all entries, sorted by canonical name."""
+def entries_hash(values: Mapping[str, Value], read: Callable[[str, Value], Entry]) -> str:
+    """SHA-256 over all values, sorted by canonical name; each is read when its turn comes."""
     digest = hashlib.sha256()
-    named = [(canonical(name), kind, data) for name, kind, data in entries]
-    for name, kind, data in sorted(named, key=lambda entry: entry[0]):
-        digest.update(json.dumps([name, *kind]).encode())
+    for name in sorted(values, key=canonical):
+        kind, data = read(name, values[name])
+        digest.update(json.dumps([canonical(name), *kind]).encode())
         digest.update(data)
     return digest.hexdigest()
 

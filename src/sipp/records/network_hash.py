@@ -52,15 +52,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def state_hash(state: Mapping[str, Any]) -> str:
     """SHA-256 of a state_dict."""
-    return entries_hash(_entry(name, value) for name, value in state.items())
+    return entries_hash(state, _entry)
 
 
 def _entry(name: str, value: Any) -> Entry:
     if isinstance(value, Tensor):
-        return name, [str(value.dtype), list(value.shape)], raw_bytes(value.clone()).numpy().data
+        copy = value.detach().to("cpu", copy=True)  # a tensor that NumPy has seen can no longer be resized
+        return [str(value.dtype), list(value.shape)], raw_bytes(copy).numpy().data
     if value is not None and not isinstance(value, (str, int, float, bytes)):
         raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
-    return name, [repr(value)], b""
+    return [repr(value)], b""
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:

@@ -43,8 +43,9 @@ def _squared_lengths(use: WeightUse) -> Tensor:
     n_groups, fan_in = n_groups_of(use), fan_in_of(use)
     total_GK = torch.zeros(n_groups, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
-    bytes_per_window = 2 * BOUND_DTYPE.itemsize * fan_in  # wide, and squared
+    bytes_per_window = 2 * BOUND_DTYPE.itemsize * fan_in  # as wide numbers and their squares, where torch makes these
     chunk_bytes = for_device(CHUNK_BYTES, use.windows.device)
     for _, part in split_windows(use, bytes_per_window=bytes_per_window, chunk_bytes=chunk_bytes):
-        total_GK += part.to(BOUND_DTYPE).square().sum(positions).reshape(n_groups, fan_in)
+        lengths = torch.linalg.vector_norm(part, dim=positions, dtype=BOUND_DTYPE)  # on a GPU in one reading
+        total_GK += lengths.square().reshape(n_groups, fan_in)
     return total_GK

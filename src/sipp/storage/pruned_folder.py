@@ -95,7 +95,7 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
         raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
     record = _record(path, own)
     tensors = raw_tensors(data, path)
-    stored = entries_hash((name, [tensor.dtype, list(tensor.shape)], tensor.data) for name, tensor in tensors.items())
+    stored = entries_hash(tensors, lambda name, tensor: ([tensor.dtype, list(tensor.shape)], tensor.data))
     if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     for layer in record.layers:
