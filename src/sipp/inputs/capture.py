@@ -27,6 +27,7 @@ from sipp.inputs.attribution import (
     placements,
 )
 from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
+from sipp.inputs.grouped_attention import fused_attention
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.output_check import Expected, Gap, expected_output, gap_of, products, refuse_gaps
@@ -456,7 +457,7 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Mo
                 module.training = True
                 module.track_running_stats = False
             torch.backends.mha.set_fastpath_enabled(False)
-            with torch.no_grad():
+            with torch.no_grad(), fused_attention(modules):
                 yield modules
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
