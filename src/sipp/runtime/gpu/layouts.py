@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MOST_COLUMNS = 1 << 16  # addressable with 16 bits
@@ -61,67 +62,89 @@ def depth_of(dtype: torch.dtype) -> int:
 
 def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None = None) -> Walks:
     """Packs a weight (rows x columns, at most 65,536 columns); as int8 if each row has a scale."""
-    device, n_all = weight.device, len(weight)
+    kept = _kept_weights(weight, n_lanes, scales)
+    depth, n_all, device = depth_of(kept.values.dtype), len(weight), weight.device
+    order, n_blocks = _slices(kept, n_all, n_lanes, n_rows, depth)
+    first_blocks = F.pad(n_blocks.cumsum(0), (1, 0))
+    place = order.argsort()[kept.row]  # the row among all slices of each kept weight
+
+    def position(number: Tensor, of: Tensor | slice) -> Tensor:
+        """The index of weight `number` of a walk in an array of blocks x threads x weights."""
+        block = first_blocks[place[of] // n_rows] + number // depth
+        thread = place[of] % n_rows * n_lanes + kept.lane[of]
+        return (block * n_rows * n_lanes + thread) * depth + number % depth
+
+    n_positions = int(first_blocks[-1]) * n_rows * n_lanes * depth
+    values = torch.zeros(n_positions, dtype=kept.values.dtype, device=device)
+    distances = torch.zeros(n_positions, dtype=torch.uint8, device=device)
+    at = position(kept.number, slice(None))
+    values[at] = kept.values
+    distances[at] = (kept.distance - FURTHEST * kept.n_bridges).to(torch.uint8)
+    bridged, nth = _repeats(kept.n_bridges)
+    distances[position(kept.number[bridged] - 1 - nth, bridged)] = FURTHEST
+    n_slices = len(n_blocks)
+    starts = torch.zeros(n_slices * n_rows * n_lanes, dtype=torch.int16, device=device)
+    starts[(place * n_lanes + kept.lane)[kept.is_first]] = kept.column[kept.is_first].to(torch.int16)
+    rows = F.pad(order.to(torch.int32), (0, n_slices * n_rows - n_all), value=-1)
+    own_scales = torch.ones(0 if scales is None else len(rows), dtype=torch.float32, device=device)
+    if scales is not None:
+        own_scales[:n_all] = scales[order].float()
+    least, most = int(n_blocks[-1]), int(n_blocks[0])
+    longer = tuple(int((n_blocks > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
+    return Walks(
+        (n_all, weight.shape[1]), n_lanes, n_rows, least, longer, first_blocks.to(torch.int32), rows,
+        starts.view(torch.uint16), values, distances, own_scales,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The kept weights in the order of their walks: thread by thread, from left to right."""
+
+    row: Tensor
+    column: Tensor
+    lane: Tensor  # the thread of its row
+    values: Tensor
+    is_first: Tensor  # of its walk
+    distance: Tensor  # columns from the previous one of its walk
+    n_bridges: Tensor  # zeros before it, where that is further than 8 bits reach
+    number: Tensor  # its place in its walk, these zeros counted
+
+
+def _kept_weights(weight: Tensor, n_lanes: int, scales: Tensor | None) -> _Kept:
+    """The kept weights, shared out among the threads of their rows."""
     kept = weight != 0
     row, column = kept.nonzero(as_tuple=True)
     values = weight[kept] if scales is None else (weight[kept] / scales[row]).round().to(torch.int8)
-    n_slices, depth = -(-n_all // n_rows), depth_of(values.dtype)
-
     lane = _lanes(row, kept.sum(-1), n_lanes, float(kept.double().mean()))
-    by_lane = (row * n_lanes + lane).argsort(stable=True)
-    row, column, lane, values = row[by_lane], column[by_lane], lane[by_lane], values[by_lane]
+    by_walk = (row * n_lanes + lane).argsort(stable=True)
+    row, column, lane, values = row[by_walk], column[by_walk], lane[by_walk], values[by_walk]
     walk = row * n_lanes + lane
     is_first = torch.ones_like(walk, dtype=torch.bool)
     is_first[1:] = walk[1:] != walk[:-1]
     distance = torch.zeros_like(column)
     distance[1:] = column.diff()
     distance[is_first] = 0
-    n_between = (distance - 1).clamp(min=0) // FURTHEST  # zeros that bridge large distances
-    number = (1 + n_between).cumsum(0) - 1
-    begin = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
+    n_bridges = (distance - 1).clamp(min=0) // FURTHEST
+    number = (1 + n_bridges).cumsum(0) - 1
+    begin = torch.zeros(len(weight) * n_lanes, dtype=torch.int64, device=weight.device)
     begin[walk[is_first]] = number[is_first]
-    number -= begin[walk]  # index of each weight in its walk
-    lengths = torch.zeros(n_all * n_lanes, dtype=torch.int64, device=device)
-    lengths = lengths.scatter_reduce_(0, walk, number + 1, "amax").view(n_all, n_lanes).amax(-1)
+    return _Kept(row, column, lane, values, is_first, distance, n_bridges, number - begin[walk])
 
+
+def _slices(kept: _Kept, n_all: int, n_lanes: int, n_rows: int, depth: int) -> tuple[Tensor, Tensor]:
+    """The rows sorted by their longest walk, and the blocks of each slice of `n_rows` of them."""
+    lengths = torch.zeros(n_all, dtype=torch.int64, device=kept.row.device)
+    lengths = lengths.scatter_reduce_(0, kept.row, kept.number + 1, "amax")
     order = lengths.argsort(descending=True, stable=True)
-    n_blocks = torch.zeros(n_slices * n_rows, dtype=torch.int64, device=device)
-    n_blocks[:n_all] = -(-lengths[order] // depth)
-    per_slice = n_blocks.view(n_slices, n_rows)[:, 0]  # the longest row comes first
-    slices = torch.zeros(n_slices + 1, dtype=torch.int64, device=device)
-    slices[1:] = per_slice.cumsum(0)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(n_all, dtype=torch.int64, device=device)
-    place = place[row]  # the slice row of each kept weight
-    thread = place % n_rows * n_lanes + lane
+    return order, -(-lengths[order][::n_rows] // depth)  # the longest row of a slice comes first
 
-    def positions(number: Tensor, of: Tensor) -> Tensor:
-        """The index of weight `number` of a walk in an array of blocks x threads x weights."""
-        block = slices[place[of] // n_rows] + number // depth
-        return (block * n_rows * n_lanes + thread[of]) * depth + number % depth
 
-    everyone = torch.arange(len(row), dtype=torch.int64, device=device)
-    n_places = int(slices[-1]) * n_rows * n_lanes * depth
-    laid = torch.zeros(n_places, dtype=values.dtype, device=device)
-    laid[positions(number, everyone)] = values
-    distances = torch.zeros(n_places, dtype=torch.uint8, device=device)
-    distances[positions(number, everyone)] = (distance - FURTHEST * n_between).to(torch.uint8)
-    after = everyone.repeat_interleave(n_between)
-    back = torch.arange(len(after), dtype=torch.int64, device=device) - (n_between.cumsum(0) - n_between)[after]
-    distances[positions(number[after] - 1 - back, after)] = FURTHEST
-    starts = torch.zeros(n_slices * n_rows * n_lanes, dtype=torch.int16, device=device)
-    starts[(place * n_lanes + lane)[is_first]] = column[is_first].to(torch.int16)
-    rows = torch.full((n_slices * n_rows,), -1, dtype=torch.int32, device=device)
-    rows[:n_all] = order.to(torch.int32)
-    own_scales = torch.ones(0 if scales is None else len(rows), dtype=torch.float32, device=device)
-    if scales is not None:
-        own_scales[:n_all] = scales[order].float()
-    least, most = int(per_slice[-1]), int(per_slice[0])
-    longer = tuple(int((per_slice > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
-    return Walks(
-        (n_all, weight.shape[1]), n_lanes, n_rows, least, longer, slices.to(torch.int32), rows,
-        starts.view(torch.uint16), laid, distances, own_scales,
-    )  # fmt: skip
+def _repeats(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Each index as often as it counts, and which time it is."""
+    index = torch.arange(len(counts), dtype=torch.int64, device=counts.device).repeat_interleave(counts)
+    nth = torch.arange(len(index), dtype=torch.int64, device=counts.device) - (counts.cumsum(0) - counts)[index]
+    return index, nth
 
 
 def _lanes(row: Tensor, counts: Tensor, n_lanes: int, keep: float) -> Tensor:
