@@ -7,7 +7,7 @@ pipeline decides which network a stage starts from, and whether its masks change
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
-from sipp.experiments.data import ImageSet
+from sipp.errors import DataError
 from sipp.experiments.parallel.processes import (
     Processes,
     check_same,
@@ -41,7 +40,6 @@ from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
-from sipp.experiments.training.population import Member, Program, can_train, make_program, train_together
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
@@ -56,9 +54,6 @@ SUMS = "sums"
 
 def train_networks(context: RunContext) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is."""
-    if context.recipe.train.together > 1:
-        yield from _train_side_by_side(context)
-        return
     for stage in plan(context.recipe):
         yield from train_network(context, stage)
 
@@ -166,72 +161,6 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
     check_same(context.processes, result.tensors(), what="trained weights")
     folder = context.stage_folder(stage)
     from_leader(context.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
-
-
-# --- stages side by side ----------------------------------------------------------------------------------------------
-
-
-def _train_side_by_side(context: RunContext) -> Iterator[Stage]:
-    """Trains stages whose parents are done side by side, `train.together` at a time, and yields each."""
-    if context.processes.count > 1 or not isinstance(context.feed.data, ImageSet):
-        raise OptionError(
-            "train.together trains in one process, on images in memory", option="train.together", fix="set it to 1"
-        )
-    at_once = context.recipe.train.together
-    programs: list[Program] = []  # the last one, reused for the next stages if it fits
-    depths = {stage: _depth(context.recipe.pipeline, stage) for stage in plan(context.recipe)}
-    for depth in sorted(set(depths.values())):
-        same = [stage for stage in depths if depths[stage] == depth]
-        todo = [stage for stage in same if finished_network(context.processes, context.stage_folder(stage)) is None]
-        for first in range(0, len(todo), at_once):
-            yield from _train_group(context, todo[first : first + at_once], programs)
-
-
-def _depth(pipeline: str, stage: Stage) -> int:
-    """The number of stages before this one; dense networks come first, because they may be teachers."""
-    parent = parent_of(pipeline, stage)
-    return int(stage.method is not None) if parent is None else 1 + _depth(pipeline, parent)
-
-
-def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Program]) -> Iterator[Stage]:
-    """Trains these stages with one program; each is charged an equal share of the time.
-
-    Checkpoints are saved, and the run can be stopped, at the ends of epochs.
-    """
-    hyper, group = context.hyper(stages[0]), list[_Started]()
-    with training_stream(context.feed.device):
-        for stage in stages:
-            group.append(_start(context, stage, _prepare(context, stage)))
-            _stop_if_signalled(context)
-        if len({(started.state.epoch, started.state.step) for started in group}) > 1:
-            # the run was killed while saving their checkpoints
-            for stage in stages:
-                runs.drop_checkpoints(context.stage_folder(stage))
-            yield from _train_group(context, stages, programs)
-            return
-        began = last_saved = time.monotonic()
-
-        def on_epoch() -> None:
-            nonlocal last_saved
-            for started in group:
-                context.on_epoch(started.stage.name, started.state.rows[-1])
-            asked, is_due = context.stop_signal(), time.monotonic() - last_saved >= context.checkpoint_seconds
-            if (asked or is_due) and group[0].state.epoch < hyper.epochs:
-                for started in group:
-                    _save(context, started, started.spent + (time.monotonic() - began) / len(stages))
-                last_saved = time.monotonic()
-            if asked:
-                raise Interrupted(asked)
-
-        members = [Member(started.state, started.stage.seed, started.changes) for started in group]
-        teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
-        if teachers or not programs or not can_train(programs[-1], members, hyper):
-            programs[:] = [make_program(members, context.feed, hyper, teachers)]
-        train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
-        seconds = (time.monotonic() - began) / len(stages)
-        for started in group:
-            _record(context, started, started.spent + seconds)
-    yield from stages
 
 
 # --- training that can be interrupted ---------------------------------------------------------------------------------
