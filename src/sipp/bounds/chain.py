@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sipp.bounds.operations import VALUELESS, NoBound, Operation, device_in, float64_copy, in_precision, run_watched
+from sipp.bounds.operations import (
+    THE_MODEL,
+    VALUELESS,
+    NoBound,
+    Operation,
+    device_in,
+    float64_copy,
+    in_precision,
+    run_watched,
+)
 from sipp.bounds.same_architecture import hidden_in, same_output
 from sipp.bounds.sound.graph_bound import Inputs
 from sipp.errors import DataError
@@ -29,9 +38,11 @@ _SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
 def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
     """Why the model is no such chain, or cannot be shown to be one on these inputs; empty if it is one."""
-    convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-    if convolutions:
-        return f"||kernel||_F does not bound a convolution ({convolutions[0]})"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return f"||kernel||_F does not bound a convolution ({name})"
+        if not isinstance(module, nn.Linear) and any(True for _ in module.parameters(recurse=False)):
+            return f"layer {name or THE_MODEL} ({type(module).__name__})"
     if hidden := hidden_in(model):
         return hidden
     try:

@@ -81,6 +81,11 @@ class Operation:
 class _Watch(TorchDispatchMode):
     """A mode that hands every operation to a function, which returns its result."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False; otherwise torch would import its compiler, which takes a second, to exclude the method below."""
+        return False
+
     def __init__(self, on_operation: Callable[[Operation], Any], model: nn.Module) -> None:
         super().__init__()
         self.on_operation, self.refusals = on_operation, list[Exception]()
