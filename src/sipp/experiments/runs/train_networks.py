@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from sipp.experiments.runs.context import (
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
-from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
+from sipp.experiments.training.loop import TrainState, new_state, set_masks, train
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
@@ -68,8 +67,13 @@ def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
     prepared = _prepare(context, stage)
     _stop_if_signalled(context)
     with training_stream(context.feed.device):
-        started = _start(context, stage, prepared)
-        _record(context, started, _train(context, started))
+        model, masks = module_of(context, prepared.network), prepared.network.masks or None
+        state, spent = new_state(model, context.hyper(stage), masks=masks), float(prepared.facts["seconds"])
+        newest = from_leader(context.processes, lambda: runs.newest_checkpoint(context.stage_folder(stage)))
+        if newest is not None:
+            spent = _restore(state, *newest, leads=context.processes.leads)
+        seconds = _train(context, stage, state, spent)
+        _record(context, stage, state, dict(prepared.facts), seconds)
     yield stage
 
 
@@ -102,38 +106,11 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
     return Prepared(prepared.network, facts)
 
 
-@dataclass(frozen=True)
-class _Started:
-    """A stage ready for training, from the start or from its newest checkpoint."""
-
-    stage: Stage
-    state: TrainState
-    changes: MaskChanges | None
-    facts: Values  # to record, from before training
-    parts: dict[str, float]  # seconds of each step before training
-    prepared_in: float
-    spent: float  # seconds in total
-
-
-def _start(context: RunContext, stage: Stage, prepared: Prepared) -> _Started:
-    folder, facts, hyper = context.stage_folder(stage), dict(prepared.facts), context.hyper(stage)
-    state = new_state(module_of(context, prepared.network), hyper, masks=prepared.network.masks or None)
-    spent = prepared_in = float(facts.pop("seconds"))
-    parts = facts.pop("part_seconds", {})
-    newest = from_leader(context.processes, lambda: runs.newest_checkpoint(folder))
-    if newest is not None:
-        spent = _restore(state, *newest, leads=context.processes.leads)
-    changes, pipeline = None, pipeline_of(context.recipe.pipeline)
-    if pipeline.mask_changes is not None and stage.method is not None:
-        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper.batch_size))
-    return _Started(stage, state, changes, facts, parts, prepared_in, spent)
-
-
-def _record(context: RunContext, started: _Started, seconds: float) -> None:
-    """Saves the trained network and its record, which finishes the stage."""
-    stage, state, recipe = started.stage, started.state, context.recipe
+def _record(context: RunContext, stage: Stage, state: TrainState, facts: Values, seconds: float) -> None:
+    """Saves the trained network and its record, which finishes the stage; `facts` are those from before training."""
+    recipe, prepared_in = context.recipe, facts.pop("seconds")
     cuts = state.facts.pop("part_seconds", {})  # of pruning during training
-    parts = {**started.parts, **cuts, "train": seconds - started.prepared_in - sum(cuts.values())}
+    parts = {**facts.pop("part_seconds", {}), **cuts, "train": seconds - prepared_in - sum(cuts.values())}
     release(state.model)
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result, final = Network(tensors, state.masks), state.rows[-1].test
@@ -147,7 +124,7 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
         "seed": stage.seed,
         "method": stage.method,
         "level": stage.level,
-        **started.facts,
+        **facts,
         **state.facts,
         "after": accuracy_values(final),
         "train_loss": state.rows[-1].train_loss,
@@ -166,14 +143,16 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
 # --- training that can be interrupted ---------------------------------------------------------------------------------
 
 
-def _train(context: RunContext, started: _Started) -> float:
-    """Trains the network of a stage; returns the seconds spent on it, including earlier processes."""
+def _train(context: RunContext, stage: Stage, state: TrainState, spent: float) -> float:
+    """Trains the network of a stage; returns the seconds spent on it, of which `spent` before this call."""
     began = last_saved = time.monotonic()
-    stage, hyper = started.stage, context.hyper(started.stage)
+    hyper, pipeline, changes = context.hyper(stage), pipeline_of(context.recipe.pipeline), None
+    if pipeline.mask_changes is not None and stage.method is not None:
+        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper.batch_size))
 
     def save() -> None:
         nonlocal last_saved
-        _save(context, started, started.spent + time.monotonic() - began)
+        _save(context, stage, state, spent + time.monotonic() - began)
         last_saved = time.monotonic()
 
     def on_step(state: TrainState) -> None:
@@ -190,12 +169,12 @@ def _train(context: RunContext, started: _Started) -> float:
 
     try:
         train(
-            started.state,
+            state,
             context.feed,
             hyper,
             seed=stage.seed,
             on_step=on_step,
-            changes=started.changes,
+            changes=changes,
             processes=context.processes,
             teacher=_teacher(context, stage),
         )
@@ -207,12 +186,12 @@ def _train(context: RunContext, started: _Started) -> float:
             raise
         save()
         raise Interrupted(asked) from None
-    return started.spent + time.monotonic() - began
+    return spent + time.monotonic() - began
 
 
-def _save(context: RunContext, started: _Started, seconds: float) -> None:
+def _save(context: RunContext, stage: Stage, state: TrainState, seconds: float) -> None:
     """Saves a checkpoint from which training resumes bit for bit; it needs no random state."""
-    processes, state, folder = context.processes, started.state, context.stage_folder(started.stage)
+    processes, folder = context.processes, context.stage_folder(stage)
     share_buffers(processes, state.model)
     tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
     tensors[SUMS] = sum_over_processes(processes, state.sums)
