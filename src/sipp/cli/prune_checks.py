@@ -9,7 +9,7 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
-from sipp.records.checking import check_drop, check_number, check_share
+from sipp.records.checking import check_drop, check_number, check_share, check_size
 from sipp.records.options import PruneOptions, unused_in_prune_to
 from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
 
@@ -83,6 +83,7 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
             f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
             "is for one small file; a folder holds plain weights", one_file,
         ),
+        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
     ]  # fmt: skip
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}
@@ -107,3 +108,11 @@ def _check_numbers(request: PruneRequest) -> None:
     if request.max_accuracy_drop is not None:
         with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
             check_drop("max_accuracy_drop", request.max_accuracy_drop)
+    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
+        shard_bytes(request)
+
+
+def shard_bytes(request: PruneRequest) -> int | None:
+    """The largest size that --shard allows a file, in bytes; None: do not split."""
+    text = request.shard
+    return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)

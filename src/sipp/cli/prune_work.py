@@ -20,7 +20,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import parse_output
 from sipp.cli.output import Answer, too_wide
-from sipp.cli.prune_checks import check
+from sipp.cli.prune_checks import check, shard_bytes
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed, points_to_prove
@@ -280,7 +280,13 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
     if request.is_one_file:
         with naming_option(f"--out {request.out}", "give another place"):
             check_file(request.out, NETWORK, force=request.force)
-            saved = sipp.save(outcome.pruned, request.out, values=request.values, certificate=outcome.certificate)
+            saved = sipp.save(
+                outcome.pruned,
+                request.out,
+                values=request.values,
+                certificate=outcome.certificate,
+                shard=shard_bytes(request),
+            )
         return Written({str(request.out): saved.n_bytes}, saved)
     with naming_option(f"--out {request.out}", "give another folder"):
         files = write_pruned(request.out, outcome.pruned.model.state_dict(), record, force=request.force)

@@ -29,6 +29,8 @@ from sipp.storage.files import read_file, sha256_of
 from sipp.storage.rounding import FORMATS, Rounding
 
 MARK = "sipp-file/1"
+MARK_OF_PARTS = "sipp-file/2"  # the data are in parts beside it
+PART_MARK = "sipp-part/1"  # one of these parts, which has no index
 ALIGNMENT = 8  # safetensors pads its header with spaces
 LENGTH = struct.Struct("<Q")  # the header's length, in front of it
 MOST_HEADER_BYTES = 1024
@@ -39,21 +41,25 @@ FOREIGN = (
     "is not a file from sipp.save, or its beginning was changed; for a plain safetensors file use "
     "safetensors.torch.load_file"
 )
-_OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-file/[0-9]{1,4})"')
+_OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-(?:file|part)/[0-9]{1,4})"')
+_DIGEST = r"[0-9a-f]{64}"
 _FACTS = re.compile(rb'"sha256":"([0-9a-f]{64})".*?"index":.*?"shape":\[([0-9]{1,18})\]')
 
 
 # --- header ---------------------------------------------------------------------------------------------------------
 
 
-def pack(index: bytes, *data: bytes) -> tuple[bytes, str]:
+def pack(index: bytes, *data: bytes, mark: str = MARK) -> tuple[bytes, str]:
     """The whole file with this index and data, and their SHA-256."""
     digest = sha256_of(index, *data)
-    return b"".join((_header(digest, len(index), sum(map(len, data))), index, *data)), digest
+    return b"".join((_header(mark, digest, len(index), sum(map(len, data))), index, *data)), digest
 
 
-def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
-    """The index, the data and their SHA-256, which is checked."""
+def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
+    """The index, the data and their SHA-256, which is checked.
+
+    `marks` are the allowed formats; by default those of a network.
+    """
     if not path.is_file():  # a device or a pipe may never end
         raise DataError("is not a file", where=path, fix="give the path of a file that sipp.save wrote")
     content = memoryview(read_file(path))
@@ -61,13 +67,16 @@ def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
     start = LENGTH.size + min(n_header, MOST_HEADER_BYTES)
     header = bytes(content[LENGTH.size : start])
     mark, facts = _OURS.match(header), _FACTS.search(header)
-    if mark is not None and mark.group(1).decode() != MARK:
-        raise DataError(f"has the format {mark.group(1).decode()}, this version reads {MARK}", where=path)
+    kind = "" if mark is None else mark.group(1).decode()
+    if kind == PART_MARK and PART_MARK not in marks:
+        raise DataError("is one part of a network", where=path, fix="give the file that sipp.save was told to write")
+    if kind and kind not in (marks or (MARK, MARK_OF_PARTS)):
+        raise DataError(f"has the format {kind}, this version reads {MARK_OF_PARTS}; update sipp", where=path)
     if mark is None or facts is None:
         raise DataError(FOREIGN, where=path)
     digest, n_index = facts.group(1).decode(), int(facts.group(2))
     n_data = len(content) - start - n_index
-    if _header(digest, n_index, n_data) != content[:start]:
+    if _header(kind, digest, n_index, n_data) != content[:start] or (kind == MARK_OF_PARTS and n_data):
         raise DataError(
             f"its header does not fit its {len(content):,} bytes; it was changed or cut, copy again", where=path
         )
@@ -81,13 +90,13 @@ def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
     return index, data, digest
 
 
-def _header(digest: str, n_index: int, n_data: int) -> bytes:
+def _header(mark: str, digest: str, n_index: int, n_data: int) -> bytes:
     """The header that a file with this content must have, preceded by its length."""
     entries = [
         f'"{name}":{{"dtype":"U8","shape":[{end - start}],"data_offsets":[{start},{end}]}}'
         for name, start, end in (("index", 0, n_index), ("data", n_index, n_index + n_data))
     ]
-    text = f'{{"__metadata__":{{"format":"{MARK}","sha256":"{digest}"}},{",".join(entries)}}}'
+    text = f'{{"__metadata__":{{"format":"{mark}","sha256":"{digest}"}},{",".join(entries)}}}'
     padded = text + " " * (-len(text) % ALIGNMENT)
     return LENGTH.pack(len(padded)) + padded.encode()
 
@@ -146,6 +155,14 @@ class Entry(StrictRecord):
         return sum(self.lengths)
 
 
+class Part(StrictRecord):
+    """A file beside the index, with the data of some tensors."""
+
+    name: Annotated[str, Field(pattern=r"^[^/\\\x00]{1,255}$")]
+    sha256: Annotated[str, Field(pattern=rf"^{_DIGEST}$")]
+    n_bytes: Count  # of its data
+
+
 class Index(StrictRecord):
     """Everything in the file but the numbers."""
 
@@ -156,6 +173,7 @@ class Index(StrictRecord):
     statements: StoredStatements | None
     certificate: str | None  # as `to_json` writes it
     buffers_hash: str | None = None  # of buffers that the state_dict leaves out; None: there are none
+    parts: tuple[Part, ...] = ()  # in the order of the tensors; (): the data lie in the same file
     tensors: Annotated[tuple[Entry, ...], Field(fail_fast=True)]
 
     @property
@@ -166,9 +184,10 @@ class Index(StrictRecord):
 
 def write_index(index: Index) -> bytes:
     """The index as bytes for the file."""
-    text = index.model_dump_json(exclude=set() if index.buffers_hash else {"buffers_hash"}).encode()
+    unsaid = {name for name, value in (("buffers_hash", index.buffers_hash), ("parts", index.parts)) if not value}
+    text = index.model_dump_json(exclude=unsaid).encode()
     if len(text) > MOST_INDEX_BYTES:
-        raise DataError(f"the network has too many tensors for one file ({len(index.tensors):,})")
+        raise DataError(f"the network has too many tensors for one file ({len(index.tensors):,}); save it in parts")
     return zlib.compress(text, 9)
 
 
@@ -192,6 +211,8 @@ def read_index(code: memoryview, n_data: int, where: Path) -> Index:
     for entry in index.tensors:
         if fault := next(_faults(entry), ""):
             raise DataError(f"{where}, tensor {entry.name!r:.100}: {fault}; it was not written by sipp.save")
+    if index.parts and n_data == 0:
+        n_data = sum(part.n_bytes for part in index.parts)
     if sum(entry.n_bytes for entry in index.tensors) != n_data:
         raise DataError(f"its tensors need other bytes than the {n_data:,} there are; save it again", where=where)
     return index

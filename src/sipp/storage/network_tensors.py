@@ -36,6 +36,7 @@ from sipp.storage.coding import (
     raw_bits,
 )
 from sipp.storage.network_file import SCALE_BYTES, Entry, Index, Positions, StoredValues, read_index, unpack
+from sipp.storage.network_parts import part_files, pieces_in_parts
 from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
@@ -249,13 +250,16 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     """Reads and checks a file of `save`: the state_dict, and a record of all else."""
     code, data, digest = unpack(path)
     index = read_index(code, len(data), path)
-    state, masks = decode_network(index, pieces_of(data, [entry.n_bytes for entry in index.tensors]), path)
+    lengths = [entry.n_bytes for entry in index.tensors]
+    pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, lengths)
+    state, masks = decode_network(index, pieces, path)
     try:
         certificate = None if index.certificate is None else from_json(index.certificate)
     except DataError as error:
         raise DataError(f"{error}", where=path) from error
+    n_bytes = path.stat().st_size + sum(file.stat().st_size for file in part_files(path, index))
     contents = contents_of(
-        index, path=path, sha256=digest, n_bytes=path.stat().st_size, masks=masks, certificate=certificate, state=state
+        index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
     )
     if contents.certificate_about == "values before rounding" and not index.is_rounded:
         raise DataError("its certificate is about another network; do not rely on it, certify this one", where=path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import get_args
 
@@ -13,7 +14,7 @@ from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.pruning.torch_masks import masked_by_torch
 from sipp.records.certificate import AnyCertificate, check_certificate, to_json
-from sipp.records.checking import check_choice, check_path
+from sipp.records.checking import check_choice, check_path, check_size
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.options import Precision
@@ -21,8 +22,8 @@ from sipp.records.pruned import Pruned, up_to_date
 from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
-from sipp.storage.files import write_atomic
-from sipp.storage.network_file import Index, pack, write_index
+from sipp.storage.network_file import MARK, MARK_OF_PARTS, Index, pack, write_index
+from sipp.storage.network_parts import planned_parts, write_network
 from sipp.storage.network_tensors import (
     Groups,
     cannot_share,
@@ -43,6 +44,7 @@ def save(
     values: Precision = "fp32",
     masks: Mapping[str, Tensor] | None = None,
     certificate: AnyCertificate | None = None,
+    shard: str | int | None = None,
 ) -> SavedFile:
     """Writes a network to one small file, and returns what is in it: bytes, encodings, changed values. `print` it.
 
@@ -50,7 +52,8 @@ def save(
     "fp16", "bf16" and "int8" (one scale per row) round parameters with two or more axes, and nothing else. For a plain
     module you can pass `masks`; otherwise its zeros count as pruned (but not -0.0: a warning says what to do). A
     `certificate` must be about this network, or about the network as it will be read from the file; the one from
-    `prune_to` is stored automatically.
+    `prune_to` is stored automatically. `shard` ("5GB", or bytes) is the size of the largest file: the numbers are then
+    in several parts next to it.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -78,6 +81,7 @@ def save(
     _warn_of_negative_zeros(groups)
     mask_of = _masks_by_first_name(groups, masks)
     entries, pieces = encode_network(model, groups, mask_of, values)
+    parts = [] if shard is None else planned_parts(target, pieces, check_size("shard", shard))
     index = Index(
         model=class_name(model),
         sipp=__version__,
@@ -86,6 +90,7 @@ def save(
         statements=_statements(pruned) if isinstance(pruned, Pruned) else None,
         certificate=None if certificate is None else to_json(certificate),
         buffers_hash=buffers_hash(model),
+        parts=tuple(part for part, _ in parts),
         tensors=entries,
     )
     stored, _ = decode_network(index, map(memoryview, pieces), "the network")
@@ -94,7 +99,7 @@ def save(
             f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
             fix="save with values='fp32' or 'lossless', or untie them",
         )
-    content, digest = pack(write_index(index), *pieces)
+    content, digest = pack(write_index(index), *(() if parts else pieces), mark=MARK_OF_PARTS if parts else MARK)
     cpu_masks = {name: mask.detach().to("cpu", copy=True) for name, mask in mask_of.items()}
     saved = contents_of(
         index, path=target, sha256=digest, n_bytes=len(content), masks=cpu_masks, certificate=certificate, state=stored
@@ -102,8 +107,7 @@ def save(
     is_about_stored = saved.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")
-    write_atomic(target, content)
-    return saved
+    return replace(saved, n_bytes=write_network(target, content, parts))
 
 
 def _network(pruned: Pruned | nn.Module, masks: Mapping[str, Tensor] | None) -> tuple[nn.Module, Mapping[str, Tensor]]:

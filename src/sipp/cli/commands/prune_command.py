@@ -87,6 +87,12 @@ class PruneRequest:
             metavar="FORMAT",
         ),
     ] = "fp32"
+    shard: Annotated[
+        str | None,
+        option(
+            f"Split name{FILE_SUFFIX} into files of at most this size, such as 5GB. Default: one file.", OUTPUT_PANEL
+        ),
+    ] = None
     force: shared.Force = False
 
     @property
