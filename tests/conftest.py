@@ -34,7 +34,7 @@ gc.disable()  # while modules are loaded and tests collected, which keep nearly 
 LONG = {
     "test_same_bits.py", "test_ray.py", "test_gpu_kernels.py", "test_plain.py", "test_hostile_folders.py",
     "test_processes.py", "test_runs.py", "test_notebook.py", "test_mismatches.py", "test_paths.py", "test_examples.py",
-    "test_population.py", "test_docs.py",
+    "test_docs.py",
 }  # fmt: skip
 
 

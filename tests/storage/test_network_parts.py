@@ -1,8 +1,6 @@
 """A network in several files: every bit comes back, damage is found, an interrupted save leaves the old or new one."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import DataError, OptionError
 from sipp.records.options import Precision
-from sipp.runtime.exporting import export_reader
-from sipp.storage import network_parts, standalone_reader
+from sipp.storage import network_parts
 
 
 def pruned(seed: int = 0) -> Any:
@@ -49,9 +46,6 @@ def test_every_bit_comes_back_from_parts_of_at_most_the_size(values: Precision, 
     found = sipp.inspect(tmp_path / "many.safetensors")
     assert found.tensors == one.tensors and found.n_bytes == many.n_bytes and found.sha256 == many.sha256
     assert same(found.masks, masks) and many.n_bytes < one.n_bytes + 700 * len(files)
-    assert {name: tuple(array.shape) for name, array in standalone_reader.read(str(files[0])).items()} == {
-        name: tuple(tensor.shape) for name, tensor in state.items()
-    }
 
 
 def test_one_part_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,18 +155,6 @@ def test_what_is_no_size_is_refused(shard: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is not a size"):
         sipp.save(pruned(), tmp_path / "net.safetensors", shard=shard)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_program_without_sipp_reads_parts(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    sipp.save(pruned(), path, shard=1000)
-    export_reader(path, tmp_path / "read_small.py")
-    words = [sys.executable, tmp_path / "read_small.py", path, tmp_path / "net.npz"]
-    assert subprocess.run(words, capture_output=True).returncode == 0 and (tmp_path / "net.npz").is_file()
-    first = tmp_path / parts_in(tmp_path)[0]
-    first.write_bytes((tmp_path / parts_in(tmp_path)[1]).read_bytes())
-    with pytest.raises(ValueError, match="is another part"):
-        standalone_reader.read(str(path))
 
 
 def test_commands_write_and_read_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,26 +7,24 @@ weights must compute what the given network does.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from sipp.bounds.sound.known_operations import hidden_behaviour
-from sipp.bounds.sound.tracing import SAME_OUTPUT, same_output
+from sipp.bounds.operations import THE_MODEL, device_in, in_precision
 from sipp.errors import ModelError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records.batches import Batch
-from sipp.records.numerics import device_of
 from sipp.records.options import NormStats
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, in machine epsilons of their dtype.
 FEW_UNITS = 64
+# The same for outputs in float64, as a share of the largest value.
+SAME_OUTPUT = 1e-9
 
 
 def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
@@ -132,21 +130,12 @@ def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
 
 def _outputs(model: nn.Module, batch: Batch, norm_stats: NormStats, precision: torch.dtype | None) -> list[Any]:
     """All outputs of a network on a batch, in the given precision or in that of the batch."""
-    device = device_of(model)
-
-    def ready(value: Any) -> Any:
-        if isinstance(value, PackedSequence):
-            return value._replace(data=ready(value.data))
-        wanted = precision if precision is not None and value.is_floating_point() else value.dtype
-        return value.to(device, wanted, copy=True)
-
     values = (value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor))
     kinds = (value.dtype for value in values if value.is_floating_point())
     runs = copy.deepcopy(model).to(precision or next(kinds, torch.get_default_dtype()))
-    args, kwargs = tuple(ready(value) for value in batch.args), {k: ready(v) for k, v in batch.kwargs.items()}
     with torch.random.fork_rng(), scoring_mode(runs, norm_stats):
         torch.manual_seed(0)
-        return list(tree_leaves(run_batch(runs, replace(batch, args=args, kwargs=kwargs))))
+        return list(tree_leaves(run_batch(runs, in_precision(batch, device_in(model), precision))))
 
 
 def _alike(ours: Tensor, theirs: Tensor) -> bool:
@@ -154,3 +143,32 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
     is_exact = not ours.is_floating_point() or ours.dtype == torch.float64
     share = SAME_OUTPUT if is_exact else FEW_UNITS * torch.finfo(ours.dtype).eps
     return same_output(theirs.to(ours.device, torch.float64), ours.to(torch.float64), share)
+
+
+def same_output(value: Tensor, output: Tensor, share: float = SAME_OUTPUT) -> bool:
+    """Whether two float64 outputs agree up to a share of the largest value (NaN and infinities in the same places)."""
+    if value.shape != output.shape:
+        return False
+    finite = output[torch.isfinite(output)].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(value, output, rtol=0.0, atol=share * largest, equal_nan=True)
+
+
+def hidden_in(model: nn.Module) -> str:
+    """The first module of a network with `hidden_behaviour`, and which; empty if there is none."""
+    found = ((name, hidden_behaviour(module)) for name, module in model.named_modules())
+    return next((f"{hidden} in module {name or THE_MODEL}" for name, hidden in found if hidden), "")
+
+
+def hidden_behaviour(module: nn.Module) -> str:
+    """Why a module may do something else the next time (hooks, a replaced forward); empty if nothing shows that."""
+    own, all_modules = vars(module), torch.nn.modules.module  # not by getattr: a model's own may raise anything
+    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return "forward hook"
+    if all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
+        return "forward hook for all modules"
+    if own.keys() & {"forward", "_call_impl", "_conv_forward"}:
+        return "forward that was put in the place of its own"
+    if isinstance(own["_modules"].get("parametrizations"), nn.ModuleDict):
+        return "parametrised weight"
+    return ""

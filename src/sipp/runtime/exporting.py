@@ -3,7 +3,6 @@
     safetensors, pt   every tensor of the state_dict, dense
     pt2, onnx         the network itself, traced on an example (programs.py)
     hf                a folder that `from_pretrained` of the model's class loads
-    reader            a script that reads a file from `save` with Python and NumPy alone (`export_reader`)
 
 Everything is read back and compared before it is written: weights bit by bit, programs by running the example.
 """
@@ -29,9 +28,7 @@ from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
-from sipp.storage import standalone_reader
 from sipp.storage.files import publish, temporary_path, write_atomic
-from sipp.storage.network_tensors import read_network
 from sipp.storage.sharded_weights import companion_files
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
@@ -47,7 +44,7 @@ class Exported:
     """What was written, and how much it differs from the network when read back. `print` it."""
 
     path: Path
-    to: Target | Literal["reader"]
+    to: Target
     n_bytes: int
     off_by: float  # largest relative difference of outputs on the example; 0 for weights, which are equal bit by bit
     n_points: int | None  # the only batch size that a traced network takes; None: any
@@ -56,8 +53,6 @@ class Exported:
     beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
 
     def __str__(self) -> str:
-        if self.to == "reader":
-            return f"{self.path}: {self.n_bytes:,} bytes of Python, run on the file: every bit is the same"
         text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
@@ -132,31 +127,6 @@ def export(
     content = _weight_bytes(own, to)
     write_atomic(target, content)
     return Exported(target, to, len(content), 0.0, None)
-
-
-def export_reader(file: str | PathLike[str], path: str | PathLike[str]) -> Exported:
-    """Writes a script that reads files from `save` without sipp or torch, after checking that it reads this one.
-
-    Example:
-        >>> import sipp, tempfile, torch
-        >>> from sipp.runtime.exporting import export_reader
-        >>> folder = tempfile.mkdtemp()
-        >>> _ = sipp.save(torch.nn.Linear(8, 4), folder + "/net.safetensors")
-        >>> export_reader(folder + "/net.safetensors", folder + "/read_small.py").path.name
-        'read_small.py'
-    """
-    target, source = check_path("path", path, "read_small.py"), check_path("file", file, "net.safetensors")
-    state, _ = read_network(source)
-    arrays = standalone_reader.read(str(source))
-    for name, tensor in state.items():
-        if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-            state[name] = tensor.view(torch.uint8)  # as the script returns them
-        elif tensor.dtype == torch.bfloat16:
-            state[name] = tensor.float()
-    _check_same(state, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
-    content = Path(standalone_reader.__file__).read_bytes()
-    write_atomic(target, content)
-    return Exported(target, "reader", len(content), 0.0, None)
 
 
 def _weight_bytes(model: nn.Module, to: Target) -> bytes:

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,9 +14,8 @@ from oracles.true_error import Apply, Shifted, true_errors
 from torch import Tensor, nn
 
 from sipp.bounds.sound import error_growth
-from sipp.bounds.sound.error_growth import Effect
+from sipp.bounds.sound.error_growth import Call, Effect, Value
 from sipp.bounds.sound.graph_bound import sound_bound
-from sipp.bounds.sound.known_operations import Call, ValueAndError
 from sipp.bounds.sound.operator_norms import linear_norm
 
 
@@ -31,12 +30,14 @@ class Probe:
     tight: float = 1e-4
     changed: nn.Module | None = None
 
-    def outcome(self, fold: bool = True) -> tuple[float, float]:
+    def outcome(self) -> tuple[float, float]:
         """The true error after the map and its bound."""
         dense = Shifted(self.base, self.body)
         pruned = Shifted(self.base + self.direction, copy.deepcopy(self.changed or self.body))
         x = torch.zeros(2, *self.shape, dtype=torch.float64)
-        bound = sound_bound(dense, pruned, x, fold_batchnorm=fold)
+        bound = sound_bound(dense, pruned, x)
+        if "moves further than what the operations show" in bound.reason:
+            return math.inf, 0.0  # the bound is below the true error
         assert bound.reason == ""
         return float(true_errors(dense, pruned, x)[0].max()), float(bound.absolute_B.max())
 
@@ -103,27 +104,25 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "linear": lambda: _linear_probe(nn.Linear(5, 4), (5,)),
     "linear over positions": lambda: _linear_probe(nn.Linear(3, 4), (2, 3)),
     "conv": lambda: _linear_probe(nn.Conv2d(2, 3, 2, stride=2), (2, 4, 4)),
-    "conv circular": lambda: _linear_probe(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (2, 5, 5)),
+    "conv padded": lambda: replace(_linear_probe(_ones_conv(1, 1, 3, padding=1), (1, 8, 8)), tight=0.1),
     "conv groups": lambda: _linear_probe(nn.Conv2d(4, 4, 2, stride=2, groups=2), (4, 4, 4)),
     "batch norm": lambda: _linear_probe(_batch_norm(3), (3, 2, 2)),
-    "conv and batch norm": lambda: _linear_probe(nn.Sequential(nn.Conv2d(2, 3, 1), _batch_norm(3)), (2, 2, 2)),
-    # BatchNorm scales the positions here, not the rows of the layer: there is nothing to fold.
-    "positions and batch norm": lambda: _linear_probe(
-        nn.Sequential(nn.Linear(3, 4), _batch_norm(4, nn.BatchNorm1d)), (4, 3)
+    "conv and batch norm": lambda: replace(
+        _linear_probe(nn.Sequential(nn.Conv2d(2, 3, 1), _batch_norm(3)), (2, 2, 2)), tight=10.0
+    ),
+    "positions and batch norm": lambda: replace(
+        _linear_probe(nn.Sequential(nn.Linear(3, 4), _batch_norm(4, nn.BatchNorm1d)), (4, 3)), tight=10.0
     ),
     "average pool": lambda: _linear_probe(nn.AvgPool2d(3, 2, padding=1), (1, 6, 6)),
     "global average pool": lambda: _linear_probe(nn.AdaptiveAvgPool2d(1), (2, 3, 4)),
-    "adaptive average pool": lambda: _linear_probe(nn.AdaptiveAvgPool2d((3, 2)), (1, 5, 5)),
     "max pool": lambda: _pixel_probe(nn.MaxPool2d(3, 2), (1, 9, 9), (0, 4, 4)),
     "max pool dilated": lambda: _pixel_probe(nn.MaxPool1d(3, 2, dilation=2), (1, 15), (0, 6)),
-    "adaptive max pool": lambda: _pixel_probe(nn.AdaptiveMaxPool2d((4, 1)), (1, 7, 3), (0, 3, 0)),
     "add": lambda: _linear_probe(Apply(_twice), (3,)),
     "add alpha": lambda: _linear_probe(Apply(lambda x: torch.add(x, x, alpha=3)), (3,)),
     "add broadcast": lambda: _linear_probe(Apply(lambda x: x + x.mean(1, keepdim=True)), (3,)),
     "sub": lambda: _linear_probe(Apply(lambda x: x - (-x)), (3,)),
     "rsub": lambda: _linear_probe(Apply(lambda x: 2.0 - x), (3,)),
     "cat": lambda: _linear_probe(Apply(lambda x: torch.cat([x, x, x], 1)), (3,)),
-    "stack": lambda: _linear_probe(Apply(lambda x: torch.stack((x, x), dim=2)), (3,)),
     "mul": lambda: _linear_probe(Apply(lambda x: 3 * x), (3,)),
     "div": lambda: _linear_probe(Apply(lambda x: x / 0.25), (3,)),
     "mean": lambda: _linear_probe(Apply(lambda x: x.mean(dim=-1)), (2, 5)),
@@ -138,7 +137,6 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "relu": lambda: _slope_probe(nn.ReLU(), 1.0),
     "leaky relu": lambda: _slope_probe(nn.LeakyReLU(2.0), -1.0),
     "elu": lambda: _slope_probe(nn.ELU(3.0), -1e-4, 1e-5),
-    "prelu": lambda: _slope_probe(nn.PReLU(init=4.0), -1.0),
     "sigmoid": lambda: _slope_probe(nn.Sigmoid(), 0.0),
     "tanh": lambda: _slope_probe(nn.Tanh(), 0.0),
     "gelu": lambda: _slope_probe(nn.GELU(), math.sqrt(2)),
@@ -155,13 +153,12 @@ PROBES: dict[str, Callable[[], Probe]] = {
 @pytest.mark.parametrize("name", sorted(PROBES))
 def test_each_operation_is_bounded_and_the_bound_is_reached(name: str) -> None:
     probe = PROBES[name]()
-    for fold in (True, False) if name != "conv and batch norm" else (True,):
-        true, bound = probe.outcome(fold)
-        assert true <= bound <= true * (1 + probe.tight)
+    true, bound = probe.outcome()
+    assert true <= bound <= true * (1 + probe.tight)
 
 
 def _max_for_sum(call: Call) -> Effect:
-    errors = [term.error_B for term in call.options.values() if isinstance(term, ValueAndError)]
+    errors = [term.error_B for term in call.options.values() if isinstance(term, Value)]
     return Effect(torch.stack(errors).amax(dim=0), 1.0, torch.zeros_like(errors[0]))
 
 
@@ -176,12 +173,10 @@ def _kernel_norm(weight: Tensor, **geometry: Any) -> Any:
 
 BROKEN: list[tuple[str, str, Callable[..., Any]]] = [
     ("linear", "linear_norm", lambda weight: linear_norm(weight / 1.01)),
-    ("conv circular", "conv_norm", _kernel_norm),
+    ("conv padded", "conv_norm", _kernel_norm),
     ("max pool", "max_pool_gain", lambda **options: 1.0),
     ("max pool dilated", "max_pool_gain", lambda **options: math.sqrt(2)),
-    ("adaptive max pool", "adaptive_max_pool_gain", lambda *sizes: 1.0),
     ("average pool", "average_pool_norm", lambda size, **options: 1 / 3),
-    ("adaptive average pool", "adaptive_average_pool_norm", lambda size, out: 1 / math.sqrt(25)),
     ("expand", "_movement_gain", lambda call: 1.0),
     ("add broadcast", "_spread", lambda flow, out: 1.0),
 ]
@@ -199,17 +194,16 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
 @pytest.mark.parametrize(
     ("name", "table", "op", "broken"),
     [
-        ("add", "_SEVERAL", "add", _max_for_sum),
-        ("sub", "_SEVERAL", "sub", _max_for_sum),
-        ("cat", "_SEVERAL", "cat", _max_for_root),
-        ("stack", "_SEVERAL", "stack", _max_for_root),
+        ("add", "_EFFECTS", "add", _max_for_sum),
+        ("sub", "_EFFECTS", "sub", _max_for_sum),
+        ("cat", "_EFFECTS", "cat", _max_for_root),
         ("mean", "_GAINS", "mean", lambda call: 1 / error_growth._reduced(call)),
-        ("log softmax", "_GAINS", "log_softmax", lambda call: 1.0),
+        ("log softmax", "_GAINS", "_log_softmax", lambda call: 1.0),
         ("leaky relu", "_GAINS", "leaky_relu", lambda call: 1.0),
         ("elu", "_GAINS", "elu", lambda call: 1.0),
         ("gelu", "SLOPES", "gelu", 1.0),
         ("silu", "SLOPES", "silu", 1.0),
-        ("selu", "SLOPES", "selu", 1.0508),
+        ("selu", "_GAINS", "elu", lambda call: 1.0508),
         ("hardswish", "SLOPES", "hardswish", 1.0),
     ],
 )
@@ -250,7 +244,6 @@ CHANGED: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv2d(2, 3, 1, bias=False),
     "batch norm": lambda: _batch_norm(2),
     "conv and batch norm": lambda: nn.Sequential(nn.Conv2d(2, 2, 1), _batch_norm(2)),
-    "prelu": lambda: nn.PReLU(2, init=1.25),
     "mul": Scaled,
     "div": Divided,
     "cat": Extended,
@@ -271,22 +264,20 @@ def _changed(name: str) -> tuple[nn.Module, nn.Module]:
 @pytest.mark.parametrize("name", sorted(CHANGED.keys() - {"cat", "sub"}))  # there the weights do not scale the input
 def test_an_error_is_multiplied_by_the_pruned_weights_not_the_dense_ones(name: str) -> None:
     body, larger = _changed(name)
-    probe = _linear_probe(larger if name != "prelu" else Apply(lambda x: 3 * 1.25 * x), (2, 2, 2))
-    direction = -probe.direction.abs() if name == "prelu" else probe.direction
-    true, bound = Probe(body, probe.shape, probe.base, direction, changed=larger).outcome(fold=name != "batch norm")
+    probe = _linear_probe(larger, (2, 2, 2))
+    true, bound = Probe(body, probe.shape, probe.base, probe.direction, changed=larger).outcome()
     assert true <= bound
-    if name != "conv and batch norm":  # its shift changed as well
+    if name != "conv and batch norm":  # two maps, each with its own worst direction
         assert bound <= true * (1 + probe.tight)
 
 
 @pytest.mark.parametrize("name", sorted(CHANGED))
-@pytest.mark.parametrize("fold", [True, False])
-def test_what_changed_weights_add_is_measured_on_the_actual_values(name: str, fold: bool) -> None:
+def test_what_changed_weights_add_is_measured_on_the_actual_values(name: str) -> None:
     body, larger = _changed(name)
     base = torch.randn(2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    true, bound = Probe(body, (2, 2, 2), base, torch.zeros_like(base), changed=larger).outcome(fold)
+    true, bound = Probe(body, (2, 2, 2), base, torch.zeros_like(base), changed=larger).outcome()
     assert 0 < true <= bound
-    if fold or name != "conv and batch norm":
+    if name != "conv and batch norm":
         assert bound <= true * (1 + 1e-6)
 
 

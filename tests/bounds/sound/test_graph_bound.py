@@ -74,7 +74,7 @@ class Shared(nn.Module):
         out = self.embed(x)
         for _ in range(3):
             out = self.act(self.conv(out)) + self.offset
-        return torch.flatten(F.adaptive_avg_pool1d(out, 2), 1)
+        return torch.flatten(F.avg_pool1d(out, 2), 1)
 
 
 def _mlp(act: nn.Module) -> nn.Module:
@@ -86,12 +86,12 @@ def _convnet(stride: int, act: nn.Module) -> nn.Module:
         nn.Conv2d(3, 4, 3, stride=stride, padding=1, padding_mode="replicate"),
         act,
         nn.AvgPool2d(2, ceil_mode=True, padding=1),
-        nn.Conv2d(4, 4, (3, 1), groups=4, padding="same", padding_mode="circular"),
+        nn.Conv2d(4, 4, (3, 1), groups=4, padding="same", padding_mode="reflect"),
         nn.ReLU6(inplace=True),
         nn.Dropout(0.5),
-        nn.AdaptiveMaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(16, 5),
+        nn.Linear(4, 5),
         nn.LogSoftmax(dim=1),
     )
 
@@ -112,7 +112,7 @@ def _deep(act: nn.Module) -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2), nn.Softmax(-1))
 
 
-ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.PReLU, nn.Mish, nn.Hardswish, nn.SELU, nn.Hardtanh]
+ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LogSigmoid, nn.Mish, nn.Hardswish, nn.SELU, nn.Hardtanh]
 ACTIVATIONS += [lambda: nn.LeakyReLU(1.5), lambda: nn.GELU(approximate="tanh"), lambda: nn.ReLU(inplace=True)]
 IMAGE = (3, 8, 8)
 ARCHITECTURES: dict[str, tuple[Callable[[int, nn.Module], nn.Module], tuple[int, ...]]] = {
@@ -131,7 +131,6 @@ class Net:
     dense: nn.Module
     pruned: nn.Module
     x: Tensor
-    fold: bool
 
 
 def _random_net(architecture: str, seed: int) -> Net:
@@ -160,7 +159,7 @@ def _random_net(architecture: str, seed: int) -> Net:
                     buffer.mul_(1 + 0.2 * torch.rand(buffer.shape, generator=generator))
     x = torch.randn(4, *shape, generator=generator)
     x[1], x[2], x[3] = 0.0, x[2] * 1e-9, x[3] * 1e6
-    return Net(dense, pruned, x, fold=seed % 2 == 0)
+    return Net(dense, pruned, x)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -169,47 +168,16 @@ def test_the_bound_covers_the_true_error_of_random_networks(architecture: str) -
     uncovered = [
         seed
         for seed, net in enumerate(nets)
-        if not _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x, fold_batchnorm=net.fold))
+        if not _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
     ]
     assert uncovered == []
-
-
-def test_folding_batchnorm_is_never_looser_and_both_ways_are_sound() -> None:
-    tighter = 0
-    for seed in range(12):
-        net = _random_net("residual", seed)
-        folded = sound_bound(net.dense, net.pruned, net.x)
-        apart = sound_bound(net.dense, net.pruned, net.x, fold_batchnorm=False)
-        assert _covers(net.dense, net.pruned, net.x, folded) and _covers(net.dense, net.pruned, net.x, apart)
-        assert (folded.absolute_B <= apart.absolute_B * (1 + 1e-6)).all()
-        tighter += bool((folded.absolute_B < 0.99 * apart.absolute_B).any())
-        assert "conv2d+batch_norm" in [node.op for node in folded.nodes]
-    assert tighter > 0
-
-
-def test_a_map_that_feeds_more_than_batchnorm_is_not_folded_away() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.conv(x)
-            return self.norm(out) + out
-
-    torch.manual_seed(0)
-    dense, x = Around(), torch.randn(2, 2, 5, 5)
-    pruned = copy.deepcopy(dense)
-    pruned.conv.weight.data[0] = 0
-    bound = sound_bound(dense, pruned, x)
-    assert _covers(dense, pruned, x, bound) and bound.epsilon < 10
 
 
 def test_the_same_check_catches_what_a_layer_adds_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     net = _random_net("mlp", 0)
     assert _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
-    monkeypatch.setattr(error_growth, "norm_B", lambda value: torch.zeros(value.shape[0], dtype=torch.float64))
-    assert not _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
+    monkeypatch.setattr(error_growth, "norm_B", lambda value, n: torch.zeros(n, dtype=torch.float64))
+    assert "moves further than what the operations show" in sound_bound(net.dense, net.pruned, net.x).reason
 
 
 def test_a_layers_own_change_is_measured_on_its_actual_input() -> None:
@@ -275,10 +243,7 @@ def test_the_table_names_every_operation_its_gain_and_what_it_added() -> None:
     net = _random_net("residual", 0)
     nodes = sound_bound(net.dense, net.pruned, net.x).nodes
     assert [node.op for node in nodes if node.injected > 0] == [
-        "conv2d+batch_norm",
-        "conv2d+batch_norm",
-        "conv2d",
-        "linear",
+        *("convolution", "native_batch_norm", "convolution", "native_batch_norm", "convolution", "addmm"),
     ]
     assert [node.module for node in nodes][-1] == "head"
     assert all(node.gain >= 0 and node.error >= node.injected for node in nodes)

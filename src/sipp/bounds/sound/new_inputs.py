@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sipp.bounds.operations import device_in, in_precision, single
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
-from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
+from sipp.bounds.sound.graph_bound import GraphBound, bound_of_batch
 from sipp.bounds.sound.operator_norms import ROUND_UP
-from sipp.inputs.batches import fresh, on_device
+from sipp.inputs.batches import tensors_of_inputs
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
@@ -49,8 +48,7 @@ def sound_network_bound(
     if data.is_empty:
         return no_bound("too few inputs to hold one back: pass more, or a holdout", None, mode="sound")
     for batch in data.batches():
-        inputs: Any = batch.kwargs or batch.args
-        bound = sound_bound(dense, pruned, inputs)
+        bound = bound_of_batch(dense, pruned, batch)
         if bound.epsilon is None:
             return no_bound(bound.reason, None, mode="sound")
         epsilon = bound.epsilon if same else float(_as_run(dense, pruned, batch, bound).max())
@@ -85,31 +83,23 @@ def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
     Of a network that runs in float64 a float32 copy is measured: rounding goes with the unit.
     """
-    kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    run = _output(model, batch, kinds)
+    kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    given = {value.dtype for value in tensors_of_inputs(batch).values() if value.is_floating_point()}
+    run = _output(model, batch, kinds[0] if kinds and not given <= set(kinds) else None)
     low, share = run, 1.0
     if run.dtype == torch.float64:
-        low = _output(copy.deepcopy(model).to(torch.float32), batch, [torch.float32])
+        low = _output(copy.deepcopy(model).to(torch.float32), batch, torch.float32)
         share = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    exact = _output(copy.deepcopy(model).to(torch.float64), batch, [torch.float64])
-    norms_B = norm_B(run)
-    rounding_B = share * norm_B(low.to(torch.float64) - exact)
+    exact = _output(copy.deepcopy(model).to(torch.float64), batch, torch.float64)
+    norms_B = norm_B(run, batch.n_points)
+    rounding_B = share * norm_B(low.to(torch.float64) - exact, batch.n_points)
     return torch.maximum(rounding_B, torch.finfo(run.dtype).eps * norms_B), norms_B
 
 
-def _output(model: nn.Module, batch: Batch, kinds: list[torch.dtype]) -> Tensor:
-    """The one tensor that a network returns for a batch; inputs are cast to the dtype of its weights."""
-
-    def ready(value: Any) -> Any:
-        is_other = isinstance(value, Tensor) and value.is_floating_point() and kinds and value.dtype not in kinds
-        return value.to(kinds[0]) if is_other else value
-
-    copied = on_device(fresh(batch), device_of(model))
-    kwargs = {name: ready(value) for name, value in copied.kwargs.items()}
+def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor:
+    """The one tensor that a network returns for a batch; inputs are cast to `dtype` (None: left as they are)."""
     with scoring_mode(model, "running"):
-        output = run_batch(model, replace(copied, args=tuple(ready(value) for value in copied.args), kwargs=kwargs))
-    first: Tensor = output[0] if isinstance(output, tuple | list) else output  # T13 is about one tensor
-    return first
+        return single(run_batch(model, in_precision(batch, device_in(model), dtype)))
 
 
 def _same_tensors(dense: nn.Module, pruned: nn.Module) -> bool:

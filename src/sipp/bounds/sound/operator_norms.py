@@ -9,15 +9,13 @@ Axes: G groups, F rows of one group, C input channels of one group, T taps of th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.errors import ModelError, OptionError
+from sipp.errors import ModelError
 
 # Relative slack that turns a float64 decomposition (error about 1e-12 at worst) into an upper bound.
 ROUND_UP = 1.0 + 1e-9
@@ -30,39 +28,20 @@ MAX_TRANSFER_WORK = 1e11
 GELU_SLOPE = 1.1290  # exact form 1.128904.. at sqrt(2); tanh form 1.128993..
 SILU_SLOPE = 1.0999  # 1.099839..
 MISH_SLOPE = 1.0885  # 1.088498..
-SELU_SLOPE = 1.7581  # scale * alpha = 1.758099.., just below zero
 SIGMOID_SLOPE = 0.25  # p (1 - p) at zero
 HARDSIGMOID_SLOPE = 0.1666667  # 1/6, as PyTorch stores it in float32 (0.16666667163..)
 HARDSWISH_SLOPE = 1.5000001  # (2x + 3) / 6 at x = 3, with the same 1/6
 SOFTMAX_NORM = 0.5  # diag(p) - p p' has row sums of magnitude 2 p (1 - p) (Gershgorin)
 
 SLOPES = {
-    **dict.fromkeys(("relu", "relu6", "tanh", "hardtanh", "clamp", "abs", "neg", "softsign", "logsigmoid"), 1.0),
+    **dict.fromkeys(("relu", "tanh", "hardtanh", "clamp", "clamp_min", "abs", "neg", "log_sigmoid_forward"), 1.0),
     "sigmoid": SIGMOID_SLOPE,
     "gelu": GELU_SLOPE,
     "silu": SILU_SLOPE,
     "mish": MISH_SLOPE,
-    "selu": SELU_SLOPE,
     "hardsigmoid": HARDSIGMOID_SLOPE,
     "hardswish": HARDSWISH_SLOPE,
 }
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-
-
-@dataclass(frozen=True)
-class ConvGeometry:
-    """One convolution's windows, axis by axis: taps, stride, dilation, padding left and right, and how it pads."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    padding_mode: PaddingMode
-
-    def n_out(self, input_size: Sequence[int]) -> tuple[int, ...]:
-        """The number of windows along each axis."""
-        axes = zip(input_size, self.kernel, self.stride, self.dilation, self.padding)
-        return tuple((n + left + right - d * (k - 1) - 1) // s + 1 for n, k, s, d, (left, right) in axes)
 
 
 def linear_norm(weight_FK: Tensor) -> float:
@@ -75,47 +54,33 @@ def conv_norm(
     weight: Tensor,
     *,
     input_size: Sequence[int],
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    padding_mode: PaddingMode = "zeros",
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> float:
-    """An upper bound on the norm of a convolution (any rank) as a linear map on images of this size.
+    """An upper bound on the norm of a zero-padded convolution (any rank) as a linear map on images of this size.
 
     `weight` is (rows, channels per group, *kernel). A grouped convolution is block diagonal: its norm is that of its
     worst group.
     """
-    geometry = conv_geometry(weight, stride=stride, padding=padding, dilation=dilation, padding_mode=padding_mode)
     weight, scale = _normalised(weight)
     if scale == 0.0:
         return 0.0
+    kernel = weight.shape[2:]
     weight_GFCT = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    norm = _zero_padded_norm if padding_mode == "zeros" else _repeating_norm
-    return norm(weight_GFCT, geometry, input_size) * scale * ROUND_UP
-
-
-def conv_geometry(
-    weight: Tensor,
-    *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    padding_mode: PaddingMode = "zeros",
-) -> ConvGeometry:
-    """The windows of a convolution given as PyTorch spells them ('same' puts the odd position on the right)."""
-    kernel = tuple(weight.shape[2:])
-    rank = len(kernel)
-    dilations = per_axis(dilation, rank)
-    sides: tuple[tuple[int, int], ...]
-    if isinstance(padding, str):
-        if padding not in ("same", "valid"):
-            raise OptionError(f"padding={padding!r}: expected 'same', 'valid' or numbers")
-        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilations)]
-        sides = tuple((total // 2, total - total // 2) for total in totals)
-    else:
-        sides = tuple((p, p) for p in per_axis(padding, rank))
-    return ConvGeometry(kernel, per_axis(stride, rank), dilations, sides, padding_mode)
+    cover = math.prod(
+        _cover(k, s, d, (n + 2 * p - d * (k - 1) - 1) // s + 1)
+        for n, k, s, p, d in zip(input_size, kernel, stride, padding, dilation)
+    )
+    # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most `cover` times.
+    norm = math.sqrt(cover) * _sigma(weight_GFCT.flatten(2))
+    if cover > 1:
+        # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map
+        # is a part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
+        grid = [-(-(n + p) // s) * s for n, p, s in zip(input_size, padding, stride)]
+        norm = min(norm, _transfer_norm(weight_GFCT, kernel, grid, stride, dilation))
+    return norm * scale * ROUND_UP
 
 
 def average_pool_norm(
@@ -135,11 +100,6 @@ def average_pool_norm(
     return norm * ROUND_UP
 
 
-def adaptive_average_pool_norm(input_size: Sequence[int], output_size: Sequence[int]) -> float:
-    """The operator norm of adaptive average pooling, rounded up; 1/sqrt(H W) for pooling to one position."""
-    return math.prod(_sigma(window) for window in _adaptive_windows(input_size, output_size)) * ROUND_UP
-
-
 def max_pool_gain(
     *, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], n_out: Sequence[int]
 ) -> float:
@@ -150,54 +110,9 @@ def max_pool_gain(
     return math.sqrt(math.prod(_cover(k, s, d, n) for k, s, d, n in zip(kernel, stride, dilation, n_out)))
 
 
-def adaptive_max_pool_gain(input_size: Sequence[int], output_size: Sequence[int]) -> float:
-    """The Lipschitz constant of adaptive max pooling: sqrt of the number of windows that hold the busiest input."""
-    windows = _adaptive_windows(input_size, output_size)
-    return math.sqrt(math.prod(int((window != 0).sum(dim=1).max()) for window in windows))
-
-
-def per_axis(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """One number per axis, from one number for all or a sequence (of one or of `rank`)."""
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
-    return values * rank if len(values) == 1 else values
-
-
-def _zero_padded_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> float:
-    """The norm of a zero-padded convolution of a weight of unit scale, not rounded."""
-    axes = zip(geometry.kernel, geometry.stride, geometry.dilation, geometry.n_out(input_size))
-    cover = math.prod(_cover(k, s, d, n) for k, s, d, n in axes)
-    # A window's output is at most sigma_1(W) times the window, and the windows hold an input at most `cover` times.
-    counted = math.sqrt(cover) * _sigma(weight_GFCT.flatten(2))
-    if cover == 1:
-        return counted
-    # On a circle this long the padding reads only zeros, and windows that coincide on it read only zeros: the map is a
-    # part of the circular convolution. T13's n + p for stride 1, extended to strides, dilations, any padding.
-    lengths = [n + max(sides) for n, sides in zip(input_size, geometry.padding)]
-    grid = [-(-length // s) * s for length, s in zip(lengths, geometry.stride)]
-    return min(counted, _transfer_norm(weight_GFCT, geometry, grid, geometry.stride))
-
-
-def _repeating_norm(weight_GFCT: Tensor, geometry: ConvGeometry, input_size: Sequence[int]) -> float:
-    """The norm of a convolution whose padding repeats inputs, of a weight of unit scale, not rounded."""
-    # The padding writes each input at most c times per axis, so its norm is sqrt(prod c); then an unpadded convolution.
-    copies = math.prod(
-        _pad_copies(n, left, right, geometry.padding_mode) for n, (left, right) in zip(input_size, geometry.padding)
-    )
-    padded_size = [n + left + right for n, (left, right) in zip(input_size, geometry.padding)]
-    rank = len(geometry.kernel)
-    unpadded = ConvGeometry(geometry.kernel, geometry.stride, geometry.dilation, ((0, 0),) * rank, "zeros")
-    norm = math.sqrt(copies) * _zero_padded_norm(weight_GFCT, unpadded, padded_size)
-    if geometry.padding_mode != "circular":
-        return norm
-    # A circular convolution of the n inputs themselves; windows that go round more than once repeat its outputs.
-    divides = all(n % s == 0 for n, s in zip(input_size, geometry.stride))
-    transfer = _transfer_norm(weight_GFCT, geometry, input_size, geometry.stride if divides else (1,) * rank)
-    spans = [(n_windows - 1) * s + 1 for n_windows, s in zip(geometry.n_out(input_size), geometry.stride)]
-    rounds = math.prod(-(-span // n) for span, n in zip(spans, input_size))
-    return min(norm, math.sqrt(rounds) * transfer)
-
-
-def _transfer_norm(weight_GFCT: Tensor, geometry: ConvGeometry, grid: Sequence[int], stride: Sequence[int]) -> float:
+def _transfer_norm(
+    weight_GFCT: Tensor, kernel: Sequence[int], grid: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> float:
     """The norm of a strided circular convolution on `grid` (each axis a multiple of its stride); inf if too costly.
 
     Without stride it is the largest sigma_1 of H(q) = sum_t W_t exp(2 pi i q.t d / N) over the frequencies q. With
@@ -212,8 +127,8 @@ def _transfer_norm(weight_GFCT: Tensor, geometry: ConvGeometry, grid: Sequence[i
     if n_groups * n_frequencies * small**2 * (large + small) > MAX_TRANSFER_WORK:
         return math.inf
     device = weight_GFCT.device
-    dilation_A = torch.tensor(geometry.dilation, dtype=torch.int64, device=device)
-    taps_TA = _cartesian([range(k) for k in geometry.kernel], device) * dilation_A
+    dilation_A = torch.tensor(dilation, dtype=torch.int64, device=device)
+    taps_TA = _cartesian([range(k) for k in kernel], device) * dilation_A
     frequencies_QA = _cartesian([*map(range, coarse[:-1]), range(coarse[-1] // 2 + 1)], device)
     shifts_RA = _cartesian([range(0, n, m) for n, m in zip(grid, coarse)], device)
     grid_A = torch.tensor(grid, dtype=torch.int64, device=device)
@@ -249,18 +164,6 @@ def _cover(kernel: int, stride: int, dilation: int, n_out: int) -> int:
     """m of T13, the most windows that hold one input along an axis, never more than there are windows."""
     # Tap t meets input i when t * d = i modulo s: every (s / gcd)-th tap.
     return min(-(-kernel * math.gcd(stride, dilation) // stride), max(n_out, 1))
-
-
-def _pad_copies(n: int, left: int, right: int, mode: PaddingMode) -> int:
-    """The most often that padding one axis writes the same input."""
-    position = torch.arange(n, dtype=torch.float64, device="cpu").reshape(1, 1, n)
-    return int(F.pad(position, (left, right), mode=mode).flatten().long().bincount().max())
-
-
-def _adaptive_windows(input_size: Sequence[int], output_size: Sequence[int]) -> list[Tensor]:
-    """Adaptive average pooling as one (input, output) matrix per axis."""
-    units = [torch.eye(n, dtype=torch.float64, device="cpu").unsqueeze(1) for n in input_size]
-    return [F.adaptive_avg_pool1d(unit, m).squeeze(1) for unit, m in zip(units, output_size)]
 
 
 def _cartesian(ranges: Sequence[range], device: torch.device) -> Tensor:

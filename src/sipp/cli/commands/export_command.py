@@ -25,10 +25,10 @@ OwnModel = Annotated[
 def export(
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
     to: Annotated[
-        Literal["small", "safetensors", "pt", "pt2", "onnx", "hf", "reader"],
+        Literal["small", "safetensors", "pt", "pt2", "onnx", "hf"],
         typer.Option(
-            help="The small file that sipp.save writes (small), weights (safetensors, pt), a program (pt2, onnx), a "
-            "Hugging Face folder (hf), or code that reads FILE with NumPy alone (reader)."
+            help="The small file that sipp.save writes (small), weights (safetensors, pt), a program (pt2, onnx), or a "
+            "Hugging Face folder (hf)."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
@@ -53,28 +53,16 @@ def export(
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
     from sipp.records.saved_file import SavedFile
-    from sipp.runtime.exporting import TRACED, Exported, export_reader
+    from sipp.runtime.exporting import TRACED, Exported
     from sipp.runtime.exporting import export as export_network
 
-    name: str | None
     written: Exported | SavedFile
     for option, value in (("--data", data), ("--normalise", normalise), ("--size", size)):
         if value is not None and to not in TRACED:
             raise CommandError(f"--to {to} needs no example", where=f"{option} {value}", fix="leave it out")
     with naming_option(f"--out {out}", "give another place"):
         check_out(out)
-    if to == "reader":
-        rounded = None if values == "same" else values
-        for option, unused in (("--model", model), ("--values", rounded), ("--shard", shard)):
-            if unused is not None:
-                raise CommandError(
-                    "--to reader writes the same script for every network",
-                    where=f"{option} {unused}",
-                    fix="leave it out",
-                )
-        with naming_option(f"FILE {file}, --to {to}", "give a file from sipp.save"):
-            name, written = None, export_reader(file, out)
-    elif to == "small":
+    if to == "small":
         if shard is not None:
             raise CommandError("--to small writes a single file", where=f"--shard {shard}", fix="leave it out")
         stored = stored_network(file, model)

@@ -105,8 +105,6 @@ class Training(_Section):
     """epochs between evaluations on the test set; the last epoch is always evaluated"""
     step: StepKind = "auto"
     """how a step runs: as written, as a CUDA graph, or compiled"""
-    together: Count = 1
-    """networks trained side by side as one program; results are the same up to rounding"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:

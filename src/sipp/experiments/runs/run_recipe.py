@@ -73,7 +73,7 @@ def run(
     once in separate processes, with the same records; `ray` says where (default: this machine), and its processes load
     the methods in `code_files`, which the caller has already loaded.
     """
-    _check_engine(engine, ray, processes, recipe.train.together)
+    _check_engine(engine, ray, processes)
     # On Ray the GPUs may be on other machines, and this process trains nothing.
     target = torch.device("cuda") if engine == "ray" and device == "cuda" else device_named(device)
     names = [stage.name for stage in plan(recipe)]
@@ -115,18 +115,13 @@ def run(
     return FinishedRun(folder, [records[name] for name in names if name in records], len(records) - n_before)
 
 
-def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes, together: int) -> None:
+def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes) -> None:
     check_choice("engine", engine, get_args(Engine))
     if engine == "process" and ray is not None:
         raise OptionError(
             f"{ray} says how to use Ray, but the engine is 'process'", fix="pass engine='ray' (--engine ray)"
         )
     if engine == "ray":
-        if together > 1:
-            raise OptionError(
-                f"train.together={together} trains networks side by side in one process, engine 'ray' in many",
-                fix="use one of the two",
-            )
         if processes.count > 1:
             raise OptionError(
                 "engine 'ray' starts processes of its own", fix="run it without accelerate launch or torchrun"

@@ -7,16 +7,14 @@ pipeline decides which network a stage starts from, and whether its masks change
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sipp.errors import DataError, OptionError
-from sipp.experiments.data import ImageSet
+from sipp.errors import DataError
 from sipp.experiments.parallel.processes import (
     Processes,
     check_same,
@@ -40,8 +38,7 @@ from sipp.experiments.runs.context import (
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
-from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, set_masks, train
-from sipp.experiments.training.population import Member, Program, can_train, make_program, train_together
+from sipp.experiments.training.loop import TrainState, new_state, set_masks, train
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
@@ -56,9 +53,6 @@ SUMS = "sums"
 
 def train_networks(context: RunContext) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is."""
-    if context.recipe.train.together > 1:
-        yield from _train_side_by_side(context)
-        return
     for stage in plan(context.recipe):
         yield from train_network(context, stage)
 
@@ -73,8 +67,13 @@ def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
     prepared = _prepare(context, stage)
     _stop_if_signalled(context)
     with training_stream(context.feed.device):
-        started = _start(context, stage, prepared)
-        _record(context, started, _train(context, started))
+        model, masks = module_of(context, prepared.network), prepared.network.masks or None
+        state, spent = new_state(model, context.hyper(stage), masks=masks), float(prepared.facts["seconds"])
+        newest = from_leader(context.processes, lambda: runs.newest_checkpoint(context.stage_folder(stage)))
+        if newest is not None:
+            spent = _restore(state, *newest, leads=context.processes.leads)
+        seconds = _train(context, stage, state, spent)
+        _record(context, stage, state, dict(prepared.facts), seconds)
     yield stage
 
 
@@ -107,38 +106,11 @@ def _prepare(context: RunContext, stage: Stage) -> Prepared:
     return Prepared(prepared.network, facts)
 
 
-@dataclass(frozen=True)
-class _Started:
-    """A stage ready for training, from the start or from its newest checkpoint."""
-
-    stage: Stage
-    state: TrainState
-    changes: MaskChanges | None
-    facts: Values  # to record, from before training
-    parts: dict[str, float]  # seconds of each step before training
-    prepared_in: float
-    spent: float  # seconds in total
-
-
-def _start(context: RunContext, stage: Stage, prepared: Prepared) -> _Started:
-    folder, facts, hyper = context.stage_folder(stage), dict(prepared.facts), context.hyper(stage)
-    state = new_state(module_of(context, prepared.network), hyper, masks=prepared.network.masks or None)
-    spent = prepared_in = float(facts.pop("seconds"))
-    parts = facts.pop("part_seconds", {})
-    newest = from_leader(context.processes, lambda: runs.newest_checkpoint(folder))
-    if newest is not None:
-        spent = _restore(state, *newest, leads=context.processes.leads)
-    changes, pipeline = None, pipeline_of(context.recipe.pipeline)
-    if pipeline.mask_changes is not None and stage.method is not None:
-        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper.batch_size))
-    return _Started(stage, state, changes, facts, parts, prepared_in, spent)
-
-
-def _record(context: RunContext, started: _Started, seconds: float) -> None:
-    """Saves the trained network and its record, which finishes the stage."""
-    stage, state, recipe = started.stage, started.state, context.recipe
+def _record(context: RunContext, stage: Stage, state: TrainState, facts: Values, seconds: float) -> None:
+    """Saves the trained network and its record, which finishes the stage; `facts` are those from before training."""
+    recipe, prepared_in = context.recipe, facts.pop("seconds")
     cuts = state.facts.pop("part_seconds", {})  # of pruning during training
-    parts = {**started.parts, **cuts, "train": seconds - started.prepared_in - sum(cuts.values())}
+    parts = {**facts.pop("part_seconds", {}), **cuts, "train": seconds - prepared_in - sum(cuts.values())}
     release(state.model)
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result, final = Network(tensors, state.masks), state.rows[-1].test
@@ -152,7 +124,7 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
         "seed": stage.seed,
         "method": stage.method,
         "level": stage.level,
-        **started.facts,
+        **facts,
         **state.facts,
         "after": accuracy_values(final),
         "train_loss": state.rows[-1].train_loss,
@@ -168,83 +140,19 @@ def _record(context: RunContext, started: _Started, seconds: float) -> None:
     from_leader(context.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
 
 
-# --- stages side by side ----------------------------------------------------------------------------------------------
-
-
-def _train_side_by_side(context: RunContext) -> Iterator[Stage]:
-    """Trains stages whose parents are done side by side, `train.together` at a time, and yields each."""
-    if context.processes.count > 1 or not isinstance(context.feed.data, ImageSet):
-        raise OptionError(
-            "train.together trains in one process, on images in memory", option="train.together", fix="set it to 1"
-        )
-    at_once = context.recipe.train.together
-    programs: list[Program] = []  # the last one, reused for the next stages if it fits
-    depths = {stage: _depth(context.recipe.pipeline, stage) for stage in plan(context.recipe)}
-    for depth in sorted(set(depths.values())):
-        same = [stage for stage in depths if depths[stage] == depth]
-        todo = [stage for stage in same if finished_network(context.processes, context.stage_folder(stage)) is None]
-        for first in range(0, len(todo), at_once):
-            yield from _train_group(context, todo[first : first + at_once], programs)
-
-
-def _depth(pipeline: str, stage: Stage) -> int:
-    """The number of stages before this one; dense networks come first, because they may be teachers."""
-    parent = parent_of(pipeline, stage)
-    return int(stage.method is not None) if parent is None else 1 + _depth(pipeline, parent)
-
-
-def _train_group(context: RunContext, stages: Sequence[Stage], programs: list[Program]) -> Iterator[Stage]:
-    """Trains these stages with one program; each is charged an equal share of the time.
-
-    Checkpoints are saved, and the run can be stopped, at the ends of epochs.
-    """
-    hyper, group = context.hyper(stages[0]), list[_Started]()
-    with training_stream(context.feed.device):
-        for stage in stages:
-            group.append(_start(context, stage, _prepare(context, stage)))
-            _stop_if_signalled(context)
-        if len({(started.state.epoch, started.state.step) for started in group}) > 1:
-            # the run was killed while saving their checkpoints
-            for stage in stages:
-                runs.drop_checkpoints(context.stage_folder(stage))
-            yield from _train_group(context, stages, programs)
-            return
-        began = last_saved = time.monotonic()
-
-        def on_epoch() -> None:
-            nonlocal last_saved
-            for started in group:
-                context.on_epoch(started.stage.name, started.state.rows[-1])
-            asked, is_due = context.stop_signal(), time.monotonic() - last_saved >= context.checkpoint_seconds
-            if (asked or is_due) and group[0].state.epoch < hyper.epochs:
-                for started in group:
-                    _save(context, started, started.spent + (time.monotonic() - began) / len(stages))
-                last_saved = time.monotonic()
-            if asked:
-                raise Interrupted(asked)
-
-        members = [Member(started.state, started.stage.seed, started.changes) for started in group]
-        teachers = [teacher for stage in stages if (teacher := _teacher(context, stage)) is not None]
-        if teachers or not programs or not can_train(programs[-1], members, hyper):
-            programs[:] = [make_program(members, context.feed, hyper, teachers)]
-        train_together(programs[-1], members, context.feed, on_epoch=on_epoch)
-        seconds = (time.monotonic() - began) / len(stages)
-        for started in group:
-            _record(context, started, started.spent + seconds)
-    yield from stages
-
-
 # --- training that can be interrupted ---------------------------------------------------------------------------------
 
 
-def _train(context: RunContext, started: _Started) -> float:
-    """Trains the network of a stage; returns the seconds spent on it, including earlier processes."""
+def _train(context: RunContext, stage: Stage, state: TrainState, spent: float) -> float:
+    """Trains the network of a stage; returns the seconds spent on it, of which `spent` before this call."""
     began = last_saved = time.monotonic()
-    stage, hyper = started.stage, context.hyper(started.stage)
+    hyper, pipeline, changes = context.hyper(stage), pipeline_of(context.recipe.pipeline), None
+    if pipeline.mask_changes is not None and stage.method is not None:
+        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper.batch_size))
 
     def save() -> None:
         nonlocal last_saved
-        _save(context, started, started.spent + time.monotonic() - began)
+        _save(context, stage, state, spent + time.monotonic() - began)
         last_saved = time.monotonic()
 
     def on_step(state: TrainState) -> None:
@@ -261,12 +169,12 @@ def _train(context: RunContext, started: _Started) -> float:
 
     try:
         train(
-            started.state,
+            state,
             context.feed,
             hyper,
             seed=stage.seed,
             on_step=on_step,
-            changes=started.changes,
+            changes=changes,
             processes=context.processes,
             teacher=_teacher(context, stage),
         )
@@ -278,12 +186,12 @@ def _train(context: RunContext, started: _Started) -> float:
             raise
         save()
         raise Interrupted(asked) from None
-    return started.spent + time.monotonic() - began
+    return spent + time.monotonic() - began
 
 
-def _save(context: RunContext, started: _Started, seconds: float) -> None:
+def _save(context: RunContext, stage: Stage, state: TrainState, seconds: float) -> None:
     """Saves a checkpoint from which training resumes bit for bit; it needs no random state."""
-    processes, state, folder = context.processes, started.state, context.stage_folder(started.stage)
+    processes, folder = context.processes, context.stage_folder(stage)
     share_buffers(processes, state.model)
     tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
     tensors[SUMS] = sum_over_processes(processes, state.sums)

@@ -149,7 +149,7 @@ def train(
                     state.step = number + 1
                     n_done = state.epoch * n_all + state.step
                     if changes is not None and n_done in changes.after:
-                        change_masks(state, changes, n_done, processes)
+                        _change_masks(state, changes, n_done, processes)
                         # a recorded graph would use the old masks
                         step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
                     if state.step < n_all and on_step is not None:
@@ -157,9 +157,9 @@ def train(
                 share_buffers(processes, state.model)
                 sums = sum_over_processes(processes, state.sums).tolist()
                 state.sums.zero_()
-                is_tested = is_evaluated(hyper, state.epoch + 1)
+                is_tested = (state.epoch + 1) % hyper.eval_every == 0 or state.epoch + 1 == hyper.epochs
                 test = evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None
-                end_epoch(state, hyper, sums, test, n_all=n_all, seed=seed)
+                _end_epoch(state, hyper, sums, test, n_all=n_all, seed=seed)
                 if on_step is not None:
                     on_step(state)
     except torch.OutOfMemoryError as error:
@@ -202,7 +202,7 @@ def make_train_step(
     )
 
 
-def change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes: Processes = ALONE) -> None:
+def _change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes: Processes) -> None:
     """Applies the mask changes after this many steps."""
     masks, facts = changes.masks(n_done, state)
     check_same(processes, masks, what=f"masks after step {n_done}")
@@ -210,12 +210,7 @@ def change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes
     state.facts = {**state.facts, **facts}
 
 
-def is_evaluated(hyper: Training, number: int) -> bool:
-    """Whether to evaluate after this epoch, counted from 1; always after the last."""
-    return number % hyper.eval_every == 0 or number == hyper.epochs
-
-
-def end_epoch(
+def _end_epoch(
     state: TrainState, hyper: Training, sums: Sequence[float], test: Accuracy | None, *, n_all: int, seed: int
 ) -> None:
     """Appends the epoch's row, computed from its sums (loss x items, right, items), and starts the next epoch."""
@@ -248,7 +243,8 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
     try:
         for images, labels in eval_batches(feed, items):
             logits = logits_of(model, images, precision)
-            hits = top_hits(logits, labels)
+            hits = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices == labels[:, None]
+            hits &= logits.isfinite().all(1, keepdim=True)  # NaN sorts as the largest, but must not count as correct
             loss = F.cross_entropy(logits, labels, reduction="sum")
             totals += torch.stack([hits[:, 0].sum().double(), hits.sum().double(), loss.double()])
     finally:
@@ -256,9 +252,3 @@ def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precisio
             module.training = was_training
     n_top1, n_top5, loss_sum = totals.tolist()
     return Accuracy(n=len(items), n_top1=int(n_top1), n_top5=int(n_top5), loss=loss_sum / len(items))
-
-
-def top_hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Which of the five largest logits (last axis, largest first) belongs to the label."""
-    hits = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1).indices == labels[..., None]
-    return hits & logits.isfinite().all(-1, keepdim=True)  # NaN sorts as the largest, but must not count as correct
