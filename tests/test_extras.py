@@ -148,7 +148,6 @@ from sipp.experiments.nets import build
 torch.save(build("lenet-300-100").state_dict(), "net.pt")
 model = "--model lenet-300-100 --weights net.pt".split()
 for words in (
-    ["score", *model, "--data", "points.npy", "--out", "scores.safetensors"],
     ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "wt", "--out", "pruned"],
     "certify --model lenet-300-100 --dense net.pt --pruned pruned --holdout more.npy --out certificate.json".split(),
     ["runs", "--out", "."],

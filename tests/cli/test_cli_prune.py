@@ -1,4 +1,4 @@
-"""`sipp prune` and `sipp score`: what they write and print, for every kind of network and of data."""
+"""`sipp prune`: what it writes and prints, for every kind of network and of data."""
 
 import dataclasses
 import errno
@@ -301,25 +301,6 @@ def test_a_full_disk_leaves_nothing_half(
     assert done.returncode == 2 and "No space left" in done.stderr
     after = files_in(tmp_path)
     assert after == before
-
-
-def test_scores_are_those_of_the_package(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "scores.safetensors"
-    words = ["score", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", "--out", out]
-    done = run(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    inputs = torch.from_numpy(np.load(data / "vectors.npy"))
-    expected = sipp.sensitivity(mlp().eval(), list(inputs.split(32)))
-    found = load_file(out)
-    assert set(found) == set(expected) and all(torch.equal(found[n], expected[n]) for n in found)
-    for layer in json.loads(done.stdout)["layers"]:
-        values = expected[layer["name"]]
-        summary = (layer["min"], layer["median"], layer["max"], layer["share_zero"])
-        zeros = float((values == 0).float().mean())
-        assert summary == (float(values.min()), float(values.median()), float(values.max()), zeros)
-    assert run(*words).returncode == 2  # it is there
-    text = run(*words, "--force")
-    assert text.returncode == 0 and "0.weight" in text.stdout and " bytes)" in text.stdout
 
 
 @pytest.mark.parametrize(
