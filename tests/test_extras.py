@@ -28,8 +28,6 @@ NEEDS = [
     ("jinja2", "from sipp.report import render; render([], version='')", "drawing the page needs jinja2", "report"),
     ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
      "drawing figures needs matplotlib", "report"),
-    ("matplotlib", "from sipp.cli.demo import run_demo; from pathlib import Path; run_demo(Path('d'))",
-     "the demo needs matplotlib", "report"),
     ("yaml", "from sipp.experiments.recipes import load_recipe; load_recipe('digits-iterative')",
      "reading a recipe needs pyyaml", "train"),
     ("PIL", "from sipp.experiments.data import index_folders; index_folders('photos')",
@@ -46,8 +44,6 @@ NEEDS = [
      "holding masks in the HF Trainer needs transformers", "hf"),
     ("pytorch_lightning", "import sipp.integrations.lightning",
      "holding masks in Lightning needs pytorch-lightning", "lightning"),
-    ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
-     "reading GGUF files needs gguf", "hf"),
     *((name, "import torch; from sipp.runtime.exporting import export; "
        "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),

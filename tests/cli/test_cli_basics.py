@@ -59,7 +59,7 @@ def test_no_words_give_the_help_once() -> None:
         (["prune", "--bogus"], "No such option"),
         (["prune", "--keep", "x"], "--keep"),
         (["compare", "--model", "lstm"], "--data"),
-        (["data", "mnist"], "imagenet"),
+        (["data", "mnist"], "cifar10"),
     ],
 )
 def test_wrong_words_are_three_lines(words: list[str], expected: str) -> None:
@@ -182,13 +182,13 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
-    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: result)
+    records = [{"method": None, "level": 0, "after": {"top1": 0.9}}]
+    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: (records, folder / "page.html"))
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
-    assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
+    assert record["records"] == records and record["page"] == str(tmp_path / "page.html")
 
 
 def test_data_lists_what_is_here(tmp_path: Path) -> None:
     found = {one["name"]: one["here"] for one in json.loads(run("data", "list", tmp_path, "--json").stdout)["sets"]}
     assert found == {"digits": True, "cifar10": False, "imagenet": False}
-    assert "1,437 training" in run("data", "digits").stdout
+    assert "1,437 training" in run("data").stdout

@@ -214,7 +214,7 @@ FOREIGN = {
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run", _must_not_be_called)
-    for name in ("mine.safetensors", "mine.json", "page.html", "accuracy.png"):
+    for name in ("mine.safetensors", "mine.json", "page.html"):
         (folder / name).write_bytes(content)
     (folder / "other").mkdir()
     (folder / "other" / "report.json").write_bytes(content)
@@ -318,7 +318,7 @@ def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = [
-        {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0}
+        {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0, "keep": 0.5}
         for m, level in ((None, 0), ("wt", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)

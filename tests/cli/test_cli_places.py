@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,19 +45,6 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             demo.run_demo(tmp_path / name, progress=False)
         assert files_in(tmp_path) == before, name
-
-
-def test_a_demo_that_wrote_its_page_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "_records", lambda *args: [])
-    monkeypatch.setattr(demo, "read_results", lambda paths: [Mock(demo.Run)])
-    monkeypatch.setattr(demo, "render", lambda results, version: "page")
-    monkeypatch.setattr(demo, "_draw", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        demo.run_demo(tmp_path / "new", progress=False)
-    assert files_in(tmp_path) == {"new": b"", "new/page.html": b"page"}
 
 
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
