@@ -68,6 +68,11 @@ def stage_network(folder: Path, place: Path) -> None:
         (place / name).symlink_to(plain_file(folder, name))
 
 
+def stage_gguf(folder: Path, name: str, place: Path) -> None:
+    """Stages a link to a GGUF file, which holds network, configuration and tokenizer."""
+    (place / name).symlink_to(plain_file(folder, name))
+
+
 def stage_config(folder: Path, place: Path) -> None:
     """Stages the checked configuration."""
     (place / CONFIG).write_text(json.dumps(checked_config(folder)))

@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_network, stage_tokenizer
+from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_gguf, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 from sipp.records.display import listed
 
-PREFIX = "hf:"
+PREFIX, GGUF = "hf:", ".gguf"
 MOST_TEXT = 1 << 28  # bytes of a text file, since it is held in memory
 MOST_TOKENS = 512  # per sentence
 OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
@@ -27,14 +27,22 @@ LABEL_SEPARATOR = "\t"
 
 
 def folder_of(spec: str) -> Path:
-    """The folder of `hf:DIR`, which must hold a config.json; nothing is downloaded."""
+    """The folder of `hf:DIR`, which must hold a config.json or one GGUF file; nothing is downloaded."""
     folder = Path(spec.removeprefix(PREFIX))
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).is_file() and gguf_in(folder) is None:
         raise OptionError(
-            f"{folder} is not a folder of a Hugging Face model (no config.json)",
+            f"{folder} is not a folder of a Hugging Face model (no config.json, no single .gguf file)",
             fix="give hf:DIR, a folder that save_pretrained wrote; nothing is downloaded",
         )
     return folder
+
+
+def gguf_in(folder: Path) -> str | None:
+    """The only GGUF file in a folder without config.json; None if there are none or several."""
+    if (folder / CONFIG).is_file() or not folder.is_dir():
+        return None
+    names = sorted(path.name for path in folder.glob(f"*{GGUF}"))
+    return names[0] if len(names) == 1 else None
 
 
 def hf_model(spec: str) -> nn.Module:
@@ -42,8 +50,13 @@ def hf_model(spec: str) -> nn.Module:
     transformers = _transformers("--model hf:DIR", spec)
     folder = folder_of(spec)
     with _staging_folder(folder) as place:
-        stage_network(folder, Path(place))
-        network, loading_info = _load(transformers, place)
+        file = gguf_in(folder)
+        if file is None:
+            stage_network(folder, Path(place))
+            network, loading_info = _load(transformers, place)
+        else:
+            stage_gguf(folder, file, Path(place))
+            network, loading_info = _from_gguf(transformers, place, file), {"missing_keys": [], "unexpected_keys": []}
     network.config._name_or_path = str(folder)
     missing, unknown = (sorted(loading_info[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # transformers would initialise these at random
@@ -59,6 +72,11 @@ def hf_model_without_weights(spec: str) -> nn.Module:
     with needed_for("reading a network without its weights"):
         from accelerate import init_empty_weights
     folder = folder_of(spec)
+    if gguf_in(folder) is not None:
+        raise ModelError(
+            f"{folder} holds a GGUF file, and only .safetensors are read block by block",
+            fix="convert it: load it with transformers, and save_pretrained",
+        )
     with _staging_folder(folder) as place:
         stage_network(folder, Path(place))  # refuses anything but plain weights in this folder
         config, kind = _model_class(transformers, place)
@@ -118,10 +136,31 @@ def _model_class(transformers: Any, place: str) -> tuple[Any, Any]:
     return config, kind
 
 
+def _from_gguf(transformers: Any, place: str, file: str) -> Any:
+    """Loads the network of a GGUF file, dequantised to float32."""
+    with needed_for("reading GGUF files"):
+        import gguf  # noqa: F401
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
+    )
+    config = read.config
+    if hasattr(config, "quantization_config"):  # no longer quantised
+        del config.quantization_config
+    network = type(read)(config)
+    network.load_state_dict(read.state_dict())
+    return network.eval()
+
+
 def tokenizer_of(spec: str) -> Any:
     """The tokenizer of `hf:DIR`."""
     folder = folder_of(spec)
     return _load_tokenizer(_transformers("text as data", spec), folder)[0]
+
+
+def own_tokenizer(spec: str) -> Any:
+    """The tokenizer inside a GGUF file; None for other networks, whose folder has separate files for it."""
+    is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
+    return tokenizer_of(spec) if is_gguf else None
 
 
 def sentences(path: Path, model: str) -> dict[str, Tensor]:
@@ -154,6 +193,13 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
 
 def _load_tokenizer(transformers: Any, folder: Path) -> tuple[Any, int]:
     """The tokenizer of a folder, and the maximum number of tokens per sentence."""
+    file = gguf_in(folder)
+    if file is not None:
+        with needed_for("reading GGUF files"):
+            import gguf  # noqa: F401
+        with TemporaryDirectory() as staged:
+            stage_gguf(folder, file, Path(staged))
+            return transformers.AutoTokenizer.from_pretrained(staged, gguf_file=file, **OWN_CODE_ONLY), MOST_TOKENS
     with TemporaryDirectory() as staged:
         if not stage_tokenizer(folder, Path(staged)):  # transformers would create an empty one
             raise DataError(

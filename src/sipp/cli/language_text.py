@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from sipp.cli.hugging_face_files import checked_config
-from sipp.cli.hugging_face_models import PREFIX, folder_of, tokenizer_of
+from sipp.cli.hugging_face_files import CONFIG, checked_config
+from sipp.cli.hugging_face_models import PREFIX, folder_of, gguf_in, tokenizer_of
 from sipp.errors import DataError, OptionError
 from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
 
@@ -28,13 +29,14 @@ def is_language_model(model: str) -> bool:
     """Whether --model names a folder with a causal language model."""
     if not model.startswith(PREFIX):
         return False
-    names = checked_config(folder_of(model)).get("architectures") or [""]
-    return str(names[0]).endswith(CAUSAL)
+    folder = folder_of(model)
+    names = _config(folder).get("architectures") or [""]
+    return gguf_in(folder) is not None or str(names[0]).endswith(CAUSAL)
 
 
 def length_of(model: str, asked: int | None) -> int:
     """Tokens per sequence: --length, or by default the usual number, at most what the network accepts."""
-    config = checked_config(folder_of(model))
+    config = _config(folder_of(model))
     limits = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
     if asked is None:
         return min([LENGTH, *limits])
@@ -43,6 +45,10 @@ def length_of(model: str, asked: int | None) -> int:
             f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
         )
     return asked
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return checked_config(folder) if (folder / CONFIG).is_file() else {}
 
 
 def sequences(path: Path, model: str, length: int | None, role: str, seed: int) -> tuple[Tensor, str]:

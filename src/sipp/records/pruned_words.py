@@ -104,12 +104,12 @@ def column_words(pruned: Pruned, has_bounds: bool) -> str:
 def pruned_html(pruned: Pruned) -> str:
     """The HTML for a notebook: the printed text, with all layers and statements folded away."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = layers_table(pruned, strategies=[], bounds=has_useful_layer_bounds(pruned), ends=ends)
+    table = layers_table(pruned, bounds=has_useful_layer_bounds(pruned), ends=ends)
     return view(
         headline(pruned),
         labels_html([*_summary(pruned), ("next", next_step(pruned))]),
         table_html(table, bars=("keep",)),
-        folded("All layers and statements", pruned_details(pruned)),
+        folded("All layers and statements", pruned_text(pruned, in_full=True)),
     )
 
 

@@ -50,6 +50,7 @@ def export(
     ] = None,
 ) -> Answer:
     """Export a pruned network for other programs; the result is read back and compared."""
+    from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
     from sipp.records.saved_file import SavedFile
     from sipp.runtime.exporting import TRACED, Exported, export_reader
@@ -84,7 +85,10 @@ def export(
         example = example_for(stored, data, N_POINTS, normalise, size)[0] if to in TRACED else None
         with naming_option(f"FILE {file}, --to {to}", "see sipp export --help"):
             chosen = {} if shard is None else {"shard": shard}
-            written = export_network(stored.model, out, to=to, example=example, values=values, **chosen)
+            tokenizer = own_tokenizer(stored.name) if to == "hf" else None
+            written = export_network(
+                stored.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
+            )
         name = stored.name
     record = asdict(written) if isinstance(written, Exported) else contents_record(written, name)
     return Answer([str(written)], {**record, "kind": "export", "sipp": sipp.__version__, "network": name, "to": to})
