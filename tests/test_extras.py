@@ -155,10 +155,10 @@ for words in (
 """
 
 
-def test_prune_certify_and_score_need_no_extra(tmp_path: Path) -> None:
+def test_prune_and_certify_need_no_extra(tmp_path: Path) -> None:
     done = python(hidden(*EXTRAS) + WITHOUT_EXTRAS, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "certificate.json").is_file() and (tmp_path / "scores.safetensors").is_file()
+    assert (tmp_path / "certificate.json").is_file()
 
 
 def test_the_command_line_says_it_in_three_lines(
