@@ -28,8 +28,6 @@ NEEDS = [
     ("jinja2", "from sipp.report import render; render([], version='')", "drawing the page needs jinja2", "report"),
     ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
      "drawing figures needs matplotlib", "report"),
-    ("matplotlib", "from sipp.cli.demo import run_demo; from pathlib import Path; run_demo(Path('d'))",
-     "the demo needs matplotlib", "report"),
     ("yaml", "from sipp.experiments.recipes import load_recipe; load_recipe('digits-iterative')",
      "reading a recipe needs pyyaml", "train"),
     ("PIL", "from sipp.experiments.data import index_folders; index_folders('photos')",
@@ -148,7 +146,6 @@ from sipp.experiments.nets import build
 torch.save(build("lenet-300-100").state_dict(), "net.pt")
 model = "--model lenet-300-100 --weights net.pt".split()
 for words in (
-    ["score", *model, "--data", "points.npy", "--out", "scores.safetensors"],
     ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "wt", "--out", "pruned"],
     "certify --model lenet-300-100 --dense net.pt --pruned pruned --holdout more.npy --out certificate.json".split(),
     ["runs", "--out", "."],
@@ -158,10 +155,10 @@ for words in (
 """
 
 
-def test_prune_certify_and_score_need_no_extra(tmp_path: Path) -> None:
+def test_prune_and_certify_need_no_extra(tmp_path: Path) -> None:
     done = python(hidden(*EXTRAS) + WITHOUT_EXTRAS, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "certificate.json").is_file() and (tmp_path / "scores.safetensors").is_file()
+    assert (tmp_path / "certificate.json").is_file()
 
 
 def test_the_command_line_says_it_in_three_lines(

@@ -27,6 +27,7 @@ from sipp.pruning.ranking import rank
 from sipp.pruning.sparse_rows import RAND
 from sipp.records.options import PruneOptions
 from sipp.records.pruned import coverage
+from sipp.records.pruned_words import pruned_text
 
 
 def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0) -> nn.Sequential:
@@ -348,7 +349,6 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 
 def test_print_and_record_state_assumed_and_measured_constants() -> None:
-    from sipp.cli.prune_work import statements
     from sipp.records.serialising import pruned_values
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
@@ -364,7 +364,7 @@ def test_print_and_record_state_assumed_and_measured_constants() -> None:
     assert record["bound"]["coverage"]["q"] == 2 and record["bound"]["met"] is False
     assert record["measured"]["words"] == str(pruned.measured)  # also where no bound says anything
     lossless = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.999, method="sipp-det")
-    assert any(line.startswith("measured:") for line in statements(lossless))
+    assert any(line.startswith("measured:") for line in pruned_text(lossless, in_shell=True).splitlines())
 
 
 def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:

@@ -58,8 +58,8 @@ def test_no_words_give_the_help_once() -> None:
         (["nope"], "No such command"),
         (["prune", "--bogus"], "No such option"),
         (["prune", "--keep", "x"], "--keep"),
-        (["score", "--model", "lstm"], "--data"),
-        (["data", "mnist"], "imagenet"),
+        (["compare", "--model", "lstm"], "--data"),
+        (["data", "mnist"], "cifar10"),
     ],
 )
 def test_wrong_words_are_three_lines(words: list[str], expected: str) -> None:
@@ -72,19 +72,19 @@ def test_a_bug_is_exit_1_and_shows_its_traceback_only_with_debug(points: Path, m
     def broken(*args: object, **kwargs: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(sipp, "sensitivity", broken)
-    words = ["score", "--model", "cli_zoo:mlp", "--data", points]
+    monkeypatch.setattr(sipp, "compare", broken)
+    words = ["compare", "--model", "cli_zoo:mlp", "--data", points]
     done = run(*words)
     what, where, fix = three_lines(done.stderr)
     assert (
-        done.returncode == 1 and "KeyError" in what and "cli/commands/score_command.py:" in where and "--debug" in fix
+        done.returncode == 1 and "KeyError" in what and "cli/commands/compare_command.py:" in where and "--debug" in fix
     )
     for loud in (run("--debug", *words), run(*words, "--debug")):
         assert loud.returncode == 1 and "Traceback" in loud.stderr
 
 
 def test_wrong_input_shows_its_traceback_with_debug() -> None:
-    done = run("score", "--model", "resnet21", "--data", "digits", "--debug")
+    done = run("compare", "--model", "resnet21", "--data", "digits", "--debug")
     assert done.returncode == 2 and "Traceback" in done.stderr and "resnet20" in done.stderr
 
 
@@ -98,11 +98,11 @@ def test_signals_have_their_own_exit_codes(points: Path, model: str, code: int, 
 
 
 def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None:
-    done = run("score", "--model", "cli_zoo:talks", "--data", points, "--json")
+    done = run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "wt", "--json")
     assert done.returncode == 0 and "talks" in done.stderr
     record = json.loads(done.stdout)
-    assert [layer["name"] for layer in record["layers"]] == ["0.weight", "2.weight"]
-    assert "talks" in run("score", "--model", "cli_zoo:talks", "--data", points).stdout
+    assert {row["method"] for row in record["rows"]} == {"wt"}
+    assert "talks" in run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "wt").stdout
 
 
 def test_what_is_not_finite_is_null() -> None:
@@ -133,7 +133,7 @@ def test_the_fields_of_an_error_become_three_lines(
         with errors.naming_option("--data x", "give another"):
             raise error
 
-    assert errors.run_and_report(app, ["score"]) == 2 and three_lines(capsys.readouterr().err) == lines
+    assert errors.run_and_report(app, ["prune"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:
@@ -182,13 +182,13 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = demo.DemoResult(0.9, {("wt", 0.5): 0.7}, {("wt", 0.5): 0.8})
-    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: result)
+    records = [{"method": None, "level": 0, "after": {"top1": 0.9}}]
+    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: (records, folder / "page.html"))
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
-    assert record["accuracies"] == [{"method": "wt", "keep": 0.5, "pruned": 0.7, "retrained": 0.8}]
+    assert record["records"] == records and record["page"] == str(tmp_path / "page.html")
 
 
 def test_data_lists_what_is_here(tmp_path: Path) -> None:
     found = {one["name"]: one["here"] for one in json.loads(run("data", "list", tmp_path, "--json").stdout)["sets"]}
     assert found == {"digits": True, "cifar10": False, "imagenet": False}
-    assert "1,437 training" in run("data", "digits").stdout
+    assert "1,437 training" in run("data").stdout

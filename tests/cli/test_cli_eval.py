@@ -85,14 +85,14 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
         pruned[2].bias[0] = torch.nan
     found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
     assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
-    assert found.pruned_loss is None and "not finite on 8 inputs" in str(found)
+    assert found.pruned_loss is None and "not finite on 8 of 8 inputs" in str(found)
 
 
 def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
     """Numbered from 1, say: one of 3 classes is then outside."""
     net, x = mlp().eval(), torch.rand(8, 6)
     found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))], None)
-    assert found.n_outside == 4 and found.dense_accuracy is None and found.pruned_loss is None
+    assert found.dense_accuracy is None and found.pruned_loss is None
     assert "not measured: 4 labels are outside the output's classes" in str(found)
 
 

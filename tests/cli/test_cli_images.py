@@ -78,7 +78,6 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
     file = folder / "net.sipp.safetensors"
     return {
         "prune": [*NET, *data, "--holdout", folder / "new.npy", "--keep", 0.5, "--out", out / "net"],
-        "score": [*NET, *data],
         "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "wt"],
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
@@ -87,7 +86,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["prune", "score", "compare", "certify", "eval", "bench", "export"])
+@pytest.mark.parametrize("command", ["prune", "compare", "certify", "eval", "bench", "export"])
 def test_what_was_applied_is_told_once_and_a_wrong_value_is_refused(command: str, folder: Path, tmp_path: Path) -> None:
     words = commands(folder, tmp_path)[command]
     wrong = run(command, *words, "--normalise", "imagnet")
@@ -104,7 +103,7 @@ def test_the_record_holds_the_normalisation(folder: Path, tmp_path: Path) -> Non
     record = json.loads((tmp_path / "net" / "report.json").read_text())
     for part in ("data", "holdout"):
         assert record[part]["normalisation"] == {"mean": [0.5] * 3, "std": [0.25] * 3}
-    found = json.loads(run("score", *NET, "--data", folder / "floats.npy", "--json").stdout)
+    found = json.loads(run("compare", *NET, "--data", folder / "floats.npy", "--methods", "wt", "--json").stdout)
     assert found["data"]["normalisation"] is None
 
 
@@ -127,7 +126,7 @@ def test_the_record_holds_the_normalisation(folder: Path, tmp_path: Path) -> Non
 )
 def test_impossible_normalisations_are_refused(text: str, data: str, what: str, folder: Path) -> None:
     spec = folder / data if (folder / data).exists() else data
-    done = run("score", *NET, "--data", spec, f"--normalise={text}")
+    done = run("compare", *NET, "--data", spec, f"--normalise={text}")
     assert done.returncode == 2 and done.stdout == ""
     found, where, _ = three_lines(done.stderr)
     assert what in found and where.startswith("--normalise")
@@ -178,7 +177,7 @@ def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:
     assert torch.equal((255 * pixels(size=16)[0]).round().byte(), picture)
     shapes = [tuple(found.shape[2:]) for found in (pixels(), pixels(size=24), pixels("resnet20"))]
     assert shapes == [(224, 224), (24, 24), (32, 32)]  # a built-in network says what it takes
-    wrong = run("score", *TWO, "--data", "random:4x3x8x8")
+    wrong = run("compare", *TWO, "--data", "random:4x3x8x8")
     assert wrong.returncode == 2 and three_lines(wrong.stderr)[1] == "--size 16"
 
 

@@ -81,7 +81,6 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
     data, weights = {"--data": folder / "data.npy"}, folder / "w.safetensors"
     return {
         "demo": {"--out": out / "demo"},
-        "score": {**model, **data, "--out": out / "scores.safetensors"},
         "prune": {**model, **data, "--keep": 0.5, "--method": "wt", "--out": out / "out"},
         "prune-on-disk": {
             "--model": f"hf:{folder / 'llama'}",

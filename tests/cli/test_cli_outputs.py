@@ -18,15 +18,13 @@ from sipp.experiments.recipes import config_of, load_recipe
 from sipp.experiments.runs.store import run_name
 from sipp.report.plots import metric_view
 from sipp.scoring import methods
-from sipp.storage.outputs import SCORES_MARK
 
 Words = list[object]
 ALL = ("--dense", "--pruned", "--holdout", "--calibration")
 # Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
 READS = {
-    "prune": ("--weights", "--data", "--holdout", "--code", "--recipe"),
+    "prune": ("--weights", "--data", "--holdout", "--code"),
     "prune-on-disk": ("--data",),
-    "score": ("--weights", "--data"),
     "compare": ("--weights", "--data", "--holdout", "--code"),
     "certify": (*ALL, "--verify"),
     "eval": ("--dense", "--pruned", "--data"),
@@ -43,7 +41,6 @@ READS = {
 WRITES = {
     "prune": ("--out", "--ledger"),
     "prune-on-disk": ("--out",),
-    "score": ("--out",),
     "compare": ("--ledger",),
     "certify": ("--out", "--ledger"),
     "eval": ("--out",),
@@ -79,7 +76,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_file({"inputs": _points(seed)}, folder / f"{name}.safetensors")
     for name in ("weights", "dense", "pruned"):
         save_file(mlp().state_dict(), folder / f"{name}.safetensors")
-    (folder / "recipe.json").write_text("{}")
     (folder / "code.py").write_text("import sipp\nsipp.register_method('of-a-file', lambda task: {})\n")
     words = ["--model", "cli_zoo:mlp", "--data", folder / "data.safetensors", "--keep", 0.5]
     assert run("prune", *words, "--out", folder / "net").returncode == 0
@@ -104,7 +100,6 @@ def command(name: str, folder: Path) -> dict[str, object]:
     """The inputs of a command by option."""
     options = {option: folder / f"{option[2:]}.safetensors" for option in READS[name] if option != "--verify"}
     options |= {"--code": folder / "code.py"} if "--code" in options else {}
-    options |= {"--recipe": folder / "recipe.json"} if "--recipe" in options else {}
     more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
     return {"--model": "cli_zoo:mlp", **options, **more}
 
@@ -142,7 +137,6 @@ WAYS: list[Callable[[Path], Path]] = [_same, _roundabout, _hard_link, _through_a
 FILES = [
     (name, output, option)
     for name, output in (
-        ("score", "--out"),
         ("certify", "--out"),
         ("certify", "--ledger"),
         ("prune", "--ledger"),
@@ -166,16 +160,6 @@ def test_a_file_that_is_read(name: str, output: str, option: str, way: Callable[
         done = run(*words_of(name, options | more | {output: out}), *force)
         assert done.returncode == 2 and three_lines(done.stderr)[1].startswith(output), done.stderr
         assert files_in(folder) == before
-
-
-def test_scores_do_not_replace_scores_that_are_read_as_weights(folder: Path) -> None:
-    """Those of a network without biases have the names and shapes of its weights."""
-    options = command("score", folder)
-    scores = folder / "scores.safetensors"
-    save_file(mlp().state_dict(), scores, SCORES_MARK)
-    before = files_in(folder)
-    done = run(*words_of("score", options | {"--weights": scores, "--out": scores}), "--force")
-    assert done.returncode == 2 and "what --weights reads" in done.stderr and files_in(folder) == before
 
 
 def test_a_hugging_face_folder_that_is_read(tmp_path: Path) -> None:
@@ -230,13 +214,12 @@ FOREIGN = {
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run", _must_not_be_called)
-    for name in ("mine.safetensors", "mine.json", "page.html", "accuracy.png"):
+    for name in ("mine.safetensors", "mine.json", "page.html"):
         (folder / name).write_bytes(content)
     (folder / "other").mkdir()
     (folder / "other" / "report.json").write_bytes(content)
     before = files_in(folder)
     typed: list[tuple[Words, str]] = [
-        (words_of("score", command("score", folder) | {"--out": folder / "mine.safetensors"}), "--out"),
         (words_of("certify", command("certify", folder) | {"--out": folder / "mine.json"}), "--out"),
         (words_of("eval", command("eval", folder) | {"--out": folder / "mine.json"}), "--out"),
         (words_of("prune", command("prune", folder) | {"--out": folder / "other"}), "--out"),
@@ -266,7 +249,6 @@ def test_ours_is_replaced_with_force_and_only_then(tmp_path: Path) -> None:
     runs = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
     commands: dict[str, Words] = {
         "out": ["prune", *net, *data, "--weights", tmp_path / "w.safetensors", "--keep", 0.9, "--method", "wt"],
-        "s.safetensors": ["score", *net, *data],
         "c.json": ["certify", *net, *dense, "--holdout", tmp_path / "holdout.safetensors"],
         "e.json": ["eval", *net, *dense, *data],
         "page.html": ["report", runs],
@@ -336,7 +318,7 @@ def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = [
-        {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0}
+        {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0, "keep": 0.5}
         for m, level in ((None, 0), ("wt", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
@@ -366,5 +348,5 @@ def test_fetching_never_replaces_existing_data(tmp_path: Path, monkeypatch: pyte
 
 
 def test_help_says_that_foreign_files_are_never_replaced() -> None:
-    for name in ("prune", "score", "certify", "report", "demo"):
+    for name in ("prune", "certify", "report", "demo"):
         assert "files are never replaced" in " ".join(run(name, "--help").stdout.replace("│", " ").split()), name

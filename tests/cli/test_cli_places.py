@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,19 +45,6 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             demo.run_demo(tmp_path / name, progress=False)
         assert files_in(tmp_path) == before, name
-
-
-def test_a_demo_that_wrote_its_page_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "_records", lambda *args: [])
-    monkeypatch.setattr(demo, "read_results", lambda paths: [Mock(demo.Run)])
-    monkeypatch.setattr(demo, "render", lambda results, version: "page")
-    monkeypatch.setattr(demo, "_draw", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        demo.run_demo(tmp_path / "new", progress=False)
-    assert files_in(tmp_path) == {"new": b"", "new/page.html": b"page"}
 
 
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
@@ -191,7 +177,6 @@ def command(name: str, folder: Path) -> Words:
         "drop": ["prune", *net, *data, "--max-accuracy-drop", 0.5, "--out", folder / "out"],
         "certify": ["certify", *net, *networks, "--holdout", folder / "h.npz"],
         "accuracy": ["certify", *net, *networks, "--holdout", folder / "h.npz", "--accuracy"],
-        "score": ["score", *net, *data],
         "report": ["report", folder],
     }[name]
 
@@ -219,15 +204,14 @@ def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str,
     assert files_in(folder) == before
 
 
-@pytest.mark.parametrize("name", ["keep", "epsilon", "certify", "score", "report"])
+@pytest.mark.parametrize("name", ["keep", "epsilon", "certify", "report"])
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sipp.report.read_whole_results", _must_not_be_called)
     before = files_in(folder)
-    suffix = ".safetensors" if name == "score" else ""
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
-        refused(run(*command(name, folder), "--out", folder / f"{path}{suffix}"), "--out")
+        refused(run(*command(name, folder), "--out", folder / path), "--out")
         if name == "report":
             words = [*command(name, folder), "--out", folder / "page", "--figures"]
             for figures in (path, "file"):

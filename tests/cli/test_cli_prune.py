@@ -1,11 +1,8 @@
-"""`sipp prune` and `sipp score`: what they write and print, for every kind of network and of data."""
+"""`sipp prune`: what it writes and prints, for every kind of network and of data."""
 
-import dataclasses
 import errno
 import json
 import os
-import re
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli import data_option as points
-from sipp.cli.output import show, too_wide
-from sipp.cli.prune_work import layer_table
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.records.binomial import upper_limit
 from sipp.records.network_hash import model_hash
 from sipp.storage import outputs
 from sipp.storage.files import file_hash
@@ -137,24 +131,6 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Pat
     assert "float64 read as float32" in done.stdout
     few = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--keep", 0.2, "--dry-run")
     assert "no useful bound for this network" in few.stdout and "eps" not in few.stdout and "--json" in few.stdout
-
-
-def test_a_narrow_terminal_gets_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    pruned = sipp.prune(build("resnet20"), None, keep=0.5, method="wt")
-    large = {"kept": 12_345_678, "n_rows": 123_456, "fan_in": 123_456, "strategies": {"det": 9, "rand": 9, "whole": 9}}
-    deep = dataclasses.replace(pruned.layers[0], name="encoder.layer.11.attention.output.dense.weight", **large)
-    text = StringIO()
-    monkeypatch.setattr("sys.stdout", text)
-    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
-    wide = dataclasses.replace(pruned, layers=(deep, *pruned.layers), kept=12_345_678)
-    assert too_wide(layer_table(wide)) and not too_wide(
-        layer_table(sipp.prune(build("lenet-5"), None, keep=1, method="wt"))
-    )
-    show(layer_table(wide, compact=True))
-    assert "12,345,678" in text.getvalue() and "\u2026" not in text.getvalue()
-    assert max(map(len, text.getvalue().splitlines())) <= 80
 
 
 def test_a_built_in_network_without_data_is_shown_on_honest_noise(tmp_path: Path) -> None:
@@ -301,42 +277,6 @@ def test_a_full_disk_leaves_nothing_half(
     assert done.returncode == 2 and "No space left" in done.stderr
     after = files_in(tmp_path)
     assert after == before
-
-
-def test_scores_are_those_of_the_package(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "scores.safetensors"
-    words = ["score", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", "--out", out]
-    done = run(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    inputs = torch.from_numpy(np.load(data / "vectors.npy"))
-    expected = sipp.sensitivity(mlp().eval(), list(inputs.split(32)))
-    found = load_file(out)
-    assert set(found) == set(expected) and all(torch.equal(found[n], expected[n]) for n in found)
-    for layer in json.loads(done.stdout)["layers"]:
-        values = expected[layer["name"]]
-        summary = (layer["min"], layer["median"], layer["max"], layer["share_zero"])
-        zeros = float((values == 0).float().mean())
-        assert summary == (float(values.min()), float(values.median()), float(values.max()), zeros)
-    assert run(*words).returncode == 2  # it is there
-    text = run(*words, "--force")
-    assert text.returncode == 0 and "0.weight" in text.stdout and " bytes)" in text.stdout
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "limit", "beta"), [("--epsilon", 0.6, 0.05, 0.05), ("--max-accuracy-drop", 0.03, 0.03, 0.025)]
-)
-def test_how_many_points_would_certify_the_next_level_is_said(
-    goal: str, value: float, limit: float, beta: float, data: Path
-) -> None:
-    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz"]
-    done = run(*words, goal, value, "--dry-run")
-    found = re.search(
-        r"failed with (\d+) of (\d+) inputs .* about ([\d,]+) holdout inputs would certify it", done.stdout
-    )
-    assert done.returncode == 0 and found is not None, done.stdout
-    count, n, needed = (int(text.replace(",", "")) for text in found.groups())
-    assert upper_limit(count, n, beta) > limit >= upper_limit(round(count * needed / n), needed, beta)
-    assert "larger holdout" not in run(*words, "--epsilon", 0.3, "--dry-run").stdout  # seen too often
 
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:

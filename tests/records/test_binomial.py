@@ -139,29 +139,6 @@ def test_ratios_that_cannot_be_are_refused():
         binomial.certified_epsilon(np.array([]), 0.05, 0.05)
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 59), (4, 100), (45, 1000), (40, 1000), (2, 30)])
-@pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_points_to_prove_are_enough_and_hardly_fewer_are(k, n, limit):
-    needed = binomial.points_to_prove(k, n, limit, 0.05)
-    if k / n >= limit:
-        assert needed is None
-        return
-    allowed = {points: binomial.k_allowed(points, limit, 0.05) for points in range(1, 2 * needed)}
-    passing = {m for m, most in allowed.items() if most is not None and most >= math.ceil(k * m / n)}
-    assert passing.issuperset(
-        range(math.ceil(1.15 * needed + 1 / limit), 2 * needed)
-    )  # whole numbers of bad points cost some
-    assert min(passing) >= 0.85 * needed - 1 / limit
-
-
-def test_no_number_of_points_proves_what_was_not_seen():
-    assert binomial.points_to_prove(5, 100, 0.05, 0.05) is None
-    assert binomial.points_to_prove(9, 10, 0.5, 0.05) is None
-    assert binomial.points_to_prove(0, 1, 0.05, 0.05) == binomial.holdout_needed(0.05, 0.05) == 59
-    with pytest.raises(OptionError):
-        binomial.points_to_prove(3, 2, 0.05, 0.05)
-
-
 def test_first_failure_stops_at_the_first_failure():
     assert binomial.first_failure([]) == 0
     assert binomial.first_failure([True, True]) == 2

@@ -40,7 +40,10 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page and "Outputs move by 20 %, on average" in page
     (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["part0-evaluations"]["views"]
-    assert card["title"] == "Measured (eval0.json)" and ["accuracy", "87.5 % pruned, 90 % dense"] in card["rows"]
+    assert (
+        card["title"] == "Measured (eval0.json)"
+        and ["accuracy", "87.50% pruned, 90.00% dense (-2.50 percentage points)"] in card["rows"]
+    )
     assert ["loss", "0.625 pruned, 0.5 dense (cross-entropy)"] in card["rows"]
     assert "Accuracy is" not in shown(network(tmp_path / "other"))
 

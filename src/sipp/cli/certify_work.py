@@ -161,9 +161,9 @@ def _certify(
         with naming_option(f"--out {request.out}", "give another file"):
             write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
     if request.accuracy:
-        evaluation = evaluate(*networks, fresh.batches, output)
-        dense, pruned = evaluation.dense_accuracy, evaluation.pruned_accuracy
-        if dense is not None and pruned is not None:
+        accuracies = evaluate(*networks, fresh.batches, output).accuracies
+        if accuracies is not None:
+            dense, pruned = accuracies
             text = f"\naccuracy on these inputs: {dense:.2%} dense, {pruned:.2%} pruned"
     return ok, f"{cert}{text}{_reuse_warning(request, folder, cert)}", json.loads(to_json(cert))
 

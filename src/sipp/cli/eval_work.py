@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,67 +25,12 @@ from sipp.inputs.point_keys import set_hash
 from sipp.records.display import labelled_line
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
-from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND
-from sipp.report.numbers import counted
+from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND, EvalMeasures
 from sipp.storage.files import seal
 from sipp.storage.outputs import EVALUATION, check_file, write_file
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Measurements of a dense and a pruned network. None: the output is not classes, or there are no labels."""
-
-    n_points: int
-    dense_accuracy: float | None
-    pruned_accuracy: float | None
-    dense_loss: float | None  # mean cross-entropy
-    pruned_loss: float | None
-    same_class: float | None  # share of points with the same predicted class
-    error_mean: float | None  # of ||f^ - f|| / ||f||, like the next two; None if not finite
-    error_median: float | None
-    error_max: float | None
-    n_not_finite: int  # points with an output that is not finite, or a dense output of 0 that changed
-    n_outside: int  # points whose label is not a class; if there are any, accuracy is not measured
-    why_no_accuracy: str  # why labels could not be used; "" if they could or there are none
-
-    def __str__(self) -> str:
-        lines = [labelled_line("inputs", f"{self.n_points:,}")]
-        if self.dense_accuracy is not None and self.pruned_accuracy is not None:
-            change = 100 * (self.pruned_accuracy - self.dense_accuracy)
-            lines.append(
-                labelled_line(
-                    "accuracy",
-                    f"{self.pruned_accuracy:.2%} pruned, {self.dense_accuracy:.2%} dense "
-                    f"({change:+.2f} percentage points)",
-                )
-            )
-        if self.n_outside:
-            lines.append(
-                labelled_line("accuracy", f"not measured: {self.n_outside:,} labels are outside the output's classes")
-            )
-        if self.why_no_accuracy:
-            lines.append(labelled_line("accuracy", f"not measured: {self.why_no_accuracy}"))
-        if self.dense_loss is not None and self.pruned_loss is not None:
-            lines.append(
-                labelled_line("loss", f"{self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)")
-            )
-        if self.same_class is not None:
-            lines.append(labelled_line("same class", f"{self.same_class:.2%} of inputs"))
-        if self.error_mean is None:
-            lines.append(labelled_line("epsilon", f"not finite on {counted(self.n_not_finite, 'input')}"))
-        else:
-            lines.append(
-                labelled_line(
-                    "epsilon",
-                    f"{self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} "
-                    "largest (how far the output moved, relative to its norm)",
-                )
-            )
-        lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
-        return "\n".join(lines)
-
-
-def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
+def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> EvalMeasures:
     """Measures both networks on these points, and how much their outputs differ."""
     why: set[str] = set()
     measured_nk = measure_outputs(
@@ -96,26 +39,28 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> 
     ).measured  # fmt: skip
     comparisons = PointComparisons(*measured_nk.unbind(1))
     is_labelled, is_finite_n = bool(comparisons.has_label.all()), comparisons.ratio.isfinite()
-    is_finite = bool(is_finite_n.all())
-    return Evaluation(
+    n_outside, no_accuracy = int(comparisons.label_outside.sum()), ""
+    if n_outside:
+        no_accuracy = f"{n_outside:,} labels are outside the output's classes"
+    elif not is_labelled:
+        no_accuracy = why_not_measured(why, comparisons.has_label)
+    return EvalMeasures(
         n_points=len(comparisons.ratio),
         dense_accuracy=float(comparisons.dense_right.mean()) if is_labelled else None,
         pruned_accuracy=float(comparisons.pruned_right.mean()) if is_labelled else None,
-        dense_loss=_finite(comparisons.dense_loss) if is_labelled else None,
-        pruned_loss=_finite(comparisons.pruned_loss) if is_labelled else None,
+        dense_loss=_finite(comparisons.dense_loss.mean()) if is_labelled else None,
+        pruned_loss=_finite(comparisons.pruned_loss.mean()) if is_labelled else None,
         same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
-        error_mean=float(comparisons.ratio.mean()) if is_finite else None,
-        error_median=float(comparisons.ratio.median()) if is_finite else None,
-        error_max=float(comparisons.ratio.max()) if is_finite else None,
+        error_mean=_finite(comparisons.ratio.mean()),
+        error_median=_finite(comparisons.ratio.median()) if bool(is_finite_n.all()) else None,
+        error_max=_finite(comparisons.ratio.max()),
         n_not_finite=int((~is_finite_n).sum()),
-        n_outside=int(comparisons.label_outside.sum()),
-        why_no_accuracy="" if bool(comparisons.label_outside.any()) else why_not_measured(why, comparisons.has_label),
+        why_no_accuracy=no_accuracy,
     )
 
 
-def _finite(values: Tensor) -> float | None:
-    mean = float(values.mean())
-    return mean if math.isfinite(mean) else None
+def _finite(value: Tensor) -> float | None:
+    return float(value) if bool(value.isfinite()) else None
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -152,19 +97,18 @@ def run_eval(request: EvalRequest) -> Answer:
         evaluation = evaluate(dense, pruned, drawn.batches, output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
     if evaluation.dense_accuracy is None and drawn.unlabelled:
-        evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
-    record = _describe(request, hashes, summary(drawn)) | json_value(asdict(evaluation))
-    lines = [
-        labelled_line(
-            "network", f"{request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}"
-        ),
-        labelled_line("data", drawn.words),
-        *normalisation_lines(drawn),
-        str(evaluation),
-    ]
+        evaluation = evaluation.model_copy(update={"why_no_accuracy": drawn.unlabelled})
+    record = _describe(request, hashes, summary(drawn)) | evaluation.model_dump()
+    lines = [_network(request), labelled_line("data", drawn.words), *normalisation_lines(drawn), str(evaluation)]
+    lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
     if is_noise:
         lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
     return Answer(lines + _write_record(request, record), record)
+
+
+def _network(request: EvalRequest) -> str:
+    dense = request.dense or "weights of that folder"
+    return labelled_line("network", f"{request.model}, dense {dense}, pruned {request.pruned}")
 
 
 def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
@@ -197,20 +141,14 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
     data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
     values = {
-        "n_points": measured.n_windows, "dense_accuracy": None, "pruned_accuracy": None,
-        "dense_loss": measured.dense_loss, "pruned_loss": measured.loss, "same_class": measured.same_token,
-        "error_mean": None, "error_median": None, "error_max": None, "n_not_finite": 0,
-        "dense_perplexity": measured.dense_perplexity, "pruned_perplexity": measured.perplexity, "kl": measured.kl,
-        "same_token": measured.same_token, "window": measured.window, "stride": measured.window,
-        "n_tokens": measured.n_tokens, "tokenizer": tokenizer,
+        "n_points": measured.n_windows, "dense_loss": measured.dense_loss, "pruned_loss": measured.loss,
+        "same_class": measured.same_token, "dense_perplexity": measured.dense_perplexity,
+        "pruned_perplexity": measured.perplexity, "kl": measured.kl, "same_token": measured.same_token,
+        "window": measured.window, "stride": measured.window, "n_tokens": measured.n_tokens, "tokenizer": tokenizer,
     }  # fmt: skip
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-              for key, value in values.items()}  # fmt: skip
-    record = _describe(request, hashes, data) | json_value(finite)
+    record = _describe(request, hashes, data) | json_value(values)
     lines = [
-        labelled_line(
-            "network", f"{request.model}, dense {request.dense or 'weights of that folder'}, pruned {request.pruned}"
-        ),
+        _network(request),
         labelled_line("data", f"{words}, tokenizer {tokenizer}"),
         str(measured),
         labelled_line("", "measured on this text only; sipp certify bounds the error on new text"),

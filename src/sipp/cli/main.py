@@ -23,7 +23,6 @@ from sipp.cli.options import OUTPUT_PANEL, as_command
 # is the first line of its help.
 COMMANDS = {
     "demo": "Train a small network on built-in digits, prune it with several methods, and show what that costs.",
-    "score": "Score every weight by its sensitivity: the largest share that it contributes to an output.",
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
     "compare": "Compare methods on your network: how far each moves the output, and which one to use.",

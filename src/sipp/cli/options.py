@@ -20,7 +20,7 @@ import typer
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
-from sipp.records.options import CliOption, PruneOptions, Reduce
+from sipp.records.options import CliOption, PruneOptions
 from sipp.scoring.methods import NAMES
 
 KINDS = (
@@ -111,7 +111,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
         )
-    elif metadata is not None or hint is typer.Context:
+    elif metadata is not None:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -207,7 +207,6 @@ Ledger = Annotated[
     Path | None,
     option("File that records every use of a holdout; --verify only reads it.", GUARANTEE_PANEL),
 ]
-ReduceOver = Annotated[Reduce, option("How to combine positions: max (with bounds) or mean (without).", PRUNE_PANEL)]
 Seed = Annotated[int, prune_option("seed")]
 BatchSize = Annotated[
     int | None, option("Inputs per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
@@ -240,12 +239,6 @@ Force = Annotated[
 Json = Annotated[
     bool, option("Print one JSON document to stdout, and everything else to stderr.", OUTPUT_PANEL, "--json")
 ]
-
-
-def typed_options(context: typer.Context) -> set[str]:
-    """The parameter names of the options that the user typed."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def load_code(paths: list[Path] | None) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from sipp.records.display import plain_table
 from sipp.records.json_values import json_value
@@ -50,12 +49,6 @@ def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) ->
 def is_terminal() -> bool:
     """Whether stdout is a terminal (None if it is closed)."""
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def too_wide(table: Table) -> bool:
-    """Whether the table is too wide for the terminal; never for files and pipes."""
-    natural = Console(file=StringIO(), width=UNBOUNDED).measure(table).maximum
-    return is_terminal() and natural > Console().width
 
 
 def show(*parts: RenderableType) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from torch import nn
 
 import sipp
@@ -19,31 +18,24 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import parse_output
-from sipp.cli.output import Answer, too_wide
+from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check, shard_bytes
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
-from sipp.records.binomial import holdout_needed, points_to_prove
+from sipp.records.binomial import holdout_needed
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.display import bytes_in_words, labelled, labelled_line, size_words
+from sipp.records.display import bytes_in_words, labelled_line, size_words
 from sipp.records.network_hash import model_hash
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
-from sipp.records.pruned_words import (
-    column_words,
-    has_useful_layer_bounds,
-    headline,
-    layers_table,
-    next_step,
-    summary_lines,
-)
+from sipp.records.pruned_words import pruned_text
 from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
 from sipp.storage.network_tensors import with_stored_values
-from sipp.storage.outputs import NETWORK, RECORD_NAME, check_file
+from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
@@ -293,34 +285,6 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
     return Written({str(path): n_bytes for path, n_bytes in files.items()})
 
 
-def more_points_words(request: PruneRequest, outcome: PruneOutcome) -> str:
-    """About how many holdout points would certify the first level that failed (T15); empty if none would."""
-    if outcome.pruned_to is None or outcome.holdout is None:
-        return ""
-    failed = next((level for level in outcome.pruned_to.path if not level.passed), None)
-    if failed is None:
-        return ""
-    n, beta = outcome.holdout.n_points, 1.0 - request.options.confidence
-    if request.max_accuracy_drop is None:
-        bad, limit = "further off", request.allowed_share
-    else:  # half of beta is for points that gained, which are not counted on (T16)
-        bad, limit, beta = "worse", request.max_accuracy_drop, beta / 2
-    needed = points_to_prove(failed.count, n, limit, beta)
-    if needed is None or needed <= n:
-        return ""
-    return labelled_line(
-        "larger holdout",
-        f"keep {failed.keep:.2%} failed with {failed.count:,} of {n:,} inputs {bad}; at that "
-        f"rate, about {_rounded_up(needed):,} holdout inputs would certify it",
-    )
-
-
-def _rounded_up(n: int) -> int:
-    """Rounds up to two digits."""
-    step = 10 ** max(0, len(str(n)) - 2)
-    return -(-n // step) * step
-
-
 def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written) -> list[RenderableType]:
     """The printed report."""
     if request.weights is not None:
@@ -337,17 +301,14 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         lines.append(labelled_line("holdout", outcome.holdout.words))
     lines += normalisation_lines(outcome.calibration, outcome.holdout)
     if outcome.pruned is not None:
-        table = layer_table(outcome.pruned)
         certified = "" if outcome.certificate is None else SEE_BELOW  # a walk says it itself
         if outcome.certificate is not None and outcome.pruned_to is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
-        lines.append(layer_table(outcome.pruned, compact=True) if too_wide(table) else table)
-        lines += statements(outcome.pruned, certified)
+        lines.append(pruned_text(outcome.pruned, in_shell=True, certified=certified))
     if outcome.calibration is not None and outcome.calibration.is_noise:
         lines.append(labelled_line("noise", "the scores and bounds above are about random inputs, not about yours"))
     if outcome.pruned_to is not None:
         lines.append(str(outcome.pruned_to))
-        lines += filter(None, [more_points_words(request, outcome)])
         if not request.options.repair:
             lines.append(
                 labelled_line("further", "--repair fits the kept weights to the dense outputs: fewer are enough then")
@@ -375,28 +336,3 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         )
     seconds = outcome.seconds
     return [*lines, labelled_line("time", f"{seconds['load']:.1f} s loading, {seconds['prune']:.1f} s pruning")]
-
-
-def layer_table(pruned: Pruned, *, compact: bool = False) -> Table:
-    """A table of all weights, with strategies and useful bounds; without both if compact."""
-    if compact:
-        return layers_table(pruned, strategies=[], bounds=False)
-    return layers_table(pruned, strategies=_strategies(pruned), bounds=has_useful_layer_bounds(pruned))
-
-
-def _strategies(pruned: Pruned) -> list[str]:
-    """The strategies that were used."""
-    return sorted({name for layer in pruned.layers for name, n_rows in layer.strategies.items() if n_rows})
-
-
-def statements(pruned: Pruned, certified: str = "") -> list[str]:
-    """The lines below the table: meaning of columns, what is left, what is `certified`, what to do next."""
-    return [
-        *column_words(_strategies(pruned), has_useful_layer_bounds(pruned)),
-        headline(pruned),
-        *summary_lines(pruned, certified),
-        labelled("next", next_step(pruned, in_shell=True, is_certified=bool(certified))),
-        labelled(
-            "in full", f"--json prints every bound and statement; with a folder as --out, they are in {RECORD_NAME}"
-        ),
-    ]

@@ -79,34 +79,6 @@ def share_limit(k: int, n: int, beta: float) -> float:
     return upper_limit(min(k, n), n, beta)
 
 
-def points_to_prove(k: int, n: int, limit: float, beta: float) -> int | None:
-    """About how many points would prove `limit` at the same share k / n of violations; None if no number would.
-
-    U(k; beta) <= limit is the test of T14 and T15. With a real-valued expected count U falls as n grows: bisection.
-    """
-    from scipy import special  # slow to import, and only claims need it
-
-    check_counts(k, n)
-    check_share("beta", beta)
-    check_share("limit", limit)
-    if k / n >= limit:
-        return None
-
-    def proves(points: int) -> bool:
-        expected = k * points / n
-        return bool(special.betainccinv(expected + 1, points - expected, beta) <= limit)
-
-    fails, enough = 0, n
-    while not proves(enough):
-        fails, enough = enough, 2 * enough
-        if enough > EXACT_POINTS:
-            return None
-    while enough - fails > 1:
-        middle = (fails + enough) // 2
-        fails, enough = (fails, middle) if proves(middle) else (middle, enough)
-    return enough
-
-
 def lower_limit(k: int, n: int, beta: float) -> float:
     """L(k; beta): the Clopper-Pearson limit that a true share undercuts with probability at most beta; 0 if k = 0."""
     from scipy import special  # slow to import, and only claims need it

@@ -283,14 +283,14 @@ class Pruned:
     @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        from sipp.records.pruned_words import pruned_details  # which reads this record
+        from sipp.records.pruned_words import pruned_text  # which reads this record
 
-        return pruned_details(up_to_date(self))
+        return pruned_text(up_to_date(self), in_full=True)
 
     def __str__(self) -> str:
-        from sipp.records.pruned_words import pruned_table  # which reads this record
+        from sipp.records.pruned_words import pruned_text  # which reads this record
 
-        return pruned_table(up_to_date(self))
+        return pruned_text(up_to_date(self))
 
     def __repr__(self) -> str:
         return (

@@ -26,13 +26,7 @@ from sipp.records.repair import Repair
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
-SHOWN_AS = {"whole": "lossless"}  # every weight that mattered on a calibration point is kept
 _ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
-_STRATEGY_WORDS = {
-    "det": "det: rows that keep their most sensitive weights",
-    "rand": "rand: rows whose weights are sampled",
-    "lossless": "lossless: rows that keep every weight that mattered on any calibration input",
-}
 _BOUND_WORDS = (
     "eps: largest relative error of a row, with the assumed and the measured constant",
     "Delta: how much positive and negative terms cancel",
@@ -40,34 +34,25 @@ _BOUND_WORDS = (
 )
 
 
-def pruned_table(pruned: Pruned) -> str:
-    """The text of `print(pruned)`, about a screen long: weights kept, cost, next step, and the layers."""
-    bounds = has_useful_layer_bounds(pruned)
-    n_hidden = max(0, len(pruned.layers) - 2 * END_LAYERS)
-    hidden = f" and the {n_hidden} layers left out here" if n_hidden else ""
+def pruned_text(pruned: Pruned, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> str:
+    """The text of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
+
+    Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune` shows all layers.
+    """
+    bounds = in_full or has_useful_layer_bounds(pruned)
+    is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
+    hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
+    rest = f"print(pruned.details) shows every statement in full{hidden}"
+    if in_shell:
+        rest = "--json prints every bound and statement"
     return "\n".join(
         [
             headline(pruned),
-            *summary_lines(pruned),
-            labelled("next", next_step(pruned)),
-            text_of(layers_table(pruned, strategies=[], bounds=bounds, ends=END_LAYERS if n_hidden else None)),
-            *column_words([], bounds),
-            f"print(pruned.details) shows every statement in full{hidden}",
-        ]
-    )
-
-
-def pruned_details(pruned: Pruned) -> str:
-    """The text of `pruned.details`: every layer with its bounds, and every statement."""
-    names = sorted({name for layer in pruned.layers for name in layer.strategies})
-    has_bounds = any(value is not None for layer in pruned.layers for value in bounds_of(layer))
-    return "\n".join(
-        [
-            headline(pruned),
-            text_of(layers_table(pruned, strategies=names, bounds=True)),
-            *column_words(names, has_bounds),
-            *summary_lines(pruned, in_full=True),
-            labelled("next", next_step(pruned)),
+            *(labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)),
+            labelled("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))),
+            text_of(layers_table(pruned, bounds=bounds, ends=END_LAYERS if is_short else None)),
+            column_words(pruned, bounds),
+            *([] if in_full else [rest]),
         ]
     )
 
@@ -81,11 +66,10 @@ def headline(pruned: Pruned) -> str:
     )
 
 
-def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: int | None = None) -> Table:
+def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None) -> Table:
     """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    columns = ["weight", "rows", "fan-in", "kept", "keep", *(SHOWN_AS.get(name, name) for name in strategies)]
-    columns += ["dead rows", *(BOUND_COLUMNS if bounds else ())]
+    columns = ["weight", "rows", "fan-in", "kept", "keep", "dead rows", *(BOUND_COLUMNS if bounds else ())]
     labels = short_names([layer.name for layer in pruned.layers])
     rows = [
         (
@@ -94,7 +78,6 @@ def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: i
             f"{layer.fan_in:,}",
             f"{layer.kept:,}",
             f"{layer.keep:.2%}",
-            *(str(layer.strategies.get(name, 0)) for name in strategies),
             str(len(layer.dead_rows) or ""),
             *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
         )
@@ -111,23 +94,22 @@ def layers_table(pruned: Pruned, *, strategies: list[str], bounds: bool, ends: i
     return table
 
 
-def column_words(strategies: list[str], has_bounds: bool) -> list[str]:
+def column_words(pruned: Pruned, has_bounds: bool) -> str:
     """What the columns of a table of layers mean."""
-    shown = (SHOWN_AS.get(name, name) for name in strategies)
-    strategy_words = (_STRATEGY_WORDS[name] for name in shown if name in _STRATEGY_WORDS)
-    words = [_ROW_WORDS, *strategy_words, *(_BOUND_WORDS if has_bounds else ())]
-    return [textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
+    words = [_ROW_WORDS, *(_BOUND_WORDS if known else ())]
+    return textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def pruned_html(pruned: Pruned) -> str:
     """The HTML for a notebook: the printed text, with all layers and statements folded away."""
     ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = layers_table(pruned, strategies=[], bounds=has_useful_layer_bounds(pruned), ends=ends)
+    table = layers_table(pruned, bounds=has_useful_layer_bounds(pruned), ends=ends)
     return view(
         headline(pruned),
         labels_html([*_summary(pruned), ("next", next_step(pruned))]),
         table_html(table, bars=("keep",)),
-        folded("All layers and statements", pruned_details(pruned)),
+        folded("All layers and statements", pruned_text(pruned, in_full=True)),
     )
 
 
@@ -136,13 +118,8 @@ def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
     return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
 
 
-def summary_lines(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[str]:
-    """Labelled lines: the cost (or what was `certified`), warnings, the choice, the repair, the statements."""
-    return [labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)]
-
-
 def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
-    """The same as pairs of a label and its text."""
+    """The cost (or what was `certified`), warnings, the choice, the repair, the statements: labels and texts."""
     lines = [("what it costs", certified or cost_of(pruned))]
     if warning := moved_warning(pruned):
         lines.insert(0, ("warning", warning))

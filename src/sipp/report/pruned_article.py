@@ -129,30 +129,11 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
     claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    cards = [_evaluation_card(name, evaluation) for name, evaluation in ordered]
+    cards = [
+        {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": list(map(list, one.rows))}
+        for name, one in ordered
+    ]
     return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
-
-
-def _evaluation_card(name: str, evaluation: EvalRecord) -> dict[str, Any]:
-    """A card for one evaluation; unknown values have no row."""
-    rows = []
-    if evaluation.accuracies is not None:
-        dense, pruned = evaluation.accuracies
-        rows.append(["accuracy", f"{number(pruned, 'share')} pruned, {number(dense, 'share')} dense"])
-    if evaluation.dense_loss is not None and evaluation.pruned_loss is not None:
-        rows.append(
-            ["loss", f"{number(evaluation.pruned_loss)} pruned, {number(evaluation.dense_loss)} dense (cross-entropy)"]
-        )
-    if evaluation.same_class is not None:
-        rows.append(["same class", f"{number(evaluation.same_class, 'share')} of inputs"])
-    if evaluation.error_mean is None:
-        rows.append(["output", f"not finite on {counted(evaluation.n_not_finite, 'input')}"])
-    else:
-        mean, median, largest = (
-            number(x, "share") for x in (evaluation.error_mean, evaluation.error_median, evaluation.error_max)
-        )
-        rows.append(["output moves by", f"{mean} mean, {median} median, {largest} largest"])
-    return {"title": f"Measured ({name})", "text": f"On {evaluation.data.what}.", "rows": rows}
 
 
 # --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------

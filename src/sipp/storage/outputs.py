@@ -19,7 +19,6 @@ from sipp.errors import DataError, OptionError
 from sipp.records.certificate import OLDER, SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
 from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
-from sipp.storage.tensors import metadata_in
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network
@@ -27,7 +26,6 @@ RECORD_KEY = "sipp record"  # in the header of the network, which holds its reco
 BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 FILE_MARK = b'{"__metadata__":{"format":"sipp-file/'  # at its beginning, after the length of its header
-SCORES_MARK = {"sipp": "scores"}  # in the header of a file of scores
 PAGE_MARK = '<meta name="generator" content="sipp report">'  # in the head of a page
 FIGURE_MARK = "sipp report"  # the creator field in a figure's metadata
 HEAD = 1 << 14  # bytes in which the mark of a page or figure is searched
@@ -45,11 +43,6 @@ class OutputKind:
 def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(HEAD)
-
-
-def _is_scores(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return metadata_in(file) == SCORES_MARK
 
 
 def _is_figure(path: Path) -> bool:
@@ -80,7 +73,6 @@ def _json_field(path: Path, key: str) -> Any:
 
 PAGE = OutputKind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = OutputKind("figure of sipp", _is_figure)
-SCORES = OutputKind("file of scores of `sipp score`", _is_scores)
 BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == BENCH_KIND)
 EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == EVAL_KIND)
 NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sipp.cli import options as shared
 from sipp.cli.options import (
     GUARANTEE_PANEL,
@@ -57,13 +55,6 @@ class PruneRequest:
     ledger: shared.Ledger = None
     options: PruneOptions
     refit: shared.Refit = False
-    recipe: Annotated[
-        Path | None,
-        option(
-            "A .yaml or .json file with options from here on, such as `keep: 0.2`. Typed options override it.",
-            PRUNE_PANEL,
-        ),
-    ] = None
     epsilon: Annotated[
         float | None,
         option("Instead of --keep: prune as far as this relative error can be certified.", PRUNE_PANEL),
@@ -115,17 +106,13 @@ class PruneRequest:
         return self.epsilon is not None or self.max_accuracy_drop is not None
 
 
-def prune(context: typer.Context, request: PruneRequest) -> Answer:
+def prune(request: PruneRequest) -> Answer:
     """Prune a network to a share of its weights, or as far as a certificate allows.
 
     For example: sipp prune --model digits-cnn --data digits --keep 0.3 --dry-run
     """
     from sipp.cli.prune_work import run_prune
 
-    if request.recipe is not None:
-        from sipp.cli.prune_recipe import with_recipe
-
-        request = with_recipe(request, request.recipe, shared.typed_options(context))
     if request.refit:
         request = replace(request, options=replace(request.options, repair="refit"))
     return run_prune(request)

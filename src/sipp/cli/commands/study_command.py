@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -79,35 +78,27 @@ def _show_plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
     """Shows what is left to train in each run of the study."""
     rows = _planned_runs(chosen, out, accept_changes=accept_changes)
     table = plain_table("run", "networks", "there", "taken over", "to train", "epochs to train")
-    for row in rows:
-        table.add_row(row.run, *(f"{n:,}" for n in (row.n_all, row.n_there, row.n_shared, row.n_new, row.n_epochs)))
-    total = sum(row.n_new for row in rows), sum(row.n_epochs for row in rows)
-    left = f"{total[0]:,} networks and {total[1]:,} epochs to train (if the data are those of the runs there)"
-    values = {"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": [vars(row) for row in rows]}
+    for run, *counts in (row.values() for row in rows):
+        table.add_row(run, *(f"{n:,}" for n in counts))
+    n_new, n_epochs = (sum(row[key] for row in rows) for key in ("n_new", "n_epochs"))
+    left = f"{n_new:,} networks and {n_epochs:,} epochs to train (if the data are those of the runs there)"
+    values = {"kind": "study plan", "name": chosen.name, "form": chosen.form, "runs": rows}
     return Answer([table, left], values)
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """How many networks of a run exist, and how many are left to train."""
+def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[dict[str, Any]]:
+    """What each run of the study still has to train, judged by names and manifests, not by the data.
 
-    run: str  # the name of its folder
-    n_all: int
-    n_there: int  # in its own folder
-    n_shared: int  # in other runs, or trained earlier in this study
-    n_new: int
-    n_epochs: int  # for the new ones
-
-
-def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> list[PlannedRun]:
-    """What each run of the study still has to train, judged by names and manifests, not by the data."""
+    Counts of all networks, of those in its folder, of those in other runs or earlier in this study, and of new ones.
+    """
     from sipp.experiments.recipes import config_of
     from sipp.experiments.runs import store as runs
     from sipp.experiments.runs.plan import plan
     from sipp.experiments.runs.reuse import find_reusable, stage_key
     from sipp.storage import state_files
 
-    planned, before = [], set[str]()
+    planned: list[dict[str, Any]] = []
+    before = set[str]()
     code = runs.code_version()
 
     def suits(manifest: Manifest) -> bool:
@@ -121,7 +112,8 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
         new = [stage for stage in todo if stage not in reusable and stage_key(recipe, stage) not in before]
         before |= {stage_key(recipe, stage) for stage in stages}
         n_epochs = sum((recipe.train if stage.method is None else recipe.retraining).epochs for stage in new)
-        planned.append(PlannedRun(name, len(stages), len(there), len(todo) - len(new), len(new), n_epochs))
+        counts = {"n_all": len(stages), "n_there": len(there), "n_shared": len(todo) - len(new), "n_new": len(new)}
+        planned.append({"run": name, **counts, "n_epochs": n_epochs})
     return planned
 
 
