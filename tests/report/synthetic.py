@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from sipp.records.certificate import Certificate, to_json
 from sipp.storage.files import seal, write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
-N_BINS = 24
 
 
 def config(
@@ -61,17 +59,10 @@ def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", 
     return json.dumps(seal({**values, "dense_accuracy": dense, "pruned_accuracy": pruned, **changes}))
 
 
-def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int, rng: random.Random) -> dict[str, Any]:
-    weights = [math.exp(-(((i - 14) / 3) ** 2)) * rng.uniform(0.8, 1.2) for i in range(N_BINS)]
-    counts = [int(n_weights * weight / sum(weights)) for weight in weights]
-    left, kept_counts = kept, []
-    for count in reversed(counts):
-        kept_counts.append(min(left, count))
-        left -= kept_counts[-1]
-    scores = {"zero": n_weights - sum(counts), "counts": counts, "kept": kept_counts[::-1]}
+def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int) -> dict[str, Any]:
     return {
         "name": name, "n_weights": n_weights, "kept": kept, "dead_rows": dead, "eps": eps, "nnz": kept,
-        "strategies": {"det": 3, "rand": 5}, "scores": scores,
+        "strategies": {"det": 3, "rand": 5},
     }  # fmt: skip
 
 
@@ -93,7 +84,6 @@ def level_record(
         "n_weights": sum(one["n_weights"] for one in layers), "after": accuracy(top1), "before": accuracy(top1 / 2),
         "bound": bound, "guarantee": "not met: too few points" if sipp else None, "certificate": certificate(epsilon),
         "dead_rows": sum(one["dead_rows"] for one in layers), "layers": layers, "train_loss": 0.1,
-        "score_bins": {"low": -9.0, "width": 0.5, "n": N_BINS},
         "seconds": 110.0, "part_seconds": {"score": 4.0, "prune": 1.0, "certify": 2.0, "train": 102.5},
     }  # fmt: skip
 
@@ -135,9 +125,7 @@ def big_run(
                     eps = 3 * (1 - share) * rng.uniform(1, 20) if method.startswith("sipp") else None
                     kept = int(share * size)
                     layers.append(
-                        layer(
-                            f"layers.{index // 2}.conv{index % 2 + 1}.weight", size, kept, eps=eps, dead=dead, rng=rng
-                        )
+                        layer(f"layers.{index // 2}.conv{index % 2 + 1}.weight", size, kept, eps=eps, dead=dead)
                     )
                 epsilon = min(1.0, 0.03 * (1 + rank) / keep * rng.uniform(0.8, 1.2))
                 records.append(

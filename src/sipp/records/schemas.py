@@ -25,7 +25,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Times = Annotated[float, Field(gt=0)]  # as much
-Numbers = Annotated[tuple[Count, ...], Field(strict=False)]  # a JSON list
 # A number that may be infinite (which JSON cannot express) or unknown: both are read as None.
 MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
 MaybeText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
@@ -58,20 +57,6 @@ def given_values(record: BaseModel) -> dict[str, Any]:
 # --- every pruned network -------------------------------------------------------------------------------------------
 
 
-class ScoreCounts(Record):
-    """How many of a layer's scores, and of those it keeps, lie in each bin; `zero` counts scores that are 0."""
-
-    zero: Count
-    counts: Numbers
-    kept: Numbers
-
-    @model_validator(mode="after")
-    def _equally_long(self) -> ScoreCounts:
-        if len(self.counts) != len(self.kept):
-            raise ValueError("'counts' and 'kept' must be equally long")
-        return self
-
-
 class LayerRecord(Record):
     """One prunable weight after pruning."""
 
@@ -80,7 +65,6 @@ class LayerRecord(Record):
     kept: Count
     dead_rows: Count = 0
     eps: MaybeNumber = None  # None: no bound, or an infinite one
-    scores: ScoreCounts | None = None
 
 
 class BoundRecord(Record):
@@ -299,14 +283,6 @@ class EpochRow(Record):
     test: Accuracy | None  # None in epochs without an evaluation
 
 
-class ScoreBins(Record):
-    """The bins of a score histogram: log10 of the first edge, width and number."""
-
-    low: float
-    width: float
-    n: Count
-
-
 class NetworkRecord(Record):
     """One network of a run; level 0 is the dense one, which has no method."""
 
@@ -325,16 +301,11 @@ class NetworkRecord(Record):
     certificate: CertificateRecord | None = None
     choice: ChoiceRecord | None = None  # of a blend; older runs do not say
     part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
-    score_bins: ScoreBins | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> NetworkRecord:
         if self.method is not None and "keep" not in self.model_fields_set:
             raise ValueError("'keep' is missing")
-        n_bins = 0 if self.score_bins is None else self.score_bins.n
-        for layer in self.layers:
-            if layer.scores is not None and len(layer.scores.counts) != n_bins:
-                raise ValueError(f"the scores of {layer.name!r} do not have the bins that 'score_bins' says")
         return self
 
 
