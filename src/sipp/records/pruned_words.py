@@ -27,6 +27,7 @@ from sipp.records.repair import Repair
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
 _ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
+_STRATEGY_WORDS = "det, rand, whole: rows that keep their most sensitive weights, a sample, all that mattered"
 _BOUND_WORDS = (
     "eps: largest relative error of a row, with the assumed and the measured constant",
     "Delta: how much positive and negative terms cancel",
@@ -50,8 +51,8 @@ def pruned_text(pruned: Pruned, *, in_full: bool = False, in_shell: bool = False
             headline(pruned),
             *(labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)),
             labelled("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))),
-            text_of(layers_table(pruned, bounds=bounds, ends=END_LAYERS if is_short else None)),
-            column_words(pruned, bounds),
+            text_of(layers_table(pruned, bounds=bounds, ends=END_LAYERS if is_short else None, strategies=in_full)),
+            column_words(pruned, bounds, strategies=in_full),
             *([] if in_full else [rest]),
         ]
     )
@@ -66,10 +67,11 @@ def headline(pruned: Pruned) -> str:
     )
 
 
-def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None) -> Table:
+def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strategies: bool = False) -> Table:
     """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    columns = ["weight", "rows", "fan-in", "kept", "keep", "dead rows", *(BOUND_COLUMNS if bounds else ())]
+    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if strategies else []
+    columns = ["weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if bounds else ())]
     labels = short_names([layer.name for layer in pruned.layers])
     rows = [
         (
@@ -78,6 +80,7 @@ def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None) -> Ta
             f"{layer.fan_in:,}",
             f"{layer.kept:,}",
             f"{layer.keep:.2%}",
+            *(str(layer.strategies.get(way, 0)) for way in ways),
             str(len(layer.dead_rows) or ""),
             *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
         )
@@ -94,10 +97,10 @@ def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None) -> Ta
     return table
 
 
-def column_words(pruned: Pruned, has_bounds: bool) -> str:
+def column_words(pruned: Pruned, has_bounds: bool, *, strategies: bool = False) -> str:
     """What the columns of a table of layers mean."""
     known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
-    words = [_ROW_WORDS, *(_BOUND_WORDS if known else ())]
+    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if strategies else ()), *(_BOUND_WORDS if known else ())]
     return textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
