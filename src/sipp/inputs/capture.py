@@ -95,16 +95,21 @@ def runner(
     Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
     """
     layers = tuple(layers)
+    watched: set[int] = set()  # ids of the probes of which a whole batch was run
 
     def run(batch: Batch, on_use: OnUse) -> Any:
         known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
-        watch = None if known is None else Watch(layers, batch.where)  # the probe may have missed a branch
+        # the probe may have missed a branch that whole batches take
+        is_new = known is not None and not (known.is_representative and id(known) in watched)
+        watch = Watch(layers, batch.where) if is_new else None
         operations = _operations(layers, follows=False) if any(map(_caught, layers)) else None
         checked_modules = None if known is None else known.checked
         one_pass = _Pass(batch, group, on_use=on_use, checked=checked_modules, watch=watch, operations=operations)
-        return _run_hooked(model, layers, one_pass, norm_stats)
+        output = _run_hooked(model, layers, one_pass, norm_stats)
+        watched.add(id(known))
+        return output
 
     return run
 

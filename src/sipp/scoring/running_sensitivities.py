@@ -298,7 +298,7 @@ class RunningSensitivities:
         return self._with_larger_rows(best_FK, rows, found_FK)
 
     def _with_larger_rows(self, best_FK: Tensor | None, rows: slice, found_FK: Tensor) -> Tensor:
-        if best_FK is None and len(found_FK) == self.weight.n_rows:
+        if best_FK is None and found_FK.shape[0] == self.weight.n_rows:
             return found_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
         torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
@@ -430,7 +430,7 @@ def _counts(use: WeightUse) -> Tensor:
 
 def _part(use: WeightUse, points: slice) -> WeightUse:
     """The use of some of its points."""
-    if points == slice(0, len(use.windows)):
+    if points == slice(0, use.windows.shape[0]):
         return use
     counts_B = None if use.counts_B is None else use.counts_B[points]
     return replace(use, windows=use.windows[points], counts_B=counts_B)
@@ -438,7 +438,7 @@ def _part(use: WeightUse, points: slice) -> WeightUse:
 
 def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
     """These rows of a tensor; the tensor itself if they are all."""
-    return tensor if rows == slice(0, len(tensor)) else tensor[rows]
+    return tensor if rows == slice(0, tensor.shape[0]) else tensor[rows]
 
 
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
