@@ -46,7 +46,7 @@ class ValueRange:
     @cached_property
     def scale_on_device_B(self) -> Tensor:
         """The same on the device of the windows."""
-        return torch.from_numpy(self.scale_B).to(self.device)
+        return sent(self.scale_B, self.device)
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
@@ -57,6 +57,12 @@ class ValueRange:
         """Whether any of these points has positive, and negative, activations."""
         positive_B, negative_B = self.signs_TB[:, points]
         return bool(positive_B.any()), bool(negative_B.any())
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """The numbers on a device. A GPU copies them out of pinned memory in its own time; otherwise it is waited for."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def n_groups_of(use: WeightUse) -> int:

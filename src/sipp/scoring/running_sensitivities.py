@@ -26,6 +26,7 @@ from sipp.inputs.patches import (
     n_positions_of,
     patches_of,
     rows_of,
+    sent,
     split_windows,
     to_score_dtype,
     values_later,
@@ -79,7 +80,7 @@ class RunningSensitivities:
         """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
-        self.factors_F = torch.from_numpy(1 / values.scale_B).to(values.device)  # undo the scale
+        self.factors_F = sent(1 / values.scale_B, values.device)  # undo the scale
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
@@ -417,7 +418,7 @@ def _chunk(
 ) -> tuple[Tensor, Signs]:
     """The windows of these points as patches of this dtype, scaled, and the signs that occur in them."""
     is_double = BOUND_DTYPE in (windows.dtype, dtype)
-    scale_B = torch.from_numpy(values.scale_B[points].astype(np.float64 if is_double else np.float32))
+    scale_B = sent(values.scale_B[points].astype(np.float64 if is_double else np.float32), windows.device)
     return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
 
 
@@ -425,7 +426,7 @@ def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
-    return torch.full((len(use.windows),), n_positions_of(use), dtype=torch.int64, device="cpu")
+    return torch.full(use.windows.shape[:1], n_positions_of(use), dtype=torch.int64, device=use.windows.device)
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:
@@ -444,7 +445,7 @@ def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
-        return rows_FK * torch.from_numpy(values.scale_B.astype(np.float32)[:, None]).to(values.device)
+        return rows_FK * sent(values.scale_B.astype(np.float32)[:, None], values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
 
 
