@@ -24,7 +24,7 @@ from sipp.inputs.layers.attention import (
     attention_weights,
 )
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
+from sipp.inputs.layers.experts import UP, expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import (
     cell_output,
@@ -354,7 +354,7 @@ def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
             return adapter, base.__name__
-    return (_EXPERTS, "experts") if is_experts(module) else None
+    return (_EXPERTS, "experts") if UP in module._parameters and is_experts(module) else None
 
 
 def _is_layer(module: nn.Module) -> bool:
