@@ -62,9 +62,11 @@ class RunningSensitivities:
     change ratios, and a point's ratios do not depend on the rest of its batch.
     """
 
-    def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
+    def __init__(
+        self, weight: Weight, parameter: nn.Parameter, kernel: ModuleType, reduce: Reduce, chunk_bytes: int
+    ) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
-        self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
+        self.rows_FK = to_rows(weight, parameter.detach())
         self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None

@@ -219,7 +219,11 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
     """The running state of every weight, empty."""
     device = device_of(task.model)
     kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_of(task.scoring.chunk_bytes, device)
-    found = {weight.name: RunningSensitivities(weight, task.model, kernel, reduce, n_bytes) for weight in task.weights}
+    parameters = task.parameters()
+    found = {
+        weight.name: RunningSensitivities(weight, parameters[weight.name], kernel, reduce, n_bytes)
+        for weight in task.weights
+    }
     for one in found.values():
         one.scale()
     return found
