@@ -39,9 +39,9 @@ _OPERANDS = {
     torch.ops.aten.mkldnn_rnn_layer.default: slice(0, 2),  # all steps of one layer of an LSTM, on a CPU
 }
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
-# By the id of an operation, which is never freed: whether its result depends on values, and whether it writes to one
-# of its arguments. To ask torch takes longer than most operations of a few points.
-_KINDS: dict[int, tuple[bool, bool]] = {}
+# By the id of an operation: whether its result depends on values, whether it writes to one of its arguments, and the
+# operation itself, so that no other gets its id. To ask torch takes longer than most operations of a few points.
+_KINDS: dict[int, tuple[bool, bool, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ def _gather(value: Any, found: list[Tensor]) -> None:
             _gather(one, found)
 
 
-def _kind_of(operation: Any) -> tuple[bool, bool]:
-    kind = not _BY_VALUES.isdisjoint(operation.tags), operation._schema.is_mutable
+def _kind_of(operation: Any) -> tuple[bool, bool, Any]:
+    kind = not _BY_VALUES.isdisjoint(operation.tags), operation._schema.is_mutable, operation
     return _KINDS.setdefault(id(operation), kind)
 
 
@@ -235,7 +235,7 @@ class Operations(TorchDispatchMode):
         is_known = self.by_values or not self.follows
         if is_known or not any(map(self._is_of_data, every_tensor((args, kwargs)))):
             return func(*args, **(kwargs or {}))
-        goes_by_values, writes = _KINDS.get(id(func)) or _kind_of(func)
+        goes_by_values, writes, _ = _KINDS.get(id(func)) or _kind_of(func)
         if goes_by_values:
             self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
         result = func(*args, **(kwargs or {}))
