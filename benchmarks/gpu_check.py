@@ -35,6 +35,8 @@ N_IMAGES, BATCH, SIDE = 256, 128, 224
 CHUNK_BYTES = "auto"
 LAYER_IMAGES = 16
 LAYERS = ("conv1", "layer1.0.conv1", "layer2.1.conv2", "layer3.1.conv2", "layer4.1.conv2", "layer4.0.downsample.0")
+SHOWN_KERNELS = 12
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 NETWORK_TARGETS = {"resnet18": 0.15, "resnet101": 0.8}  # seconds
 
 
@@ -159,6 +161,33 @@ def network_line(name: str) -> None:
     )
 
 
+def kernel_shares(name: str) -> None:
+    """What the GPU does in one scoring of a network, by kernel, beside the time that this takes by the clock.
+
+    And the first batch alone: without maxima of earlier batches, little can be skipped.
+    """
+    torch.manual_seed(0)
+    model = build(name).cuda().eval()
+    batches = list((torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1).split(BATCH))
+    for n_batches in (1, len(batches)):
+        some, scoring = batches[:n_batches], sipp.Scoring(chunk_bytes=CHUNK_BYTES)
+        sipp.sensitivity(model, some, scoring=scoring)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            start = time.perf_counter()
+            sipp.sensitivity(model, some, scoring=scoring)
+            torch.cuda.synchronize()
+            wall = time.perf_counter() - start
+        rows = sorted(
+            ((row.self_device_time_total, row.count, row.key) for row in profile.key_averages()), reverse=True
+        )
+        busy = sum(micros for micros, _, _ in rows) / 1e6
+        waits = ", ".join(f"{count} {key}" for _, count, key in rows if key in WAITS)
+        print(f"{name} {n_batches} batches: GPU busy {busy:.3f} s of {wall:.3f} s, profiled; {waits}", flush=True)
+        for micros, count, key in rows[:SHOWN_KERNELS]:
+            print(f"   {micros / 1e3:8.2f} ms {count:6d} x {key[:90]}", flush=True)
+
+
 def network_agreement() -> None:
     """The scores of a small network on the GPU against the reference kernel on the same GPU."""
     torch.manual_seed(0)
@@ -186,6 +215,7 @@ def main() -> None:
     steps: list[Callable[[], None]] = [check_others, kernel_table, layer_table]
     if not options.skip_networks:
         steps += [network_agreement, *((lambda n=name: network_line(n)) for name in NETWORK_TARGETS)]
+        steps += [(lambda n=name: kernel_shares(n)) for name in NETWORK_TARGETS]
     for step in steps:
         start = time.perf_counter()
         try:

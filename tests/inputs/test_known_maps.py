@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
@@ -153,6 +156,34 @@ def test_a_forward_that_is_not_the_known_map_is_refused_by_name(case: str) -> No
     x = randn(8, *shape).to(next(model.parameters()).dtype)
     with pytest.raises(ModelError, match=rf"2\S* \(\w+\): its forward is not the known map of {base} .*exclude='2"):
         sipp.sensitivity(model, x)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(6, 4), nn.LSTM(6, 4, batch_first=True)])
+def test_a_layer_of_torch_that_was_changed_for_all_is_looked_at(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a patch of its class that copies the name of what it replaces, or by a hook on all modules."""
+    kind, x = type(model), randn(8, 5, 6)
+    own = kind.forward
+    assert sipp.sensitivity(model, x)
+
+    def refused() -> bool:
+        with pytest.raises(ModelError, match=f"known map of {kind.__name__}"):
+            sipp.sensitivity(model, x)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "forward", wraps(own)(lambda self, x: own(self, SLIGHTLY * x)))
+        assert refused()
+    handle = register_module_forward_hook(lambda m, args, out: _scaled(out) if m is model else None)
+    try:
+        assert refused()
+    finally:
+        handle.remove()
+
+
+def _scaled(output: Any) -> Any:
+    return (SLIGHTLY * output[0], output[1]) if isinstance(output, tuple) else SLIGHTLY * output
 
 
 class SameMap(nn.Linear):

@@ -12,20 +12,20 @@ from sipp.scoring.kernels import reference
 from sipp.scoring.running_sensitivities import RunningSensitivities
 
 
-def use_of(groups: int) -> tuple[WeightUse, Weight, nn.Module]:
+def use_of(groups: int) -> tuple[WeightUse, Weight, nn.Parameter]:
     """The use of a convolution with so many groups by 8 points."""
     conv = nn.Conv2d(32, 32, 3, groups=groups, bias=False)
     (layer,) = find_prunable_layers(nn.Sequential(conv))
     (use,) = layer.adapter.uses(conv, (torch.randn(8, 32, 10, 10),), {}, 8)
-    return use, next(iter(layer.weights.values())), nn.Sequential(conv)
+    return use, next(iter(layer.weights.values())), conv.weight
 
 
 @pytest.mark.parametrize("groups", [1, 4, 32])
 def test_a_grouped_convolution_is_cut_by_the_bytes_it_takes(groups: int) -> None:
-    use, weight, net = use_of(groups)
+    use, weight, parameter = use_of(groups)
     fan_in, n_rows = 9 * 32 // groups, 32 // groups
     n_bytes = 8 * 64 * groups * 4 * (2 * fan_in + 7 * n_rows)  # points, positions, groups, float32, as documented
     for chunk_bytes, n_pieces in ((n_bytes, 1), (n_bytes // 2, 2), (n_bytes // 8, 8)):
-        running = RunningSensitivities(weight, net, reference, "max", chunk_bytes)
+        running = RunningSensitivities(weight, parameter, reference, "max", chunk_bytes)
         sizes = running._piece_sizes(use, slice(0, 32))
         assert len(list(split_windows(use, **sizes))) == n_pieces

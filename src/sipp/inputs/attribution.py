@@ -47,13 +47,13 @@ class PatchOrder:
 
         Adapters recognise a tensor of steps x points by its shape, unless there are as many points as steps.
         """
-        if len(use.windows) == 1 and use.attributed:  # a single point owns all patches
+        if use.windows.shape[0] == 1 and use.attributed:  # a single point owns all patches
             return "reported"
         has_lengths = use.counts_B is not None or use.real_BP is not None
         if self.n_steps != _n_steps(use) and not has_lengths:
             return "together"
         if self.steps_first == use.steps_first:
-            return self.order if self.order != "crossed" or len(use.windows) == self.n_points else "together"
+            return self.order if self.order != "crossed" or use.windows.shape[0] == self.n_points else "together"
         if self.steps_first and self.order == "reported":
             return "crossed"
         was_crossed = self.order == "crossed" or (self.order == "interleaved" and self.n_steps == self.n_points)
@@ -90,7 +90,7 @@ class Recorder:
             values_BN=_sampled(use, orders),
             steps_first=use.steps_first,
             n_steps=_n_steps(use),
-            n_points=len(windows),
+            n_points=windows.shape[0],
             tolerance=tolerance_of(windows),
             rounding=min(torch.finfo(windows.dtype).eps, FLOAT32_EPS),
         )
@@ -204,7 +204,7 @@ def _candidates(use: WeightUse) -> tuple[Order, ...]:
     """The orders that are possible for a use of this shape."""
     if not use.attributed:
         return ()
-    n_steps, n_points = _n_steps(use), len(use.windows)
+    n_steps, n_points = _n_steps(use), use.windows.shape[0]
     if n_steps == 1 or use.counts_B is not None:
         return ("reported",)
     can_cross = n_steps % n_points == 0 and n_steps > n_points > 1
@@ -242,7 +242,7 @@ def _sampled(use: WeightUse, orders: tuple[Order, ...]) -> Tensor:
     if not orders:
         return windows.new_empty(0)
     starts, of_each = _places(tuple(windows.shape), windows.stride(), use.n_position_dims, orders, windows.device)
-    return values_at(windows, (starts + of_each).view(-1)).view(len(windows), -1)
+    return values_at(windows, (starts + of_each).view(-1)).view(windows.shape[0], -1)
 
 
 @lru_cache(maxsize=KEPT_PLACES)

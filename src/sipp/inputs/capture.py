@@ -30,7 +30,7 @@ from sipp.inputs.batches import fresh, points_at, tensors_of_inputs
 from sipp.inputs.grouped_attention import fused_attention
 from sipp.inputs.independence import AT_ONCE, Alone, tensors_in
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.output_check import Expected, Gap, expected_output, gap_of, products, refuse_gaps
+from sipp.inputs.output_check import Expected, Gap, expected_output, gap_of, products, refuse_gaps, refuse_nan_biases
 from sipp.inputs.patches import checked_use, with_padding_zeroed
 from sipp.inputs.restore import ONE_AT_A_TIME, left_as_they_were, without_caches
 from sipp.inputs.watching import Operations, Watch
@@ -96,16 +96,21 @@ def runner(
     Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
     """
     layers = tuple(layers)
+    watched: set[int] = set()  # ids of the probes of which a whole batch was run
 
     def run(batch: Batch, on_use: OnUse) -> Any:
         known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
         order = orders if known is None else known.orders
         group = _as_reported if order is None else Grouper(order)
-        watch = None if known is None else Watch(layers, batch.where)  # the probe may have missed a branch
+        # the probe may have missed a branch that whole batches take
+        is_new = known is not None and not (known.is_representative and id(known) in watched)
+        watch = Watch(layers, batch.where) if is_new else None
         operations = _operations(layers, follows=False) if any(map(_caught, layers)) else None
         checked_modules = None if known is None else known.checked
         one_pass = _Pass(batch, group, on_use=on_use, checked=checked_modules, watch=watch, operations=operations)
-        return _run_hooked(model, layers, one_pass, norm_stats)
+        output = _run_hooked(model, layers, one_pass, norm_stats)
+        watched.add(id(known))
+        return output
 
     return run
 
@@ -242,6 +247,7 @@ class _Pass:
     watch: Watch | None = None
     operations: Operations | None = None
     gaps: list[Gap] = field(default_factory=list)  # of the outputs that are compared in this pass
+    trusted: list[PrunableLayer] = field(default_factory=list)  # whose output need not be compared
 
     def unobserved(self) -> AbstractContextManager[Any]:
         """A context for our own operations, which `watch` and `operations` must not take for the model's."""
@@ -332,9 +338,11 @@ def _run_hooked(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: _Pa
             if one_pass.operations.follows:
                 one_pass.operations.follow((given.args, given.kwargs))
         output = run_batch(model, given, ours)
+    looked_at = [*one_pass.trusted, *(gap.layer for gap in one_pass.gaps)]
+    refuse_nan_biases(looked_at)
     refuse_gaps(one_pass.gaps, one_pass.batch)
     if one_pass.checked is not None:
-        one_pass.checked.update(gap.layer.module_name for gap in one_pass.gaps)
+        one_pass.checked.update(layer.module_name for layer in looked_at)
     return output
 
 
@@ -355,7 +363,12 @@ def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
     """Registers the hooks of one layer. The user's own hooks run first, so ours see what the layer really gets."""
     module = layer.module
     checks = one_pass.checked is not None and layer.module_name not in one_pass.checked
+    is_torchs_own = checks and layer.is_torchs_own  # asked before our own hooks are there
+    n_ours: list[int] = []  # hooks of the module, once ours are there
     awaited: list[Expected | None] = []  # one for each checked call under way
+
+    def n_hooks() -> int:
+        return len(module._forward_hooks) + len(module._forward_pre_hooks)
 
     def operands() -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since the last call, where that is recorded."""
@@ -365,13 +378,16 @@ def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
     def report_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with one_pass.unobserved():
             by_use = []
+            compares = checks and not (is_torchs_own and n_hooks() == n_ours[0])  # a hook may have come meanwhile
             reported = layer.adapter.uses(module, args, kwargs, one_pass.batch.n_points)
             for weight, whole, use in _uses(layer, reported, one_pass.batch, one_pass.group):
-                if checks and not callable(layer.adapter.output):
+                if compares and not callable(layer.adapter.output):
                     by_use.append(products(layer, weight, whole))
                 one_pass.on_use(weight, use, one_pass.batch)
-            if checks:
+            if compares:
                 awaited.append(expected_output(layer, args, kwargs, by_use))
+            elif checks:
+                one_pass.trusted.append(layer)
             operands()  # drops those of earlier calls
 
     def report_uses_after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -395,6 +411,7 @@ def _hooks(layer: PrunableLayer, one_pass: _Pass) -> Iterator[RemovableHandle]:
         yield module.register_forward_pre_hook(partial(one_pass.watch.enter, layer), prepend=True)
         yield module.register_forward_hook(partial(one_pass.watch.leave, layer), always_call=True)
     yield module.register_forward_pre_hook(report_uses, with_kwargs=True)
+    n_ours.append(n_hooks())
 
 
 def _caught(layer: PrunableLayer) -> list[str]:

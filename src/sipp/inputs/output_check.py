@@ -141,6 +141,21 @@ def _finite(values: Tensor) -> Tensor:
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def refuse_nan_biases(layers: Sequence[PrunableLayer]) -> None:
+    """Raises ModelError if the bias of a layer is all NaN: no later layer could refuse the output of the last one."""
+    named = [(layer, getattr(layer.module, "bias", None)) for layer in layers if layer.adapter.output == "products"]
+    biases = [(layer, bias.detach()) for layer, bias in named if isinstance(bias, Tensor) and bias.numel() > 0]
+    if not biases:
+        return
+    are_nan = torch.stack([bias.isnan().all() for _, bias in biases]).tolist()  # the only GPU sync
+    for (layer, _), is_nan in zip(biases, are_nan):
+        if is_nan:
+            raise ModelError(
+                f"{layer.label}: its output is all NaN, although its inputs and weights are finite",
+                fix="look at its bias",
+            )
+
+
 def refuse_gaps(gaps: Sequence[Gap], batch: Batch) -> None:
     """Raises ModelError unless every real output of a pass is the expected one, up to rounding."""
     if not gaps:
@@ -158,11 +173,6 @@ def _refuse(gap: Gap, batch: Batch) -> None:
 
     An overflow in the layer is refused by the layers after it.
     """
-    if bool(gap.values_BN.isnan().all()) and math.isfinite(_sum(gap.squares())):
-        raise ModelError(
-            f"{gap.layer.label}: its output is all NaN, although its inputs and weights are finite",
-            fix="look at its bias",
-        )
     distance_B, norm_B = _norms(_finite(gap.exact_off())), _norms(_finite(gap.values_BN))
     if bool((distance_B <= gap.tolerance * norm_B).all()):
         return
@@ -172,10 +182,6 @@ def _refuse(gap: Gap, batch: Batch) -> None:
     if bool((distance_B > gap.tolerance * size_B).any()):
         ratio = float((distance_B / size_B).max())
         raise ModelError(f"{_not_the_map(gap.layer, batch)}: its output is off by {ratio:.2g} of its size")
-
-
-def _sum(squares: Tensor | float) -> float:
-    return float(squares.sum()) if isinstance(squares, Tensor) else squares
 
 
 def _norms(values_BN: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ValueRange:
     @cached_property
     def scale_on_device_B(self) -> Tensor:
         """The same on the device of the windows."""
-        return torch.from_numpy(self.scale_B).to(self.device)
+        return sent(self.scale_B, self.device)
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
@@ -57,6 +57,12 @@ class ValueRange:
         """Whether any of these points has positive, and negative, activations."""
         positive_B, negative_B = self.signs_TB[:, points]
         return bool(positive_B.any()), bool(negative_B.any())
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """The numbers on a device. A GPU copies them out of pinned memory in its own time; otherwise it is waited for."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def n_groups_of(use: WeightUse) -> int:
@@ -71,7 +77,7 @@ def n_positions_of(use: WeightUse) -> int:
 
 def n_patches_of(use: WeightUse) -> int:
     """Points x positions: the patches of all points, padding included."""
-    return len(use.windows) * n_positions_of(use)
+    return use.windows.shape[0] * n_positions_of(use)
 
 
 def fan_in_of(use: WeightUse) -> int:
@@ -108,12 +114,13 @@ def values_later(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange
         if done is not None:
             done.synchronize()
         has_numpy = table.dtype in (SCORE_DTYPE, BOUND_DTYPE)
-        found_XB = (table if has_numpy else table.to(BOUND_DTYPE)).numpy().astype(np.float64)
+        found_XB = np.asarray((table if has_numpy else table.to(BOUND_DTYPE)).numpy(), np.float64)
         furthest_TB, smallest_B = found_XB[1::-1] * SIGNS_T1, found_XB[2]
         peak_B = np.maximum(*furthest_TB)
-        peaks = float(peak_B.min()), float(peak_B.max())  # NaN is both
+        least, most = np.minimum.reduce, np.maximum.reduce  # what min() and max() call after a detour through Python
+        peaks = float(least(peak_B)), float(most(peak_B))  # NaN is both
         signs_TB = (furthest_TB > 0) * SIGNS_T1
-        return ValueRange(windows.device, peak_B, smallest_B, signs_TB, peaks, float(smallest_B.min()))
+        return ValueRange(windows.device, peak_B, smallest_B, signs_TB, peaks, float(least(smallest_B)))
 
     return values
 
@@ -141,13 +148,13 @@ def split_windows(use: WeightUse, *, bytes_per_window: int, chunk_bytes: int) ->
 
     Splits along the points first, then along the positions if a single point is too large.
     """
-    n_points = len(use.windows)
+    n_points = use.windows.shape[0]
     per_point = bytes_per_window * _n_windows(use.windows, use.n_position_dims) // n_points
     step = max(1, chunk_bytes // max(1, per_point))
     for start in range(0, n_points, step):
         piece = use.windows if step >= n_points else use.windows[start : start + step]
         for part in _split_positions(piece, 2, use.n_position_dims, chunk_bytes // bytes_per_window):
-            yield slice(start, start + len(piece)), part
+            yield slice(start, start + piece.shape[0]), part
 
 
 def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -206,9 +213,10 @@ def _distinct(windows: Tensor) -> Tensor:
     If windows overlap, this is all the memory between their first and last element. It includes values that a stride
     skips, which are inputs of the layer all the same.
     """
-    if _overlaps(windows):
-        return windows.as_strided((len(windows), _span(windows)), (windows.stride(0), 1))
-    return windows.reshape(len(windows), -1)
+    n_points, span = windows.shape[0], _span(windows)
+    if span < windows.shape[1:].numel():  # they overlap
+        return windows.as_strided((n_points, span), (windows.stride(0), 1))
+    return windows.reshape(n_points, -1)
 
 
 def _n_windows(windows: Tensor, n_position_dims: int) -> int:
@@ -249,7 +257,7 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
         raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
         return None
-    if len(windows) != (batch.n_points if use.attributed else 1):
+    if windows.shape[0] != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
     _refuse_one_vector(use, weight, batch)
     return use

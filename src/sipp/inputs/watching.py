@@ -39,6 +39,9 @@ _OPERANDS = {
     torch.ops.aten.mkldnn_rnn_layer.default: slice(0, 2),  # all steps of one layer of an LSTM, on a CPU
 }
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operations
+# By the id of an operation: whether its result depends on values, whether it writes to one of its arguments, and the
+# operation itself, so that no other gets its id. To ask torch takes longer than most operations of a few points.
+_KINDS: dict[int, tuple[bool, bool, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Watch(TorchFunctionMode):
         self.watched = sorted(found, key=lambda one: one.start)
         self.starts = [one.start for one in self.watched]
         self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model keeps them alive
+        self.storages = set(map(_storage, parameters.values()))
 
     def enter(self, layer: PrunableLayer, *_: object) -> None:
         """Lets the layer's module read its weights from now on: a forward pre-hook."""
@@ -100,7 +104,7 @@ class Watch(TorchFunctionMode):
     def _of(self, tensor: Tensor) -> _WatchedWeight | None:
         """The watched weight whose memory the tensor views."""
         known = self.by_id.get(id(tensor))
-        if known is not None:
+        if known is not None or _storage(tensor) not in self.storages:
             return known
         start, stop = _extent(tensor)
         at = bisect_right(self.starts, start) - 1
@@ -118,6 +122,14 @@ class Watch(TorchFunctionMode):
             fix=f"call the module itself there, or leave the weight as it is with exclude={one.name!r}",
             option="exclude",
         )
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """The address of all the memory that the tensor views part of; None if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and subclasses without storage
+        return None
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
@@ -154,6 +166,11 @@ def _gather(value: Any, found: list[Tensor]) -> None:
             found.append(one)
         elif isinstance(one, (tuple, list, dict)):
             _gather(one, found)
+
+
+def _kind_of(operation: Any) -> tuple[bool, bool, Any]:
+    kind = not _BY_VALUES.isdisjoint(operation.tags), operation._schema.is_mutable, operation
+    return _KINDS.setdefault(id(operation), kind)
 
 
 class Operations(TorchDispatchMode):
@@ -218,11 +235,12 @@ class Operations(TorchDispatchMode):
         is_known = self.by_values or not self.follows
         if is_known or not any(map(self._is_of_data, every_tensor((args, kwargs)))):
             return func(*args, **(kwargs or {}))
-        if not _BY_VALUES.isdisjoint(func.tags):
+        goes_by_values, writes, _ = _KINDS.get(id(func)) or _kind_of(func)
+        if goes_by_values:
             self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
         result = func(*args, **(kwargs or {}))
         self.follow(result)
-        if func._schema.is_mutable:
+        if writes:
             written = every_tensor((args, kwargs))
             self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
         return result

@@ -86,9 +86,13 @@ def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
     always use it. Autocast is off, also inside of a model that switches it on.
     """
     halves = (torch.float16, torch.bfloat16)
-    is_half = bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
+    allow_tf32 |= bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
+    is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if not is_cast and _float32_settings() == ("high" if allow_tf32 else "highest", []):
+        yield  # the settings are these already, and to set them takes longer than a small product
+        return
     with (
-        float32_products(allow_tf32=is_half or allow_tf32),
+        float32_products(allow_tf32=allow_tf32),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):

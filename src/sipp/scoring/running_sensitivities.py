@@ -26,6 +26,7 @@ from sipp.inputs.patches import (
     n_positions_of,
     patches_of,
     rows_of,
+    sent,
     split_windows,
     to_score_dtype,
     values_later,
@@ -61,9 +62,11 @@ class RunningSensitivities:
     change ratios, and a point's ratios do not depend on the rest of its batch.
     """
 
-    def __init__(self, weight: Weight, model: nn.Module, kernel: ModuleType, reduce: Reduce, chunk_bytes: int) -> None:
+    def __init__(
+        self, weight: Weight, parameter: nn.Parameter, kernel: ModuleType, reduce: Reduce, chunk_bytes: int
+    ) -> None:
         self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
-        self.rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
+        self.rows_FK = to_rows(weight, parameter.detach())
         self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None
@@ -79,7 +82,7 @@ class RunningSensitivities:
         """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
-        self.factors_F = torch.from_numpy(1 / values.scale_B).to(values.device)  # undo the scale
+        self.factors_F = sent(1 / values.scale_B, values.device)  # undo the scale
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
@@ -298,7 +301,7 @@ class RunningSensitivities:
         return self._with_larger_rows(best_FK, rows, found_FK)
 
     def _with_larger_rows(self, best_FK: Tensor | None, rows: slice, found_FK: Tensor) -> Tensor:
-        if best_FK is None and len(found_FK) == self.weight.n_rows:
+        if best_FK is None and found_FK.shape[0] == self.weight.n_rows:
             return found_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
         torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
@@ -417,7 +420,7 @@ def _chunk(
 ) -> tuple[Tensor, Signs]:
     """The windows of these points as patches of this dtype, scaled, and the signs that occur in them."""
     is_double = BOUND_DTYPE in (windows.dtype, dtype)
-    scale_B = torch.from_numpy(values.scale_B[points].astype(np.float64 if is_double else np.float32))
+    scale_B = sent(values.scale_B[points].astype(np.float64 if is_double else np.float32), windows.device)
     return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
 
 
@@ -425,12 +428,12 @@ def _counts(use: WeightUse) -> Tensor:
     """How many patches each point has."""
     if use.counts_B is not None:
         return use.counts_B
-    return torch.full((len(use.windows),), n_positions_of(use), dtype=torch.int64, device="cpu")
+    return torch.full(use.windows.shape[:1], n_positions_of(use), dtype=torch.int64, device=use.windows.device)
 
 
 def _part(use: WeightUse, points: slice) -> WeightUse:
     """The use of some of its points."""
-    if points == slice(0, len(use.windows)):
+    if points == slice(0, use.windows.shape[0]):
         return use
     counts_B = None if use.counts_B is None else use.counts_B[points]
     return replace(use, windows=use.windows[points], counts_B=counts_B)
@@ -438,13 +441,13 @@ def _part(use: WeightUse, points: slice) -> WeightUse:
 
 def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
     """These rows of a tensor; the tensor itself if they are all."""
-    return tensor if rows == slice(0, len(tensor)) else tensor[rows]
+    return tensor if rows == slice(0, tensor.shape[0]) else tensor[rows]
 
 
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
-        return rows_FK * torch.from_numpy(values.scale_B.astype(np.float32)[:, None]).to(values.device)
+        return rows_FK * sent(values.scale_B.astype(np.float32)[:, None], values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
 
 

@@ -145,6 +145,7 @@ class _ScoringPass:
 
     running: dict[str, RunningSensitivities]
     means: dict[str, RunningSensitivities]  # empty if none are asked for, or patches cannot be assigned to points
+    n_met: int = 0  # weights that have had a use
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
@@ -162,7 +163,7 @@ class _ScoringPass:
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             mine = self.running[weight.name]
             if mine.order is None:
-                mine.order = sum(other.order is not None for other in self.running.values())
+                mine.order, self.n_met = self.n_met, self.n_met + 1
             is_async = _is_async(use.windows)
             if is_async and not use.is_own_copy:
                 use = replace(use, windows=copied(use.windows))
@@ -218,7 +219,11 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
     """The running state of every weight, empty."""
     device = device_of(task.model)
     kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_of(task.scoring.chunk_bytes, device)
-    found = {weight.name: RunningSensitivities(weight, task.model, kernel, reduce, n_bytes) for weight in task.weights}
+    parameters = task.parameters()
+    found = {
+        weight.name: RunningSensitivities(weight, parameters[weight.name], kernel, reduce, n_bytes)
+        for weight in task.weights
+    }
     for one in found.values():
         one.scale()
     return found

@@ -122,7 +122,7 @@ class _Launches(TorchDispatchMode):
 def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many it takes to take in one use of a convolution, once more."""
     model, weight = nn.Conv2d(2, 4, 3), Weight("weight", (), "Conv2d", 4, 18, rows_last=False)
-    running, launches = RunningSensitivities(weight, model, gpu, reduce, 1 << 20), _Launches()
+    running, launches = RunningSensitivities(weight, model.weight, gpu, reduce, 1 << 20), _Launches()
     running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
     batch, values = Batch(0, "", (), {}, None, 3), values_later(use.windows, gpu.extremes)()

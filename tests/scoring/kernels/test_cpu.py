@@ -225,7 +225,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
 
     def interrupted(layer: Layer) -> Calls:
         factors_TB = torch.tensor([[1.0], [0.0]])
-        for i in range(20):
+        for i in range(cpu.KEPT_GEOMETRIES):
             for some in ready:
                 other = rand(1, 1, 120 + i, some.shape[2] + i)[..., : some.shape[2]]
                 cpu._layer("another thread", some, other, 1, factors_TB)

@@ -104,13 +104,17 @@ def _n_directions(module: nn.RNNBase) -> int:
     return 2 if module.bidirectional else 1
 
 
-def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor, n_points: int) -> WeightUse:
+def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor | None, n_points: int) -> WeightUse:
     """The steps of each sequence as patches of its point; together if sequences are not points."""
-    is_real_BT = torch.arange(steps_BTK.shape[1], dtype=torch.int64, device=steps_BTK.device) < lengths_B[:, None]
-    if len(steps_BTK) == n_points:
+    is_real_BT = None if lengths_B is None else _steps_of(steps_BTK) < lengths_B[:, None]
+    if steps_BTK.shape[0] == n_points:
         return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
-    together = steps_BTK.flatten(0, 1)[None, None]
-    return WeightUse(parameter, together, attributed=False, real_BP=is_real_BT.flatten()[None])
+    together, is_real = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
+    return WeightUse(parameter, together, attributed=False, real_BP=is_real)
+
+
+def _steps_of(sequence_BTK: Tensor) -> Tensor:
+    return torch.arange(sequence_BTK.shape[1], dtype=torch.int64, device=sequence_BTK.device)
 
 
 def recurrent_output(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -158,8 +162,10 @@ def _bind(names: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any])
     return given[names[0]], given.get(names[1])
 
 
-def _given(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sequences (B x T x I), their lengths (B), h_0 and c_0 of every layer and direction, all of them checked."""
+def _given(
+    module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The sequences (B x T x I), their lengths (`_padded`), h_0 and c_0 of every layer and direction, all checked."""
     inputs, initial = _bind(("input", "hx"), args, kwargs)
     tensor = inputs.data if isinstance(inputs, PackedSequence) else inputs
     if not isinstance(tensor, Tensor):
@@ -207,15 +213,14 @@ def _states(
     return states[0], states[1] if is_lstm else None
 
 
-def _padded(module: nn.RNNBase, inputs: Tensor | PackedSequence) -> tuple[Tensor, Tensor]:
-    """The sequences as B x T x I and their lengths, in the order of the points."""
+def _padded(module: nn.RNNBase, inputs: Tensor | PackedSequence) -> tuple[Tensor, Tensor | None]:
+    """The sequences as B x T x I and their lengths (None: all steps count), in the order of the points."""
     if isinstance(inputs, PackedSequence):
         sequence, lengths = pad_packed_sequence(inputs, batch_first=True)
         return sequence, lengths.to(sequence.device)
     if inputs.ndim == 2:  # unbatched
         inputs = inputs.unsqueeze(0 if module.batch_first else 1)
-    sequence = inputs if module.batch_first else inputs.transpose(0, 1)
-    return sequence, torch.full((len(sequence),), sequence.shape[1], dtype=torch.int64, device=sequence.device)
+    return inputs if module.batch_first else inputs.transpose(0, 1), None
 
 
 def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, is_batched: bool) -> State:
@@ -235,7 +240,7 @@ def _initial_states(module: nn.RNNBase, initial: Any, sequence_BTI: Tensor, *, i
 
 
 def _replay(
-    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor, initial: State, known: dict[int, Tensor]
+    module: nn.RNNBase, sequence_BTI: Tensor, lengths_B: Tensor | None, initial: State, known: dict[int, Tensor]
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     """Layer by layer and direction by direction: suffix of the names, x_t, h_{t-1}, unprojected h_t and h_t (B x T).
 
@@ -311,9 +316,10 @@ def _step(mode: str, from_x: Tensor, from_h: Tensor, hidden: Tensor, cell: Tenso
     return (total.relu() if mode == "RNN_RELU" else total.tanh()), cell
 
 
-def _flip(sequence_BTK: Tensor, lengths_B: Tensor) -> Tensor:
+def _flip(sequence_BTK: Tensor, lengths_B: Tensor | None) -> Tensor:
     """Each sequence reversed within its own length; padding stays at the end."""
-    steps = torch.arange(sequence_BTK.shape[1], dtype=torch.int64, device=sequence_BTK.device)[None]
-    lengths = lengths_B[:, None].to(sequence_BTK.device)
+    if lengths_B is None:
+        return sequence_BTK.flip(1)
+    steps, lengths = _steps_of(sequence_BTK), lengths_B[:, None]
     source_BT = torch.where(steps < lengths, lengths - 1 - steps, steps)
     return sequence_BTK.gather(1, source_BT[..., None].expand_as(sequence_BTK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
@@ -22,7 +24,7 @@ from sipp.inputs.layers.attention import (
     attention_weights,
 )
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.layers.experts import expert_output, expert_uses, expert_weights, is_experts
+from sipp.inputs.layers.experts import UP, expert_output, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import (
     cell_output,
@@ -88,6 +90,24 @@ class PrunableLayer:
         """Whether it is part of an expert, which only some tokens reach."""
         return EXPERTS in self.module_name.split(".") or self.known_as == EXPERTS
 
+    @property
+    def is_torchs_own(self) -> bool:
+        """Whether it is one of torch's layers as torch makes them: without a subclass, another forward, or a hook.
+
+        Then its output follows from its uses, and need not be compared.
+        """
+        module, kind = self.module, type(self.module)
+        code = getattr(kind.forward, "__code__", None)  # not its name, which a patch may copy
+        hooks = module._forward_hooks, module._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks
+        return (
+            self.adapter is _OF_TORCH.get(kind)
+            and "forward" not in vars(module)
+            and code is not None
+            and code.co_filename == sys.modules[kind.__module__].__file__
+            and not any(hooks)
+            and all(type(self.parameter(local)) is nn.Parameter for local in self.weights)
+        )
+
     def parameter(self, local: str) -> nn.Parameter:
         """The current parameter of this local name; faster than get_parameter, which looks up submodules each time."""
         found = self.module._parameters.get(local)
@@ -129,6 +149,8 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
+
+_OF_TORCH: dict[type[nn.Module] | str, Adapter] = dict(_REGISTRY)  # whatever else is registered later
 
 _EXPERTS = Adapter(expert_weights, expert_uses, row_dims=2, output=expert_output)
 
@@ -332,7 +354,7 @@ def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
             return adapter, base.__name__
-    return (_EXPERTS, "experts") if is_experts(module) else None
+    return (_EXPERTS, "experts") if UP in module._parameters and is_experts(module) else None
 
 
 def _is_layer(module: nn.Module) -> bool:

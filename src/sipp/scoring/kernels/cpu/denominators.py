@@ -8,6 +8,7 @@ other sum needs none. Terms are added in the same order whatever stands beside t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ from sipp.scoring.kernels.cpu.layout import (
 
 N_PATTERNS = 2**PANEL
 PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
+KEPT_PANELS = 64  # numbers of rows whose panels are kept: a network has many layers of few sizes
 
 
 def _panel(n_rows: int, is_first: bool) -> Any:
@@ -205,7 +207,7 @@ def sums(
 def pack_weights(weight_GRK: Tensor) -> PackedWeights:
     """The weights as `denominators` reads them."""
     n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = torch.tensor(_panels(n_rows), dtype=torch.int64, device="cpu")
+    panels = _panels(n_rows)
     n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
     packed = PackedWeights(
         n_groups=n_groups,
@@ -229,12 +231,13 @@ def pack_weights(weight_GRK: Tensor) -> PackedWeights:
     return packed
 
 
-def _panels(n_rows: int) -> list[int]:
+@lru_cache(maxsize=KEPT_PANELS)
+def _panels(n_rows: int) -> Tensor:
     """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
     starts = list(range(0, n_rows, PANEL))
     if n_rows % PANEL == 1 and n_rows > 1:
         starts[-1] -= 1
-    return [*starts, n_rows]
+    return torch.tensor([*starts, n_rows], dtype=torch.int64, device="cpu")
 
 
 @CompiledLoop

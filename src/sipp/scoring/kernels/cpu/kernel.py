@@ -22,17 +22,25 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import INT64_BYTES, CompiledLoop, as_numbers, float_at, put_short, short_at
+from sipp.native.compiling import (
+    INT64_BYTES,
+    CompiledLoop,
+    as_numbers,
+    float_at,
+    int_at,
+    put_int,
+    put_short,
+    short_at,
+)
 from sipp.native.instructions import FLOAT_BYTES
 from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
-from sipp.scoring.kernels import checks
+from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES
 from sipp.scoring.kernels.cpu.denominators import pack_weights
-from sipp.scoring.kernels.cpu.extremes import extremes as extremes
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
@@ -50,8 +58,45 @@ from sipp.scoring.kernels.cpu.layout import (
 FUSED = True  # has `max_ratios` and `mean_ratios`
 IN_FLOAT64 = plain_loops
 ALIGNED = 64  # bytes: a line of the cache, and the widest vector
-KEPT_GEOMETRIES = 16  # of layers, where each position and column lies: a network has many layers of few shapes
+KEPT_GEOMETRIES = 64  # where each position and column lies: a network has many layers of few shapes
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+_SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
+
+
+def extremes(values_BN: Tensor) -> Tensor:
+    """3 x B: lowest up to 0, highest from 0, smallest magnitude above 0 or infinity of each line, in one reading.
+
+    A NaN makes the highest (or, with its sign bit set, the lowest) NaN. Other dtypes than float32 go the slow way.
+    """
+    checks.check_lines("extremes", values_BN, device="cpu")
+    if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
+        return reference.extremes(values_BN)
+    (n_lines, n_values), n_threads = values_BN.shape, threads_for(values_BN)
+    found = memory.blank(3, n_lines)
+    given = memory.strided_address(values_BN), values_BN.stride(0), n_values, memory.address(found), n_lines
+    call_each(_find, [(*given, *cut) for cut in cut_evenly(n_lines, n_threads)])
+    return found
+
+
+@CompiledLoop
+def _find(bits_BN: int, step: int, n: int, found_XB: int, n_lines: int, first: int, last: int) -> None:
+    """Fills found[:, b] with three float32 bit patterns of each line of n such patterns (int32), lines `step` apart.
+
+    They are found as the largest int32, the largest uint32, and the smallest magnitude above 0 less one (uint32), so
+    that 0 wraps around to the largest. Integers, because NaN has an order too.
+    """
+    for b in range(first, last):
+        highest, wrapped, smallest = np.int32(-(2**31)), np.uint32(0), np.uint32(2**32 - 1)
+        for i in range(n):
+            value = int_at(bits_BN, b * step + i)
+            bits = np.uint32(value)
+            below = np.uint32((bits & np.uint32(0x7FFFFFFF)) - np.uint32(1))
+            highest = value if value > highest else highest  # Numba compiles a function for each `max`
+            wrapped = bits if bits > wrapped else wrapped
+            smallest = below if below < smallest else smallest
+        put_int(found_XB, b, np.int32(wrapped) if wrapped > np.uint32(_SIGN_BIT) else np.int32(0))
+        put_int(found_XB, n_lines + b, highest if highest > 0 else np.int32(0))
+        put_int(found_XB, 2 * n_lines + b, min(np.int64(smallest) + 1, np.int64(_INFINITY_BITS)))
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -155,7 +200,7 @@ def mean_ratios(
     shape = n_groups, fan_in, _padded(n_rows)
     if ratios.means is None:
         ratios.means = memory.zeros(*shape)
-    n_points, n_positions = len(windows), layer.n_positions
+    n_points, n_positions = layer.n_points, layer.n_positions
     add_means = means.add_means if n_positions <= BLOCK else means.add_part
     calls = _calls(layer)._replace(add_means=add_means.address)
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
@@ -208,21 +253,9 @@ def _layer(
     The caller holds what the addresses name: the windows and the ratios.
     """
     checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, others=others)
-    has_positive, has_negative = (factors_TB.numpy() != 0).any(1).tolist()
-    sizes, strides = tuple(windows.shape), windows.stride()
-    ends = 2 + n_position_dims
-    positions, step = _positions(sizes[2:ends], strides[2:ends], strides[0])
-    n_summed = BLOCK if len(positions) % BLOCK == 0 else 1
-    layer = Layer(
-        source=memory.strided_address(windows),
-        n_points=len(windows),
-        point_stride=strides[0],
-        group_stride=strides[1],
-        n_positions=len(positions),
-        positions=memory.plain(positions, torch.int64),
-        fan=memory.plain(_offsets(sizes[ends:], strides[ends:]), torch.int64),
-        n_summed=n_summed,
-        step=step,
+    has_positive, has_negative = np.logical_or.reduce(factors_TB.numpy() != 0, axis=1).tolist()
+    layer = _form(tuple(windows.shape), windows.stride(), n_position_dims)._replace(
+        source=windows.data_ptr(),
         factors_TB=memory.plain(factors_TB.contiguous()),
         has_positive=has_positive,
         has_negative=has_negative,
@@ -230,16 +263,34 @@ def _layer(
         row_factors_GR=memory.address(ratios.row_factors_GR, torch.float64),
         signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
     )
-    return layer, memory.zeros(N_SQUARES, len(windows) * layer.n_positions // n_summed, dtype=torch.float64)
+    n_sums = layer.n_points * layer.n_positions // layer.n_summed
+    return layer, memory.zeros(N_SQUARES, n_sums, dtype=torch.float64)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
-def _positions(sizes: tuple[int, ...], strides: tuple[int, ...], point_stride: int) -> tuple[Tensor, int]:
-    """Where the positions lie in memory, and how far most patches lie from the one before."""
-    positions = _offsets(sizes, strides)
-    steps = np.diff(positions.numpy()) if len(positions) > 1 else np.array([point_stride])
+def _form(sizes: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int) -> Layer:
+    """What all windows of these sizes and strides have in common; the rest is 0."""
+    ends = 2 + n_position_dims
+    positions = _offsets(sizes[2:ends], strides[2:ends])
+    steps = np.diff(positions.numpy()) if len(positions) > 1 else np.array([strides[0]])
     values, counts = np.unique(steps, return_counts=True)
-    return positions, int(values[counts.argmax()])
+    return Layer(
+        source=0,
+        n_points=sizes[0],
+        point_stride=strides[0],
+        group_stride=strides[1],
+        n_positions=len(positions),
+        positions=positions,
+        fan=_offsets(sizes[ends:], strides[ends:]),
+        n_summed=BLOCK if len(positions) % BLOCK == 0 else 1,
+        step=int(values[counts.argmax()]),
+        factors_TB=0,
+        has_positive=0,
+        has_negative=0,
+        n_tiles=0,
+        row_factors_GR=0,
+        signs_GKR=0,
+    )
 
 
 def _calls(layer: Layer) -> Calls:
@@ -329,7 +380,6 @@ def _starts_of_pieces(n_rows: int, fan_in: int) -> np.ndarray:
     return np.array(_scratch_pieces(n_rows, fan_in)[0], np.int64)
 
 
-@lru_cache(maxsize=KEPT_GEOMETRIES)
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Where elements of these sizes lie, in memory, after the first; the last dimension runs fastest."""
     total = memory.zeros(1, dtype=torch.int64)
