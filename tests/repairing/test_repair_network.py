@@ -416,7 +416,8 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     monkeypatch.setattr(layer_fit, "CLEAR", 0.0)
     _, slow = found(net, points, ridges=(1e-3,))
     assert all(one.error < one.error_first_mask for one in slow.layers)  # type: ignore[operator]
-    assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))
+    for one, other in zip(quick.model.state_dict().values(), slow.model.state_dict().values()):
+        assert torch.allclose(one, other, rtol=1e-11, atol=1e-13)  # rows of both masks are solved together: rounding
     monkeypatch.undo()
     monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
     _, same = found(net, points)
@@ -436,7 +437,8 @@ def test_error_feedback_and_budgets_are_chosen_on_validation_points() -> None:
         trials = found(net, points, keep=keep, error_feedbacks=(0.0, 1.0))[1].trials
         _, whole = found(net, points, keep=keep, error_feedbacks=(a,))
         assert all(layer.mask_origin == "searched" for layer in whole.layers)  # as in a trial
-        assert whole.record.output_chosen == next(one.error for one in trials if one.error_feedback == a)
+        tried_error = next(one.error for one in trials if one.error_feedback == a)
+        assert whole.record.output_chosen == pytest.approx(tried_error, rel=1e-12)
     taken: dict[str, Any] = {"error_feedbacks": (best.error_feedback,), "budgets": (best.budgets,)}
     _, alone = found(net, points, keep=0.3, **taken)
     state = alone.model.state_dict()

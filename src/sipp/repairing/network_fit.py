@@ -181,9 +181,10 @@ def _fit_stage(
     """Fits the weights of a stage one after the other; yields their masks and what was done."""
     gatherer = stage.gatherer
     corrected = _corrected(task, stage)
-    # returning memory costs a small network more than it saves
-    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
-    for stretch, fits in stretches(gatherer.usage, device_of(task.dense)):
+    device = device_of(task.dense)
+    # returning memory costs a small network more than it saves, and on a GPU there is none to return
+    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL and device.type == "cpu"
+    for stretch, fits in stretches(gatherer.usage, device):
         names = [name for group in stretch for name in group]
         targets = LayerTargets(gatherer, corrected, names, fits, split.dense_outputs)
         for group in stretch:

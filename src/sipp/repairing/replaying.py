@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.restore import replaced_forwards
-from sipp.records.numerics import device_of, for_device
+from sipp.records.numerics import for_device
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
 
@@ -63,10 +63,11 @@ class Replay:
     @contextmanager
     def running(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
         """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change."""
-        if self.is_off or next(model.parameters(), None) is None:  # such as an activation among named blocks
+        first = next(model.parameters(), None)
+        if self.is_off or first is None:  # such as an activation among named blocks
             yield
             return
-        most = for_device(REPLAY_BYTES, device_of(model))
+        most = for_device(REPLAY_BYTES, first.device)
         calls = _Calls(self.kept.get(batch, {}), most - self._n_bytes())
         forwards = (
             (module, (calls.stopping if module in unfinished else calls.watching)(name, module.forward))
