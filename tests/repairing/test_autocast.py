@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.repairing.moments import Factor, Moments
+from sipp.repairing.moments import Moments
 
 
 class Casting(nn.Module):
@@ -29,9 +29,9 @@ def test_sums_are_not_cast(monkeypatch: pytest.MonkeyPatch, outside: bool) -> No
         dtypes.add(xx_GKK.dtype)
         add_inputs(self, xx_GKK, *more)  # type: ignore[arg-type]
 
-    def rows(self: Moments, patches: Factor, gap_GRP: Tensor, *more: object) -> None:
-        dtypes.update([(gap_GRP @ patches.leading.mT).dtype, gap_GRP.dtype])
-        add_rows(self, patches, gap_GRP, *more)  # type: ignore[arg-type]
+    def rows(self: Moments, patches_GKP: Tensor, gap_GRP: Tensor, *more: object) -> None:
+        dtypes.update([(gap_GRP @ patches_GKP.mT).dtype, gap_GRP.dtype])
+        add_rows(self, patches_GKP, gap_GRP, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Moments, "add_inputs", inputs)
     monkeypatch.setattr(Moments, "add_rows", rows)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.records.numerics import exact_matmul
 from sipp.repairing import layer_fit, layer_search, solving
-from sipp.repairing.moments import Factor, Moments, lie_far
+from sipp.repairing.moments import Moments, lie_far, squared
 from sipp.repairing.repair_options import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 
@@ -27,7 +27,7 @@ def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tens
 def moments_of(x_GKP: torch.Tensor, gap_GRP: torch.Tensor) -> Moments:
     sums = Moments.zeros(len(x_GKP), gap_GRP.shape[1], x_GKP.shape[1], x_GKP.device)
     sums.add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
-    sums.add_rows(Factor(x_GKP), gap_GRP, gap_GRP)
+    sums.add_rows(x_GKP, gap_GRP, gap_GRP)
     sums.n = float(x_GKP.shape[2])
     return sums
 
@@ -41,38 +41,32 @@ def test_sums_of_patches_far_from_zero_keep_what_varies() -> None:
         assert lie_far(x)
         x -= mean_GK1
         sums.add_inputs(x @ x.mT, x.sum(-1), mean_GK1, x.shape[-1])
-        sums.add_rows(Factor(x), gap, gap, mean_GK1)
+        sums.add_rows(x, gap, gap, mean_GK1)
     sums.n = 300.0
     for got, expected in zip((*sums.centred(), sums.xx_GKK), (*exact.centred(), exact.xx_GKK)):
         assert bool(((got - expected).abs() <= 1e-3 * expected.abs().amax()).all())
     assert lie_far(patches(2, 7, 300, 0)) is False and lie_far(x_GKP[..., :4]) is None
 
 
-def as_tf32(x: torch.Tensor) -> torch.Tensor:
-    """What tensor cores read of a float32: 10 bits of its mantissa."""
-    return torch.from_numpy((x.contiguous().numpy().view(np.int32) & ~0x1FFF).view(np.float32))
+class ByTensorCores(TorchDispatchMode):
+    """Products of float32 as tensor cores make them in TF32: they read 10 bits of a mantissa."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            args = [(one.contiguous().view(torch.int32) & -0x2000).view(torch.float32) for one in args]
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, 16.0])  # in standard deviations: inputs that lie further off are centred
-def test_products_of_split_factors_are_as_good_as_float32(mean: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x_GKP, gap_GRP = (torch.randn(2, n, 4000, generator=generator) + mean for n in (24, 9))
-    split = [Factor.of(one, is_split=True) for one in (x_GKP, gap_GRP)]
-    for factor, whole in zip(split, (x_GKP, gap_GRP)):
-        assert factor.rest is not None and torch.equal(factor.leading + factor.rest, whole)
-        assert torch.equal(as_tf32(factor.leading), factor.leading)
-    x, gap = (Factor(as_tf32(one.leading), as_tf32(one.rest)) for one in split)  # type: ignore[arg-type]
-    wide_GKP, wide_GRP = x_GKP.double(), gap_GRP.double()
-    for found, plain, exact in (
-        (x.times_transposed(x), x_GKP @ x_GKP.mT, wide_GKP @ wide_GKP.mT),
-        (gap.times_transposed(x), gap_GRP @ x_GKP.mT, wide_GRP @ wide_GKP.mT),
-        (Factor(gap.leading.mT, gap.rest.mT).times(gap), gap_GRP.mT @ gap_GRP, wide_GRP.mT @ wide_GRP),  # type: ignore[union-attr]
-    ):
-        sizes = exact.diagonal(dim1=1, dim2=2).amax()
-        error, usual = (float((one.double() - exact).abs().max() / sizes) for one in (found, plain))
-        assert error <= max(2 * usual, 2.0**-19)
-        once = as_tf32(x_GKP) @ as_tf32(x_GKP).mT
-        assert float((once.double() - wide_GKP @ wide_GKP.mT).abs().max()) > 20 * error * sizes  # plain TF32
+def test_split_squares_are_as_good_as_float32(mean: float) -> None:
+    x_GKP = torch.randn(2, 24, 4000, generator=torch.Generator().manual_seed(0)) + mean
+    exact_GKK = x_GKP.double() @ x_GKP.double().mT
+    plain_GKK = squared(x_GKP, is_split=False)
+    with ByTensorCores():
+        split_GKK, tf32_GKK = squared(x_GKP, is_split=True), squared(x_GKP, is_split=False)
+    size = exact_GKK.diagonal(dim1=1, dim2=2).amax()
+    plain, split, tf32 = (float((xx - exact_GKK).abs().max() / size) for xx in (plain_GKK, split_GKK, tf32_GKK))
+    assert split <= max(2 * plain, 2.0**-20) and tf32 > 50 * split
 
 
 @settings(max_examples=25, deadline=None)

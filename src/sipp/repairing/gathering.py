@@ -23,7 +23,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
-from sipp.repairing.moments import Factor, Moments, gains_by_split, lie_far
+from sipp.repairing.moments import Moments, gains_by_split, lie_far, squared
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
@@ -114,13 +114,11 @@ class Gatherer:
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE
-            rows_GRK, splits = _rows(self.dense.model, weight, use).to(dtype), self._splits(weight, use)
-            rows = Factor.of(rows_GRK, is_split=splits)
+            rows_GRK = _rows(self.dense.model, weight, use).to(dtype)
             parameter = self.dense.model.get_parameter(weight.name)
-            with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32 or splits):
+            with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
-                    patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
-                    found[weight.name].append(rows.times(Factor.of(patches_GKP, is_split=splits)))
+                    found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
 
         batch = self.dense.batches[i]
         to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
@@ -218,8 +216,7 @@ class Gatherer:
         """
         dtype = BOUND_DTYPE if use.windows.dtype == BOUND_DTYPE else SCORE_DTYPE  # of products; sums are float64
         parameter = self.pruned.model.get_parameter(weight.name)
-        rows_GRK, splits = _rows(self.pruned.model, weight, use).to(dtype), self._splits(weight, use)
-        rows, allow_tf32 = Factor.of(rows_GRK, is_split=splits), self.allow_tf32 or splits
+        rows_GRK = _rows(self.pruned.model, weight, use).to(dtype)
         n_groups, n_rows, _ = rows_GRK.shape
         key = (use.row_start, n_groups * n_rows, n_groups)
         if key not in into:
@@ -238,29 +235,25 @@ class Gatherer:
                 return
             dense_GRP = left.pop().to(dtype)
             patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
-            patches = Factor.of(patches_GKP, is_split=splits)
-            with exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
-                gap_GRP = dense_GRP - rows.times(patches)
+            with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
+                gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             mean_GK1 = None
             if not is_padded and self._lies_far(weight, patches_GKP):  # padding has to stay 0
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
                 patches_GKP -= mean_GK1
-                patches = Factor.of(patches_GKP, is_split=splits)
             if known is None:
                 operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
-                with exact_matmul(*operands, allow_tf32=allow_tf32):
-                    here.add_inputs(patches.times_transposed(patches), patches_GKP.sum(-1), mean_GK1, n_patches)
-            with exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
-                moments.add_rows(patches, gap_GRP, dense_GRP, mean_GK1)
+                size = weight.fan_in**2 * n_patches
+                splits = not self.allow_tf32 and gains_by_split(use.windows.device, use.windows.dtype, size)
+                with exact_matmul(*operands, allow_tf32=self.allow_tf32 or splits):
+                    xx_GKK = squared(patches_GKP, is_split=splits)
+                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
+            with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
+                moments.add_rows(patches_GKP, gap_GRP, dense_GRP, mean_GK1)
         if shared is not None:
             known = shared.keep(use.windows, here) if known is None else known
             moments.add_inputs(known.xx_GKK, known.x_GK)
         moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
-
-    def _splits(self, weight: Weight, use: WeightUse) -> bool:
-        """Whether the products of a use are made of several TF32 products."""
-        size = n_rows_of(use, weight) * weight.fan_in * n_patches_of(use)
-        return not self.allow_tf32 and gains_by_split(use.windows.device, use.windows.dtype, size)
 
     def _lies_far(self, weight: Weight, patches_GKP: Tensor) -> bool:
         """Whether the weight's inputs lie far from 0; decided once."""

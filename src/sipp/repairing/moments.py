@@ -5,8 +5,9 @@ its kept weights and its intercept. The squared error over n patches is
     sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
 with dd, dx, d, xx, x the sums of products. The sums are float64, so chunks of any size may be added. The products of a
 chunk are float32, which would lose the variation of inputs that lie far from 0: their mean is subtracted first and
-added back in float64. Where a GPU multiplies TF32 several times as fast, large products are made of two or three TF32
-products: each factor is the sum of its 10 leading bits, which TF32 holds exactly, and a rest.
+added back in float64. Where a GPU multiplies TF32 several times as fast, a large xx is made of two TF32 products: each
+number is the sum of its 10 leading bits, which TF32 holds exactly, and a rest. Other sums would take three products,
+which gain nothing.
 """
 
 from __future__ import annotations
@@ -28,41 +29,22 @@ LEADING_BITS = -(1 << 13)  # of a float32: sign, exponent and the 10 bits of the
 
 
 def gains_by_split(device: torch.device, dtype: torch.dtype, n_multiplications: int) -> bool:
-    """Whether products of this size are faster as sums of TF32 products."""
+    """Whether an xx of this size is faster as the sum of two TF32 products."""
     is_large = dtype == SCORE_DTYPE and n_multiplications >= FEWEST_SPLIT
     return is_large and device.type == "cuda" and torch.cuda.get_device_capability(device) in FAST_TF32
 
 
-@dataclass(frozen=True)
-class Factor:
-    """A factor of products: a tensor, or its leading bits and the rest."""
+def squared(patches_GKP: Tensor, *, is_split: bool) -> Tensor:
+    """X X' of patches X; by two TF32 products if it is split.
 
-    leading: Tensor
-    rest: Tensor | None = None
-
-    @staticmethod
-    def of(tensor: Tensor, *, is_split: bool) -> Factor:
-        if not is_split:
-            return Factor(tensor)
-        leading = (tensor.view(torch.int32) & LEADING_BITS).view(SCORE_DTYPE)
-        return Factor(leading, tensor - leading)
-
-    def times(self, other: Factor) -> Tensor:
-        """The product of two factors, both split or neither, without that of their rests: at most 2^-19 of it is lost.
-
-        Sums over many patches lose no more by that than by float32's own rounding.
-        """
-        found = self.leading @ other.leading
-        if self.rest is not None and other.rest is not None:
-            found.baddbmm_(self.leading, other.rest).baddbmm_(self.rest, other.leading)
-        return found
-
-    def times_transposed(self, other: Factor) -> Tensor:
-        """The product with the transpose of another; with its own, one of the three products is saved."""
-        if self is other and self.rest is not None:
-            crossed = self.leading @ self.rest.mT
-            return (self.leading @ self.leading.mT).add_(crossed).add_(crossed.mT)
-        return self.times(Factor(other.leading.mT, None if other.rest is None else other.rest.mT))
+    The product of the two rests is left out. At most 2^-19 of each product of two numbers is lost, so that a sum over
+    many patches loses no more than by float32's own rounding.
+    """
+    if not is_split:
+        return patches_GKP @ patches_GKP.mT
+    leading_GKP = (patches_GKP.view(torch.int32) & LEADING_BITS).view(SCORE_DTYPE)
+    crossed_GKK = leading_GKP @ (patches_GKP - leading_GKP).mT
+    return (leading_GKP @ leading_GKP.mT).add_(crossed_GKK).add_(crossed_GKK.mT)
 
 
 def lie_far(patches_GKP: Tensor) -> bool | None:
@@ -105,9 +87,9 @@ class Moments:
             self.xx_GKK += crossed_GKK + crossed_GKK.mT
             self.x_GK += n * mean_GK1[..., 0]
 
-    def add_rows(self, patches: Factor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
+    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
         """Adds the sums that depend on the rows: of patches, gaps and dense outputs, all of them 0 at padding."""
-        self.dx_GRK += Factor.of(gap_GRP, is_split=patches.rest is not None).times_transposed(patches)
+        self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:
             self.dx_GRK += gap_GR[..., None].to(BOUND_DTYPE) @ mean_GK1.mT.to(BOUND_DTYPE)
