@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, patches_of, split_windows
+from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
 from sipp.inputs.restore import StopForward
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
@@ -118,7 +119,7 @@ class Gatherer:
             parameter = self.dense.model.get_parameter(weight.name)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
-                    found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
+                    found[weight.name].append(rows_GRK @ _patches(windows, use.n_position_dims, dtype))
 
         batch = self.dense.batches[i]
         to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
@@ -234,13 +235,13 @@ class Gatherer:
                 sums.obstacle = _NOT_ALIGNED
                 return
             dense_GRP = left.pop().to(dtype)
-            patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
+            patches_GKP = _patches(windows, use.n_position_dims, dtype)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             mean_GK1 = None
             if not is_padded and self._lies_far(weight, patches_GKP):  # padding has to stay 0
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-                patches_GKP -= mean_GK1
+                patches_GKP = patches_GKP - mean_GK1
             if known is None:
                 operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
                 size = weight.fan_in**2 * n_patches
@@ -362,6 +363,13 @@ def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
 
 
 _NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
+
+
+def _patches(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:
+    """The windows as patches_GKP, in the order of `patches_of`; those of a linear layer are a view, not a copy."""
+    n_last = 2 + n_position_dims
+    ordered = windows.permute(1, *range(n_last, windows.ndim), 0, *range(2, n_last))
+    return ordered.reshape(windows.shape[1], windows.shape[n_last:].numel(), -1).to(dtype)
 
 
 def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
