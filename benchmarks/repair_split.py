@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import choosing, data_split, gathering, layer_fit, network_fit, repair_network, stages
+from sipp.repairing import choosing, data_split, gathering, layer_fit, network_fit, repair_network
 from sipp.verbs import prune
 
 OTHER = "the rest"
@@ -23,7 +23,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
     "dense passes": [(gathering.Gatherer, "targets")],
-    "pruned passes": [(gathering.Gatherer, "_replayed"), (stages._States, "_catch_up"), (stages._States, "_move")],
+    "pruned passes": [(gathering.Gatherer, "_replayed"), (network_fit._States, "_move")],
     "sums": [(gathering.Gatherer, "_add")],
     "search": [(layer_fit, "search")],
     "fit": [(network_fit, "fit_layer")],
