@@ -24,7 +24,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
-from sipp.repairing.moments import Moments, gains_by_split, lie_far, squared
+from sipp.repairing.moments import Moments, are_finite, gains_by_split, lie_far, squared
 from sipp.repairing.replaying import Replay
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
@@ -50,18 +50,15 @@ def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBl
         return [], sums.obstacle
     if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
         return [], "no inputs reach it"
-    stop = 0
-    for key in sorted(sums.fit):
-        looked_at = (sums.fit[key], sums.validation[key]) if validates else (sums.fit[key],)
-        start, n_rows, _ = key
+    keys, stop = sorted(sums.fit), 0
+    for start, n_rows, _ in keys:
         if start < stop:
             return [], "its uses take rows that overlap"
-        if any(moments.n == 0 for moments in looked_at):
-            return [], "no inputs reach it"
-        if not all(moments.is_finite for moments in looked_at):
-            return [], "its outputs or their squares are not finite"
         stop = start + n_rows
-    return sorted(sums.fit), ""
+    looked_at = [part[key] for part in ((sums.fit, sums.validation) if validates else (sums.fit,)) for key in keys]
+    if any(moments.n == 0 for moments in looked_at):
+        return [], "no inputs reach it"
+    return (keys, "") if are_finite(looked_at) else ([], "its outputs or their squares are not finite")
 
 
 def slice_of(key: RowBlock) -> slice:

@@ -12,6 +12,8 @@ which gain nothing.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,11 +104,6 @@ class Moments:
         d_GR, dd_GR, yy_GR = self.d_GR[:, at], self.dd_GR[:, at], self.yy_GR[:, at]
         return Moments(self.xx_GKK, self.dx_GRK[:, at], self.x_GK, d_GR, dd_GR, yy_GR, self.n)
 
-    @property
-    def is_finite(self) -> bool:
-        sums = (self.xx_GKK, self.dx_GRK, self.d_GR, self.dd_GR, self.yy_GR)
-        return bool(torch.isfinite(torch.stack([one.sum() for one in sums])).all())  # inf and nan stay in a sum
-
     def centred(self) -> tuple[Tensor, Tensor]:
         """xx and dx about the means, for least squares with a free intercept."""
         xx_GKK = self.xx_GKK - self.x_GK[:, :, None] * self.x_GK[:, None, :] / self.n
@@ -122,3 +119,9 @@ class Moments:
         quadratic_GR = ((change_GRK @ self.xx_GKK - 2 * self.dx_GRK) * change_GRK).sum(-1)
         found_GR = self.dd_GR + quadratic_GR + shift_GR * (2 * by_x_GR - 2 * self.d_GR + self.n * shift_GR)
         return found_GR.clamp(min=0)
+
+
+def are_finite(some: Sequence[Moments]) -> bool:
+    """Whether all sums of all of these are finite; one look at a GPU."""
+    sums = [one.sum() for m in some for one in (m.xx_GKK, m.dx_GRK, m.d_GR, m.dd_GR, m.yy_GR)]
+    return math.isfinite(torch.stack(sums).sum())  # inf and nan stay in a sum

@@ -66,6 +66,11 @@ class NetworkTask:
     # by the weights of a stage: those that correct a residual stream, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of both networks."""
+        return device_of(self.dense)
+
     @classmethod
     def of(
         cls,
@@ -177,14 +182,14 @@ def _fit_stage(
     """Fits the weights of a stage one after the other; yields their masks and what was done."""
     gatherer = stage.gatherer
     corrected = _corrected(task, stage)
-    device = device_of(task.dense)
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
-    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL and device.type == "cpu"
-    for stretch, fits in stretches(gatherer.usage, device):
+    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
+    gives_back = is_large and task.device.type == "cpu"
+    for stretch, fits in stretches(gatherer.usage, task.device):
         names = [name for group in stretch for name in group]
         targets = LayerTargets(gatherer, corrected, names, fits, split.dense_outputs)
         for group in stretch:
-            if is_large:
+            if gives_back:
                 give_back_freed()
             sums = targets.pop(group).moments()
             for name in group:
@@ -263,9 +268,10 @@ class _BothNetworks:
         if before:
             yield self._whole(before, follows=False)
         there = entered if not before else self._entered_pruned()
-        device = device_of(self.task.dense)
         states = [
-            _States(self.task.blocks, self.batches, list(some), device, self.task.allow_tf32, [[] for _ in some])
+            _States(
+                self.task.blocks, self.batches, list(some), self.task.device, self.task.allow_tf32, [[] for _ in some]
+            )
             for some in (entered, there)
         ]
         del entered, there  # the states before the first block, which `states` now owns
