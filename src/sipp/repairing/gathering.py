@@ -25,7 +25,7 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float3
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
 from sipp.repairing.moments import Moments, are_finite, gains_by_split, lie_far, squared
-from sipp.repairing.replaying import Replay
+from sipp.repairing.replaying import Replay, gives_zeros
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
 RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
@@ -166,11 +166,19 @@ class Gatherer:
     ) -> ResidualInputs:
         """Calls `on_use` for the uses of these weights in the pruned network, and returns the streams.
 
-        Modules whose output is final are replayed, not run.
+        Modules whose output is final are replayed, not run. Linear layers of these weights are not run either, unless
+        values may steer the pass: the weights meet the same input, so none depends on the output of another, nor does a
+        stream.
         """
         batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        with self.replay.running(self.pruned.run, i, unfinished):
+        is_plain = self.usage.is_static[i] and all(self.usage.n_uses[i][name] == 1 for name in names)
+        unread = {
+            s.module
+            for s in layers
+            if is_plain and gives_zeros(s.module) and all(w.name in names for w in s.weights.values())
+        }
+        with self.replay.running(self.pruned.run, i, unfinished, unread):
             return self._run(self.pruned, names, i, batch, on_use, modules)
 
     def _uses_and_streams(
