@@ -96,26 +96,6 @@ def test_the_search_is_the_definition(kind: str, seed: int, solver: str, monkeyp
         assert bool(mask_FK.any(1).all()) and int(mask_FK.sum()) == 20
 
 
-@pytest.mark.parametrize("n_kept", [1, 40, 300, 599, 600])
-@pytest.mark.parametrize("kind", ["random", "ties", "odd sample", "one value", "not allowed"])
-def test_the_largest_by_a_sample_are_the_largest(monkeypatch: pytest.MonkeyPatch, kind: str, n_kept: int) -> None:
-    monkeypatch.setattr(layer_search, "FEWEST_SAMPLED", 1)
-    monkeypatch.setattr(layer_search, "SAMPLE_NOISE", 0.5)
-    generator = torch.Generator().manual_seed(n_kept)
-    size_N = torch.rand(600, generator=generator)
-    if kind == "ties":
-        size_N = (4 * size_N).round()
-    elif kind == "odd sample":
-        size_N[:: layer_search.SAMPLE_STRIDE] += 10.0
-    elif kind == "one value":
-        size_N = torch.ones(600)
-    elif kind == "not allowed":
-        size_N[torch.rand(600, generator=generator) < 0.5] = -torch.inf
-    mask_N, smallest = layer_search._largest(size_N, n_kept)
-    assert int(mask_N.sum()) == n_kept and float(smallest) == float(size_N[mask_N].min())
-    assert mask_N.all() or float(size_N[mask_N].min()) >= float(size_N[~mask_N].max())
-
-
 def test_the_search_finds_what_magnitude_cannot_see() -> None:
     """Two inputs that are nearly one: magnitude keeps both of their weights, the search one of them and another."""
     random = np.random.default_rng(0)

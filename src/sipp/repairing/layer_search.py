@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, integers
+from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE
 from sipp.records.options import Pattern
 from sipp.repairing.solving import cholesky_or_nan, scaled_system
 
@@ -29,10 +29,6 @@ MOST_ROUNDS = 167 * ROUNDS_PER_CHECK
 # (share, factor): rho grows by the factor of the first share of the budget that the change exceeds; fast if nothing
 # changes, because rho is too small then
 GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
-# On a CPU, from this size on, a sample is sorted to estimate the threshold, and then only the values near it
-FEWEST_SAMPLED = 1 << 16
-SAMPLE_STRIDE = 31  # odd: rows are often a power of two long
-SAMPLE_NOISE = 4.0  # square roots of its size: how far off a rank in the sample may be
 SETTLED = 0.1  # if the support is unchanged and v is this close to what is kept, relatively, the search ends
 # On a GPU a Cholesky factor is many small kernels. Up to this width, Newton's iteration finds the inverse at a larger
 # rho from the previous one, with a few products and to this error.
@@ -83,37 +79,15 @@ class MaskRule:
             else:
                 lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
                 size_FK.scatter_(1, best_F1, lifted_F1)
-        mask_N, smallest = _largest(size_FK.reshape(-1), self.n_kept)
+        found = size_FK.reshape(-1).topk(self.n_kept, sorted=False)
+        mask_N = torch.zeros(size_FK.numel(), dtype=torch.bool, device=size_FK.device)
         can_reuse = not self.is_always_exact and self.n_kept > len(size_FK)
-        return mask_N.view_as(size_FK), smallest if can_reuse else None
+        return mask_N.index_fill_(0, found.indices, True).view_as(size_FK), found.values.min() if can_reuse else None
 
     def above(self, size_FK: Tensor, threshold: Tensor) -> Tensor:
         """The mask of the allowed sizes that reach the threshold."""
         mask_FK = size_FK >= threshold
         return mask_FK if self.may_FK is None else mask_FK.logical_and_(self.may_FK)
-
-
-def _largest(size_N: Tensor, n_kept: int) -> tuple[Tensor, Tensor]:
-    """The mask of the largest numbers, and the smallest of these.
-
-    On a CPU, only the numbers near the threshold, estimated on a sample, are sorted.
-    """
-    if size_N.is_cuda or len(size_N) < FEWEST_SAMPLED:
-        found = size_N.topk(n_kept, sorted=False)
-        mask_N = torch.zeros(len(size_N), dtype=torch.bool, device=size_N.device)
-        return mask_N.index_fill_(0, found.indices, True), found.values.min()
-    sample = size_N[::SAMPLE_STRIDE].sort(descending=True).values
-    at, noise = n_kept / len(size_N) * len(sample), SAMPLE_NOISE * math.sqrt(len(sample))
-    first, last = math.floor(at - noise), math.ceil(at + noise)
-    mask_N = size_N > (float(sample[first]) if first >= 0 else math.inf)
-    near = size_N >= (float(sample[last]) if last < len(sample) else -math.inf)
-    near_N = near.logical_xor_(mask_N).nonzero().flatten()  # without those above the band
-    n_left = n_kept - int(mask_N.sum())
-    if not 0 <= n_left <= len(near_N):  # the sample misled: sort all
-        mask_N, near_N, n_left = torch.zeros_like(mask_N), integers(0, len(size_N)), n_kept
-    found = size_N[near_N].topk(n_left, sorted=False)
-    smallest = found.values.min() if n_left else size_N[mask_N].min()
-    return mask_N.index_fill_(0, near_N[found.indices], True), smallest
 
 
 def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
