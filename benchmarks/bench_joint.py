@@ -4,14 +4,17 @@
     python benchmarks/bench_joint.py --weights resnet56-cifar10.safetensors --keep 0.2 0.1 0.05
     python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --without search target residual
     python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --peers alps sparsegpt
+    python benchmarks/bench_joint.py --weights resnet56-cifar10.safetensors --keep 0.2 0.1 --device cuda --split
 
-First masks by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy.
+First masks by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy. `--split`
+prints which part took how many seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import torch
 from bench_repair import timed
 from common import table
 from published import accuracy, images_of, resnet
+from repair_split import splitting
 
 import sipp
 from sipp.inputs.data import data_of
@@ -66,12 +70,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--split", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    images, net = images_of(options.data, options.seed), resnet(options.weights)
+    images, net = images_of(options.data, options.seed), resnet(options.weights).to(options.device)
     data = list(images.points(0, options.points).split(options.batch))
-    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=options.seed).batches())
+    read = data_of(data, device=torch.device(options.device), n_points=None, seed=options.seed)
+    parts = split_batches(read.batches())
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
@@ -80,10 +87,11 @@ def main() -> None:
         ways |= {f"without {one}": fixed | WITHOUT[one] for one in options.without}
         ways |= {one: {"method": one} for one in options.peers}
         for name, changed in ways.items():
-            found, took = timed(partial(repair_network, net, masks, parts, RepairOptions(**changed)))
-            lines.append(line(name, keep, found, accuracy(found.model, images), took))
-            print(lines[-1], flush=True)
-    title = f"{options.weights.stem}, dense {accuracy(net, images):.2f}: accuracy, %, on 10,000 test images; "
+            with splitting(options.device) if options.split else nullcontext() as split:
+                found, took = timed(partial(repair_network, net, masks, parts, RepairOptions(**changed)))
+            lines.append(line(name, keep, found, accuracy(found.model.cpu(), images), took))
+            print(lines[-1], *[] if split is None else [str(split)], sep="\n", flush=True)
+    title = f"{options.weights.stem}, dense {accuracy(net.cpu(), images):.2f}: accuracy, %, on 10,000 test images; "
     header = [
         "keep",
         "",

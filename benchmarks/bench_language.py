@@ -9,6 +9,7 @@ The test text is read as one and cut into windows that do not overlap, as the fi
 and all. Every linear layer of the blocks is pruned, embeddings and head stay. magnitude: the largest of each layer, as
 in papers on language models. ours: mask and weights found together (`repair=True`), from Wanda's mask. `--independent`
 adds Wanda and SparseGPT in plain torch (language_peers.py). Rows are printed as they come, and written to --json.
+`--split` adds a line to each: which part took how many seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from language_peers import pruned_by
+from repair_split import splitting
 from torch import Tensor, nn
 
 import sipp
@@ -120,6 +123,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keeps", nargs="+", default=list(KEEPS))
     parser.add_argument("--independent", action="store_true")
+    parser.add_argument("--split", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -151,7 +155,8 @@ def main() -> None:
             if options.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             begun = time.perf_counter()
-            pruned = way(model, data, keep)
+            with splitting(options.device) if options.split else nullcontext() as split:
+                pruned = way(model, data, keep)
             if options.device == "cuda":
                 torch.cuda.synchronize()
             row = {"method": name, "keep": keep, "seconds": time.perf_counter() - begun}
@@ -163,6 +168,8 @@ def main() -> None:
                 f"{row['same_token']:>9.1%}  {row['seconds']:>7.1f}  {row['gib']:.1f}",
                 flush=True,
             )
+            if split is not None:
+                print(f"      {split}", flush=True)
             if options.json is not None:
                 options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1).replace("NaN", "null"))
 

@@ -41,7 +41,7 @@ def timed(work: Callable[[], T]) -> tuple[T, str]:
     start, cpu = time.perf_counter(), time.process_time()
     result = work()
     wall, used = time.perf_counter() - start, (time.process_time() - cpu) / torch.get_num_threads()
-    return result, f"{wall:.0f} ({used:.0f})"
+    return result, f"{wall:.1f} ({used:.1f})"
 
 
 def points_of(images: Images, options: argparse.Namespace) -> list[Tensor]:

@@ -1,11 +1,18 @@
 """A refit that computes nothing twice gives the same bits as one that computes everything anew."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.repairing import replaying
+from sipp.inputs.data import data_of
+from sipp.repairing import gathering, replaying
+from sipp.repairing.data_split import split_batches
+from sipp.repairing.gathering import Gatherer
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.replaying import Replay
 
 
@@ -141,3 +148,57 @@ def test_nothing_is_kept_behind_weights_that_will_change() -> None:
         with replay.running(net, 0, set()):
             net(torch.randn(5, 3))
     assert [path[-1][0] for path in replay.kept[0]] == [""]  # all of it in place of its parts
+
+
+class Gated(nn.Module):
+    """Two linear layers that share an input, and one whose output is added to a stream, as in a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(10, 12), nn.Linear(10, 12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.sigmoid(self.gate(x)) * self.up(x))
+
+
+class Steering(Gated):
+    """The same, but a value decides which way a pass takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        if bool(gate.abs().max() == 0):
+            raise ValueError("no gate is open")
+        return x + self.down(torch.sigmoid(gate) * up)
+
+
+@pytest.mark.parametrize(("kind", "n_runs"), [(Gated, 0), (Steering, 2)])
+def test_layers_whose_output_is_not_read_are_not_run(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Gated], n_runs: int
+) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(kind(), kind(), nn.Linear(10, 3)), torch.randn(100, 10)
+    masks = sipp.prune(net, None, keep=0.5, method="wt").masks
+    split = split_batches(data_of(x).batches())
+    options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
+    ran, gather = list[int](), Gatherer.gather
+
+    def counted(self: Gatherer, names: Any, *more: Any) -> Any:
+        """How often layers run whose weights these are, with the values they had."""
+        seen, modules = list[Any](), {s.module for s in self.pruned.layers if s.weights["weight"].name in names}
+        handles = [
+            module.register_forward_hook(lambda m, args, out: seen.append(out.abs().max() > 0)) for module in modules
+        ]
+        found = gather(self, names, *more)
+        for handle in handles:
+            handle.remove()
+        ran.append(sum(map(int, seen)))
+        return found
+
+    monkeypatch.setattr(Gatherer, "gather", counted)
+    quick = repair_network(net, masks, split, options)
+    # two batches: of gate and up, gate runs before up ends the pass; the second down, until its stream is found
+    assert ran == [n_runs, 0, n_runs, n_runs, 0]
+    monkeypatch.setattr(gathering, "gives_zeros", lambda module: False)
+    slow = repair_network(net, masks, split, options)
+    assert ran[5:] == [2, 0, 2, 2, 0]
+    assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.records.numerics import exact_matmul
 from sipp.repairing import layer_fit, layer_search, solving
-from sipp.repairing.moments import Moments, lie_far
+from sipp.repairing.moments import Moments, lie_far, squared
 from sipp.repairing.repair_options import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 
@@ -46,6 +46,27 @@ def test_sums_of_patches_far_from_zero_keep_what_varies() -> None:
     for got, expected in zip((*sums.centred(), sums.xx_GKK), (*exact.centred(), exact.xx_GKK)):
         assert bool(((got - expected).abs() <= 1e-3 * expected.abs().amax()).all())
     assert lie_far(patches(2, 7, 300, 0)) is False and lie_far(x_GKP[..., :4]) is None
+
+
+class ByTensorCores(TorchDispatchMode):
+    """Products of float32 as tensor cores make them in TF32: they read 10 bits of a mantissa."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            args = [(one.contiguous().view(torch.int32) & -0x2000).view(torch.float32) for one in args]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 16.0])  # in standard deviations: inputs that lie further off are centred
+def test_split_squares_are_as_good_as_float32(mean: float) -> None:
+    x_GKP = torch.randn(2, 24, 4000, generator=torch.Generator().manual_seed(0)) + mean
+    exact_GKK = x_GKP.double() @ x_GKP.double().mT
+    plain_GKK = squared(x_GKP, is_split=False)
+    with ByTensorCores():
+        split_GKK, tf32_GKK = squared(x_GKP, is_split=True), squared(x_GKP, is_split=False)
+    size = exact_GKK.diagonal(dim1=1, dim2=2).amax()
+    plain, split, tf32 = (float((xx - exact_GKK).abs().max() / size) for xx in (plain_GKK, split_GKK, tf32_GKK))
+    assert split <= max(2 * plain, 2.0**-20) and tf32 > 50 * split
 
 
 @settings(max_examples=25, deadline=None)

@@ -69,7 +69,7 @@ def test_a_block_is_run_once_for_each_of_its_layers_and_once_behind_them(monkeyp
     n_trials = len(found.trials)
     n_batches = n_trials + 2 + 3  # over all fits: to fit; to fit and to choose; to fit all, with those that judged
     n_errors = n_trials + 2 * 2
-    assert n_trials == 5 and len(found.layers) == 2 * N_BLOCKS + 2
+    assert n_trials == 6 and len(found.layers) == 2 * N_BLOCKS + 2
     assert count["pruned"] <= N_BLOCKS * ((2 + 1 + 1) * n_batches + n_errors)  # 1: for the layer behind all blocks
 
 

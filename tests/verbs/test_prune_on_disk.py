@@ -109,9 +109,9 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
 def test_one_block_is_in_memory_at_a_time(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, prune_block = list[int](), on_disk._prune_block
 
-    def counted(network: Any, *args: Any) -> Any:
-        found = prune_block(network, *args)
-        loaded.append(sum(not p.is_meta for p in network.model.layers.parameters()))
+    def counted(work: Any, i: int) -> Any:
+        found = prune_block(work, i)
+        loaded.append(sum(not p.is_meta for p in work.network.model.layers.parameters()))
         return found
 
     def weights(*args: Any, **kwargs: Any) -> Any:

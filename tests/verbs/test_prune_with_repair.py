@@ -17,7 +17,7 @@ from sipp.pruning import cutting, ranking
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import apply_repairs as applying
-from sipp.repairing import choosing, repair_network, stages
+from sipp.repairing import choosing, network_fit, repair_network
 from sipp.repairing.data_split import held_out_error, split_data
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
@@ -224,13 +224,13 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
     model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
     walked: list[str] = []
-    enter = stages.enter
+    enter = network_fit.enter
 
     def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
         walked.extend(blocks.names)
         return enter(model, blocks, batch)
 
-    monkeypatch.setattr(stages, "enter", noted)
+    monkeypatch.setattr(network_fit, "enter", noted)
     said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
     whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
     assert set(walked) == {"1.first", "1.1", "1.last"}

@@ -12,19 +12,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.capture import runner
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, patches_of, split_windows
+from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
 from sipp.inputs.restore import StopForward
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
-from sipp.repairing.moments import Moments, lie_far
-from sipp.repairing.replaying import Replay
+from sipp.repairing.moments import Moments, are_finite, gains_by_split, lie_far, squared
+from sipp.repairing.replaying import Replay, gives_zeros
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
 RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
@@ -49,18 +50,15 @@ def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBl
         return [], sums.obstacle
     if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
         return [], "no inputs reach it"
-    stop = 0
-    for key in sorted(sums.fit):
-        looked_at = (sums.fit[key], sums.validation[key]) if validates else (sums.fit[key],)
-        start, n_rows, _ = key
+    keys, stop = sorted(sums.fit), 0
+    for start, n_rows, _ in keys:
         if start < stop:
             return [], "its uses take rows that overlap"
-        if any(moments.n == 0 for moments in looked_at):
-            return [], "no inputs reach it"
-        if not all(moments.is_finite for moments in looked_at):
-            return [], "its outputs or their squares are not finite"
         stop = start + n_rows
-    return sorted(sums.fit), ""
+    looked_at = [part[key] for part in ((sums.fit, sums.validation) if validates else (sums.fit,)) for key in keys]
+    if any(moments.n == 0 for moments in looked_at):
+        return [], "no inputs reach it"
+    return (keys, "") if are_finite(looked_at) else ([], "its outputs or their squares are not finite")
 
 
 def slice_of(key: RowBlock) -> slice:
@@ -118,7 +116,7 @@ class Gatherer:
             parameter = self.dense.model.get_parameter(weight.name)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 for windows in self.chunks(weight, use):
-                    found[weight.name].append(rows_GRK @ patches_of(windows, use.n_position_dims, None, dtype))
+                    found[weight.name].append(rows_GRK @ _patches(windows, use.n_position_dims, dtype))
 
         batch = self.dense.batches[i]
         to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
@@ -168,11 +166,19 @@ class Gatherer:
     ) -> ResidualInputs:
         """Calls `on_use` for the uses of these weights in the pruned network, and returns the streams.
 
-        Modules whose output is final are replayed, not run.
+        Modules whose output is final are replayed, not run. Linear layers of these weights are not run either, unless
+        values may steer the pass: the weights meet the same input, so none depends on the output of another, nor does a
+        stream.
         """
         batch, layers = self.pruned.batches[i], self.pruned.layers
         unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
-        with self.replay.running(self.pruned.run, i, unfinished):
+        is_plain = self.usage.is_static[i] and all(self.usage.n_uses[i][name] == 1 for name in names)
+        unread = {
+            s.module
+            for s in layers
+            if is_plain and gives_zeros(s.module) and all(w.name in names for w in s.weights.values())
+        }
+        with self.replay.running(self.pruned.run, i, unfinished, unread):
             return self._run(self.pruned, names, i, batch, on_use, modules)
 
     def _uses_and_streams(
@@ -234,17 +240,20 @@ class Gatherer:
                 sums.obstacle = _NOT_ALIGNED
                 return
             dense_GRP = left.pop().to(dtype)
-            patches_GKP = patches_of(windows, use.n_position_dims, None, dtype)
+            patches_GKP = _patches(windows, use.n_position_dims, dtype)
             with exact_matmul(use.windows, parameter, allow_tf32=self.allow_tf32):
                 gap_GRP = dense_GRP - rows_GRK @ patches_GKP
             mean_GK1 = None
             if not is_padded and self._lies_far(weight, patches_GKP):  # padding has to stay 0
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-                patches_GKP -= mean_GK1
+                patches_GKP = patches_GKP - mean_GK1
             if known is None:
                 operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
-                with exact_matmul(*operands, allow_tf32=self.allow_tf32):
-                    here.add_inputs(patches_GKP @ patches_GKP.mT, patches_GKP.sum(-1), mean_GK1, n_patches)
+                size = weight.fan_in**2 * n_patches
+                splits = not self.allow_tf32 and gains_by_split(use.windows.device, use.windows.dtype, size)
+                with exact_matmul(*operands, allow_tf32=self.allow_tf32 or splits):
+                    xx_GKK = squared(patches_GKP, is_split=splits)
+                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
             with exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
                 moments.add_rows(patches_GKP, gap_GRP, dense_GRP, mean_GK1)
         if shared is not None:
@@ -359,6 +368,13 @@ def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
 
 
 _NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
+
+
+def _patches(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:
+    """The windows as patches_GKP, in the order of `patches_of`; those of a linear layer are a view, not a copy."""
+    n_last = 2 + n_position_dims
+    ordered = windows.permute(1, *range(n_last, windows.ndim), 0, *range(2, n_last))
+    return ordered.reshape(windows.shape[1], windows.shape[n_last:].numel(), -1).to(dtype)
 
 
 def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:

@@ -28,8 +28,8 @@ from sipp.repairing.sparsegpt import sparsegpt
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved
-# These few rows show whether the first mask is worth solving: not if the squared error of the searched mask, on them,
-# is below this share of the error of the first
+# On a CPU, these few rows show whether the first mask is worth solving: not if the squared error of the searched mask,
+# on them, is below this share of the error of the first. A GPU solves all rows of both masks with as many launches.
 N_CLEAR_ROWS, CLEAR = 16, 0.95
 
 
@@ -96,7 +96,7 @@ def fit_layer(
     if "searched" in origins:
         searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
     ridge = None if values_FK is not None else _ridge(task, blocks, searched_FK, decided)
-    if ridge is not None and len(origins) > 1 and weight.n_rows > 2 * N_CLEAR_ROWS:
+    if ridge is not None and len(origins) > 1 and weight.n_rows > 2 * N_CLEAR_ROWS and not mask_FK.is_cuda:
         at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_CLEAR_ROWS) for some_FK in (mask_FK, searched_FK))
         origins = ("searched",) if at_last < CLEAR * at_first < math.inf else origins
     unfitted_FK = torch.where(mask_FK, before_FK, 0.0)
@@ -106,9 +106,9 @@ def fit_layer(
     unfitted = from_rows(weight, unfitted_FK.to(model.get_parameter(weight.name).dtype), first_mask)
     del unfitted_FK
     fits["unfitted"] = _Fit("unfitted", mask_FK, unfitted, no_shift_F, error)
-    for origin in origins:
-        taken_FK = searched_FK if origin == "searched" else mask_FK
-        new_FK = values_FK if ridge is None else _solved(blocks, taken_FK, before_FK, ridge)
+    taken = [searched_FK if origin == "searched" else mask_FK for origin in origins]
+    solved = [values_FK] if ridge is None else _solved(blocks, taken, before_FK, ridge)
+    for origin, taken_FK, new_FK in zip(origins, taken, solved):
         assert new_FK is not None
         fits[origin] = _rounded(model, weight, blocks, taken_FK, new_FK, place, origin)
     best = _best(list(fits.values()), validates=validates and task.method not in PEERS)
@@ -222,7 +222,14 @@ def _searched(
     lives_F = start_FK.any(1) if task.keeps_rows else None
     n_kept, n_may, n_live = torch.stack([start_FK.sum(), may_FK.sum(), start_FK.any(1).sum()]).tolist()
     may_all, all_live = n_may == may_FK.numel(), n_live == len(start_FK)
-    rule = MaskRule(n_kept, None if may_all else may_FK, lives_F, task.pattern, all_live)
+    rule = MaskRule(
+        n_kept,
+        None if may_all else may_FK,
+        lives_F,
+        task.pattern,
+        all_live=all_live,
+        is_always_exact=task.method in PEERS,
+    )
     if task.method == "sparsegpt":
         found_FK, values_FK = sparsegpt(systems, rule)
         whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)
@@ -270,13 +277,18 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
     return error if math.isfinite(error) else math.inf
 
 
-def _solved(blocks: Sequence[_Block], mask_FK: Tensor, before_FK: Tensor, ridge: float) -> Tensor:
-    """The least squares on a mask; rows without patches keep their weights."""
-    new_FK = torch.where(mask_FK, before_FK, 0.0)
+def _solved(blocks: Sequence[_Block], masks: Sequence[Tensor], before_FK: Tensor, ridge: float) -> list[Tensor]:
+    """The least squares on each of some masks; rows without patches keep their weights."""
+    solved = [torch.where(mask_FK, before_FK, 0.0) for mask_FK in masks]
     for block in blocks:
-        mask_GRK = mask_FK[block.rows].view(block.system.dense_GRK.shape)
-        new_FK[block.rows] = _refitted(block.system, mask_GRK, ridge).flatten(0, 1)
-    return new_FK
+        rows, n = block.system, len(masks)
+        shape = rows.dense_GRK.shape
+        if n > 1:
+            rows = replace(rows, wanted_GRK=rows.wanted_GRK.repeat(1, n, 1), dense_GRK=rows.dense_GRK.repeat(1, n, 1))
+        mask_GRK = torch.cat([mask_FK[block.rows].view(shape) for mask_FK in masks], 1)
+        for new_FK, new_GRK in zip(solved, _refitted(rows, mask_GRK, ridge).split(shape[1], 1)):
+            new_FK[block.rows] = new_GRK.flatten(0, 1)
+    return solved
 
 
 def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:

@@ -36,6 +36,7 @@ class LayerUsage:
     orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
     target_bytes: dict[str, int]
     strides: dict[str, tuple[int, ...]]  # of the positions of convolutions, if they are subsampled
+    is_static: list[bool]  # by batch: no control flow depends on values
     is_far: dict[str, bool | None] = field(default_factory=dict)  # whether inputs lie far from 0; None: not known yet
 
 
@@ -63,6 +64,7 @@ def layer_usage(
     positions: dict[str, tuple[int, ...]] = {}
     n_uses: list[Counter[str]] = []
     orders: list[Orders | None] = []
+    is_static: list[bool] = []
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
     fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
@@ -92,7 +94,8 @@ def layer_usage(
             known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
             forms[signature_of(batch)] = known
         orders.append(known.orders if known is not None and is_padded else None)
-        stands_for_all = not is_padded and goes_by_form(batch, forms)
+        is_static.append(goes_by_form(batch, forms))
+        stands_for_all = not is_padded and is_static[-1]
         few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
         form = signature_of(batch)
         n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
@@ -109,7 +112,7 @@ def layer_usage(
         for name, sizes in positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides)
+    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides, is_static)
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.restore import replaced_forwards
-from sipp.records.numerics import device_of, for_device
+from sipp.records.numerics import for_device
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
 
@@ -61,15 +61,23 @@ class Replay:
     is_trusted: bool = False  # it changed nothing for other blocks of the network
 
     @contextmanager
-    def running(self, model: nn.Module, batch: int, unfinished: Collection[nn.Module]) -> Iterator[None]:
-        """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change."""
-        if self.is_off or next(model.parameters(), None) is None:  # such as an activation among named blocks
+    def running(
+        self, model: nn.Module, batch: int, unfinished: Collection[nn.Module], unread: Collection[nn.Module] = ()
+    ) -> Iterator[None]:
+        """A context for one pass over a batch; `unfinished` are the modules whose weights are still to change.
+
+        Those of them that are `unread` give zeros: nothing that the pass is for depends on their values.
+        """
+        first = next(model.parameters(), None)
+        if self.is_off or first is None:  # such as an activation among named blocks
             yield
             return
-        most = for_device(REPLAY_BYTES, device_of(model))
+        most = for_device(REPLAY_BYTES, first.device)
         calls = _Calls(self.kept.get(batch, {}), most - self._n_bytes())
         forwards = (
-            (module, (calls.stopping if module in unfinished else calls.watching)(name, module.forward))
+            (module, calls.stopping(zeros_of(module) if module in unread else module.forward))
+            if module in unfinished
+            else (module, calls.watching(name, module.forward))
             for name, module in model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)
         )
@@ -88,6 +96,20 @@ class Replay:
         return sum(kept.n_bytes for by_path in self.kept.values() for kept in by_path.values())
 
 
+def gives_zeros(module: nn.Module) -> bool:
+    """Whether the shape of a module's output is known without running it."""
+    return type(module) is nn.Linear
+
+
+def zeros_of(module: Any) -> Callable[[Tensor], Tensor]:
+    """A forward that gives zeros in the shape of this linear layer's output."""
+
+    def zeros(input: Tensor) -> Tensor:
+        return input.new_zeros(*input.shape[:-1], module.out_features)
+
+    return zeros
+
+
 @dataclass
 class _Calls:
     """The calls of modules in one pass, identified by their paths."""
@@ -97,7 +119,7 @@ class _Calls:
     is_stopped: bool = False
     around: list[tuple[Path, Counter[str]]] = field(default_factory=lambda: [((), Counter())])
 
-    def stopping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def stopping(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The forward of a module whose weights will change: from its call on, nothing is kept."""
 
         def stopped(*args: Any, **kwargs: Any) -> Any:

@@ -204,6 +204,8 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._marks and not self.ranks:  # before the first output that matters, nothing is to be followed
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         inputs = list(every_tensor((args, kwargs)))
         read = [self._marks[id(tensor)] for tensor in inputs if id(tensor) in self._marks]

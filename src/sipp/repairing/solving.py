@@ -26,6 +26,7 @@ STEPS_PER_CHECK = 5
 SMALL_GAIN = 1e-3
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
+SMALLEST = torch.finfo(SCORE_DTYPE).tiny  # a divisor: a row whose residual is 0 has an exact solution
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
 # How much slower a product is in a factorization than in a step: a factor of a single row is small, and in float64.
 # The kernel launches of a step cost as much as this number of products.
@@ -113,22 +114,24 @@ def _steps(system_GKK: Tensor, residual_GRK: Tensor, mask_GRK: Tensor, unit_GR1:
     found_GRK, direction_GRK = torch.zeros_like(residual_GRK), residual_GRK.clone()
     length_GR1 = residual_GRK.square().sum(2, keepdim=True)
     weight_GR1 = (unit_GR1 / unit_GR1.max()).square()
-    gained, recent = (torch.zeros((), dtype=BOUND_DTYPE, device=residual_GRK.device) for _ in range(2))
+    recent_GR1 = torch.zeros_like(length_GR1)  # the gain since the last check
+    gained = torch.zeros((), dtype=BOUND_DTYPE, device=residual_GRK.device)
     for n_steps in range(1, MOST_STEPS + 1):
         product_GRK = (direction_GRK @ system_GKK).mul_(mask_GRK)
         curvature_GR1 = (direction_GRK * product_GRK).sum(2, keepdim=True)
         step_GR1 = torch.where(curvature_GR1 > 0, length_GR1 / curvature_GR1, 0.0)
         found_GRK.addcmul_(step_GR1, direction_GRK)
         residual_GRK = residual_GRK.addcmul(step_GR1, product_GRK, value=-1.0)
-        recent = recent + (weight_GR1 * step_GR1 * length_GR1).sum()
+        recent_GR1.addcmul_(step_GR1, length_GR1)
         new_GR1 = residual_GRK.square().sum(2, keepdim=True)
-        direction_GRK.mul_(torch.where(length_GR1 > 0, new_GR1 / length_GR1, 0.0)).add_(residual_GRK)
+        direction_GRK.mul_(new_GR1 / length_GR1.clamp_(min=SMALLEST)).add_(residual_GRK)
         length_GR1 = new_GR1
         if n_steps % STEPS_PER_CHECK == 0:
+            recent = (weight_GR1 * recent_GR1).sum()
             gained = gained + recent
             if not bool(recent > SMALL_GAIN * gained):
                 break
-            recent = torch.zeros_like(recent)
+            recent_GR1.zero_()
     return found_GRK
 
 

@@ -126,7 +126,7 @@ def prune_with(
         sparse, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
         ranking = ranking.without_scores()
         give_back_freed()
-        moved = output_change(ranking, sparse, task)
+        moved = None if repairs else output_change(ranking, sparse, task)  # a repair measures its own
     if repairs:  # never on the new points: what chooses values cannot judge them
         masks, choice = sparse.masks, sparse.choice
         start = sparse.model if info.is_sampled else None  # other methods leave the dense values

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from time import monotonic
@@ -95,42 +95,48 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
-    check_flag("progress", progress)
-    check_flag("repair", repair)
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
-    give_back_large_pieces()
-    source = sharded_weights(check_path("weights", weights, "model"))
-    target, device = check_path("out", out, "pruned"), _device(device)
     options = PruneOptions(
         keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, blocks=blocks
     )
-    if (keep is None) == (pattern is None):
-        raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
-    refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
-    if "labels" in checked_method(options).needs:
-        raise OptionError(f"method={method!r} needs labels, and states between blocks have none", option="method")
+    _check(model, options, repair=repair, progress=progress)
+    give_back_large_pieces()
+    source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
+    device = _device(device)
     batches = tuple(data_of(data, device=device, seed=seed).batches())
     split = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
     network = _NetworkInFiles(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
-    block_chain = network.find_blocks(split.batches[0])
-    output = _OutputFolder(target, _task_hash(options, repair, source, block_chain, split.batches))
+    chain = network.find_blocks(split.batches[0])
+    output = _OutputFolder(target, _task_hash(options, repair, source, chain, split.batches))
     finished = output.begin()
-    calls = _common_call(network, block_chain, split.batches, output if finished == 0 else None)
-    n_blocks, began = len(block_chain.names), monotonic()
+    calls = _common_call(network, chain, split.batches, output if finished == 0 else None)
+    work = _Work(network, chain, calls, split, output, options, repair)
+    n_blocks, began = len(chain.names), monotonic()
     with progress_bar("blocks", n_blocks - finished, shown=progress) as advance:
         for i in range(finished, n_blocks):
-            done = _prune_block(network, block_chain, calls, i, split, output, options, repair)
-            line = f"{block_chain.names[i]} ({i + 1} of {n_blocks}): {_block_summary(done)}"
+            line = f"{chain.names[i]} ({i + 1} of {n_blocks}): {_block_summary(_prune_block(work, i))}"
             progress_line(line, shown=progress, seconds=monotonic() - began)
             advance(1)
     journal = output.journal()
-    network.write_rest(target, block_chain, journal["file_of"])
-    pruned_weights = tuple(BlockWeight(**values) for values in journal["weights"])
-    n_points = sum(batch.n_points for batch in split.batches)
+    network.write_rest(target, chain, journal["file_of"])
     output.end(source.folder)
-    return PrunedOnDisk(target, n_blocks, finished, n_points, pruned_weights)
+    pruned_weights = tuple(BlockWeight(**values) for values in journal["weights"])
+    return PrunedOnDisk(target, n_blocks, finished, sum(batch.n_points for batch in split.batches), pruned_weights)
+
+
+def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool) -> None:
+    """Raises for what cannot be pruned block by block."""
+    check_flag("progress", progress)
+    check_flag("repair", repair)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
+    if (options.keep is None) == (options.pattern is None):
+        raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
+    refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
+    if "labels" in checked_method(options).needs:
+        raise OptionError(
+            f"method={options.method!r} needs labels, and states between blocks have none", option="method"
+        )
 
 
 def _device(given: Any) -> torch.device:
@@ -302,88 +308,99 @@ def _for_any_batch(value: Any, batch: Batch) -> Any:
     return value[:1]
 
 
-def _prune_block(
-    network: _NetworkInFiles,
-    blocks: Blocks,
-    calls: Sequence[Call],
-    i: int,
-    split: DataSplit,
-    output: _OutputFolder,
-    options: PruneOptions,
-    repair: bool,
-) -> list[BlockWeight]:
+@dataclass(frozen=True)
+class _Work:
+    """What the pruning of every block needs."""
+
+    network: _NetworkInFiles
+    blocks: Blocks
+    calls: Sequence[Call]  # arguments beside the hidden state, by block
+    split: DataSplit
+    output: _OutputFolder
+    options: PruneOptions
+    repair: bool
+
+    def states(self, i: int, side: str) -> _StoredStates:
+        """The batches as block i receives them, in the dense or in the pruned network."""
+        return _StoredStates(self.output, i, side, self.split.batches, self.network.device)
+
+
+def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     """Prunes block i, writes its file and the states after it, and marks it as finished."""
-    dense = _Block(blocks.names[i], network.load_block(i), blocks, calls[i])
-    states = output.states(i, "dense", split.batches, network.device)
-    pruned, masks, spared = _cut(dense, states, options)
-    errors: dict[str, tuple[float | None, float | None]] = {}
-    if repair:
-        fit = fit_block(
-            dense,
-            {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()},
-            replace(split, batches=states),
-            output.states(i, "pruned", split.batches, network.device),
-            pattern=None if options.pattern is None else pattern_of(options.pattern),
-            follows=i > 0,
-            chunk_bytes=chunk_of(options.scoring.chunk_bytes, network.device),
-        )
-        pruned, masks = fit.model, restore_spared(fit.model, dense, fit.masks, spared)
-        errors = {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
-    tensors = network.weights.as_in_files(pruned.state_dict())
-    write_shard(output.folder, _file(i), tensors)
-    sides = (("dense", dense), ("pruned", pruned)) if repair else (("dense", dense),)
-    for side, block in sides if i + 1 < len(blocks.names) else ():
-        for j, batch in enumerate(output.states(i, side, split.batches, network.device)):
+    dense = _Block(work.blocks.names[i], work.network.load_block(i), work.blocks, work.calls[i])
+    pruned, masks, errors = _cut_and_repaired(work, i, dense)
+    tensors = work.network.weights.as_in_files(pruned.state_dict())
+    write_shard(work.output.folder, _file(i), tensors)
+    sides = (("dense", dense), ("pruned", pruned)) if work.repair else (("dense", dense),)
+    for side, block in sides if i + 1 < len(work.blocks.names) else ():
+        for j, batch in enumerate(work.states(i, side)):
             with scoring_mode(block, "running"), exact_matmul():
-                output.write(i + 1, side, j, run_batch(block, batch))
+                work.output.write(i + 1, side, j, run_batch(block, batch))
     block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
     ]
-    output.finish(i, block_weights, tensors)
-    network.free_block(i)
+    work.output.finish(i, block_weights, tensors)
+    work.network.free_block(i)
     return block_weights
 
 
-def _cut(
-    dense: nn.Module, states: _StoredStates, options: PruneOptions
-) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
-    """The cut block, its masks, and the weights of experts that saw too few tokens, which stay as they are."""
+def _cut_and_repaired(
+    work: _Work, i: int, dense: nn.Module
+) -> tuple[nn.Module, dict[str, Tensor], dict[str, tuple[float | None, float | None]]]:
+    """The pruned block, its masks, and the errors of its repaired layers, before and after.
+
+    The weights of experts that saw too few tokens stay as they are.
+    """
+    options, states = work.options, work.states(i, "dense")
     task = task_of(dense, _StateLoader(states), scoring=options.scoring, seed=options.seed)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     sparse = cut(ranking, budget_for(options, task.weights), seed=options.seed)
-    return sparse.model, sparse.masks, spared_by_name(ranking, sparse.masks)
+    if not work.repair:
+        return sparse.model, sparse.masks, {}
+    spared = spared_by_name(ranking, sparse.masks)
+    fit = fit_block(
+        dense,
+        {name: mask & ~spared[name] if name in spared else mask for name, mask in sparse.masks.items()},
+        replace(work.split, batches=states),
+        work.states(i, "pruned"),
+        pattern=None if options.pattern is None else pattern_of(options.pattern),
+        follows=i > 0,
+        chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
+    )
+    masks = restore_spared(fit.model, dense, fit.masks, spared)
+    return fit.model, masks, {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
 
 
 def _file(i: int) -> str:
     return f"block-{i:05d}.safetensors"
 
 
+@dataclass(frozen=True)
 class _StoredStates(Sequence[Batch]):
     """The batches as a block receives them; each is read from its file when it is needed."""
 
-    def __init__(
-        self, output: _OutputFolder, i: int, side: str, batches: Sequence[Batch], device: torch.device
-    ) -> None:
-        self.output, self.i, self.side, self.batches, self.device = output, i, side, batches, device
+    output: _OutputFolder
+    i: int
+    side: str
+    batches: Sequence[Batch]
+    device: torch.device
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, j: Any) -> Any:
-        if isinstance(j, slice):
-            return tuple(self[k] for k in range(*j.indices(len(self))))
         if not 0 <= j < len(self):
             raise IndexError(j)
         state = self.output.read(self.i, self.side, j).to(self.device)
         return replace(self.batches[j], args=(state,), kwargs={}, labels=None, real_BT=None)
 
 
+@dataclass(frozen=True)
 class _StateLoader:
     """The hidden states alone, as data that can be read again."""
 
-    def __init__(self, states: _StoredStates) -> None:
-        self.states = states
+    states: _StoredStates
 
     def __len__(self) -> int:
         return len(self.states)
@@ -438,9 +455,6 @@ class _OutputFolder:
             if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.states_folder, ignore_errors=True)
-
-    def states(self, i: int, side: str, batches: Sequence[Batch], device: torch.device) -> _StoredStates:
-        return _StoredStates(self, i, side, batches, device)
 
     def write(self, i: int, side: str, j: int, state: Tensor) -> None:
         """Writes the hidden states of batch j before block i."""
