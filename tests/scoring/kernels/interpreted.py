@@ -173,8 +173,11 @@ def hard_cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("case", hard_cases())
-def test_skipping_changes_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "n_single"), [*((case, 32) for case in hard_cases()), ("each row by its own patch", 2), ("ties", 2)]
+)
+def test_skipping_changes_nothing(case: str, n_single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "MOST_SINGLE", n_single)
     monkeypatch.setattr(gpu, "CHUNK", 32)  # the interpreter takes its time
     a, inverse, positive = hard_cases()[case]
     products = a[0, None, :, :] * torch.where(positive[0, ..., None], *inverse[:, 0, :, None, :])  # float32, as there
@@ -211,7 +214,7 @@ def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     totals = torch.full((2, n_rows), float(n_patches))  # every line has the scale 1
     gpu._raise_best[(1, 1, 1)](
         a, inverse, totals, torch.full((n_patches,), 1e9), positive, best, n_rows, fan_in, n_patches,
-        STRETCH=32, ROWS=4, CHUNK=32,
+        STRETCH=32, ROWS=4, CHUNK=32, MOST_SINGLE=2,
     )  # fmt: skip
     signs = torch.tensor([1, 0, 1])  # the second row has a positive weight
     expected = (a.view(-1, 1) * inverse[:, signs, torch.arange(n_rows)]).amax(0)

@@ -27,7 +27,7 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     float_pointers = dict.fromkeys(("patches", "transposed", "reach", "sums", "first", "inverse"), "*fp32")
     pointers = float_pointers | {"totals": "*fp32", "factors": "*fp64", "squares": "*fp64"}
     pointers |= {"signed": "*fp32", "best": "*i32"}
-    constants = {"STRETCH": 4096, "ROWS": 128, "CHUNK": gpu.CHUNK}
+    constants = {"STRETCH": 4096, "ROWS": 128, "CHUNK": gpu.CHUNK, "MOST_SINGLE": gpu.MOST_SINGLE}
     text = compiled(gpu._raise_best, pointers, constants, 1)
     assert "redux.sync.max.s32" in text and "redux.sync.min.s32" in text
     assert text.count("ld.global") < 100

@@ -24,6 +24,7 @@ from sipp.scoring.kernels.chunk_ratios import Signs
 FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
+MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
 PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
 N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
@@ -271,6 +272,7 @@ def _raised(
         STRETCH=stretch,
         ROWS=rows,
         CHUNK=CHUNK,
+        MOST_SINGLE=MOST_SINGLE,
         num_warps=1,
     )
     return best
@@ -462,6 +464,7 @@ def _raise_best(  # type: ignore[no-untyped-def]
     STRETCH: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    MOST_SINGLE: tl.constexpr,
 ):
     n_bands = tl.cdiv(n_rows, ROWS)
     k = tl.program_id(0)
@@ -488,12 +491,20 @@ def _raise_best(  # type: ignore[no-untyped-def]
         # that is 0 by underflow stands above a bar of 0.
         key = tl.where(a > 0, (product.to(tl.int32, bitcast=True) & -CHUNK) | lane, -1)
         highest = tl.max(key, axis=0)
-        while (highest | (CHUNK - 1)) > bar:
+        n_taken = 0
+        while ((highest | (CHUNK - 1)) > bar) & (n_taken < MOST_SINGLE):
             which = start + (highest & (CHUNK - 1))
             u = tl.load(u_from + which.to(tl.int64) * 2 * n_rows, is_row, other=0.0)
             found = tl.maximum(found, tl.load(a_from + which) * u)
             bar = _bar(found, scale)
             key = tl.where(key == highest, -1, key)
             highest = tl.max(key, axis=0)
+            n_taken += 1
+        if (highest | (CHUNK - 1)) > bar:
+            for j in range(CHUNK):
+                is_patch = start + j < n_patches
+                u = tl.load(u_from + (start + j).to(tl.int64) * 2 * n_rows, is_row & is_patch, other=0.0)
+                found = tl.maximum(found, tl.load(a_from + start + j, is_patch, other=0.0) * u)
+            bar = _bar(found, scale)
     # Non-negative floats order as their bits do: stretches of patches meet in an integer maximum, exact in any order.
     tl.atomic_max(best + at, found.to(tl.int32, bitcast=True), is_row)
