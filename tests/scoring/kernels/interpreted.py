@@ -51,8 +51,13 @@ def test_the_kernels_agree(shape: tuple[int, int, int, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("occurs", [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("shape", [(1, 5, 3, 36), (2, 2, 2, 70), (1, 70, 1, 34)])
+@pytest.mark.parametrize(
+    ("shape", "occurs"),
+    [
+        *(((1, 5, 3, 36), occurs) for occurs in ((True, True), (True, False), (False, True))),
+        *((shape, (True, True)) for shape in ((2, 2, 2, 70), (1, 70, 1, 34))),
+    ],
+)
 def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool]) -> None:
     groups, rows, fan_in, patches = shape
     generator = torch.Generator().manual_seed(1)

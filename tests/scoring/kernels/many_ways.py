@@ -111,25 +111,21 @@ def remove(cache: Path, *names: str) -> None:
             path.unlink()
 
 
-# Loops of allocation and pruning that call others which are cached too, and those that are called. No loop of scoring
-# does either.
+# Loops that call others which are cached too: compiled again, they meet these as they come from the cache.
 CALLERS = ("curves._trace", "rows.draws_of_row", "sparse_rows._choose_row_strategies")
-CALLED = ("curves._double", "rows.fill_rates", "rows.kept_after")
 
 
 def caches(cache: Path) -> dict[str, object]:
-    """The results from an empty cache, a full one, one without the callers and one without what they call."""
+    """The results from an empty cache, a full one, and one without the loops that call others."""
     # what every process needs, once before they are forked: the modules, and Numba's own tables, for a function that
     # is compiled and not kept; each loads or compiles the loops themselves
     importlib.import_module("sipp.scoring.kernels.cpu.kernel")
     assert sipp.prune and sipp.sensitivity and numba.njit(lambda x: x)(1.0)
     assert not functions_in(cache)
     found: dict[str, object] = {"cold": forked(), "warm": forked(are_all=True)}
-    n_functions = len(functions_in(cache))
-    for missing, names in (("callers", CALLERS), ("called", CALLED)):
-        remove(cache, *names)
-        found[f"without {missing}"] = forked()
-    return {**found, "n": n_functions}
+    found["n"] = len(functions_in(cache))
+    remove(cache, *CALLERS)
+    return {**found, "without callers": forked()}
 
 
 def scores(*reduces: str) -> dict[str, Tensor]:
