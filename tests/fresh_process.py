@@ -1,6 +1,6 @@
-"""Runs code in a new process with torch already imported, because the import takes longer than most such programs.
+"""Runs code in a new process with torch and Numba already imported, which takes longer than most such programs.
 
-One process imports torch, and nothing else, and is forked for each of them (`forkserver` of multiprocessing).
+One process imports them, and nothing else, and is forked for each of them (`forkserver` of multiprocessing).
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch"])
+_SERVER.set_forkserver_preload(["torch", "numba"])
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> "CompletedProcess[str]":
@@ -38,5 +38,6 @@ def _run(code: str, arguments: list[str], environment: dict[str, str], outputs: 
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    sys.modules["numba"].core.config.reload_config()  # what the environment says, as an import would read it
     sys.argv[:] = ["-c", *arguments]
     exec(compile(code, "<a fresh process>", "exec"), {"__name__": "__main__"})

@@ -2,11 +2,11 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import run_python
 
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
@@ -55,10 +55,6 @@ NEEDS = [
 def hidden(*packages: str) -> str:
     """Lines of Python after which these packages cannot be imported."""
     return f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
-
-
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(("package", "call", "says", "extra"), NEEDS, ids=[f"{n[0]}-{i}" for i, n in enumerate(NEEDS)])
@@ -156,7 +152,7 @@ for words in (
 
 
 def test_prune_and_certify_need_no_extra(tmp_path: Path) -> None:
-    done = python(hidden(*EXTRAS) + WITHOUT_EXTRAS, tmp_path)
+    done = run_python(f"import os; os.chdir({str(tmp_path)!r})\n" + hidden(*EXTRAS) + WITHOUT_EXTRAS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "certificate.json").is_file()
 

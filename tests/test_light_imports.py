@@ -4,21 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from fresh_process import run_python
 from report.synthetic import big_run
 
 from sipp.experiments.pipelines import pipeline_names
 
 HEAVY = ("torch", "torch._dynamo", "numba", "ray", "accelerate", "matplotlib")
-TOLD = f"; import sys; print([name for name in {HEAVY} if name in sys.modules])"
-
-
-def heavy_after(code: str) -> str:
-    """Which of the heavy packages a fresh Python has imported after this code."""
-    done = subprocess.run([sys.executable, "-c", code + TOLD], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
+TOLD = f"import sys; print([name for name in {HEAVY} if name in sys.modules])\n"
 
 LIGHT = (
     "sipp.storage.files",
@@ -39,29 +31,28 @@ LIGHT = (
 )
 
 
-def test_modules_that_read_records() -> None:
-    assert heavy_after(f"import {', '.join(LIGHT)}") == "[]"
+def test_whatever_reads_records(tmp_path: Path) -> None:
+    """The modules, a list of runs, their page and the descriptions of recipes, one after the other."""
+    big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
+    tasks = (
+        f"import {', '.join(LIGHT)}",
+        "from pathlib import Path; from sipp.experiments.runs.reading import list_runs; "
+        f"root = Path({str(tmp_path / 'runs')!r}); assert list_runs(root)",
+        "from sipp.report import read_results, render; assert render(read_results([root]), version='')",
+        "from sipp.experiments.recipes import recipe_descriptions; assert len(recipe_descriptions()) > 10",
+    )
+    code = "".join(f"{task}\n{TOLD}" for task in tasks)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(tasks, done.stdout.splitlines(), strict=True)) == dict.fromkeys(tasks, "[]")
 
 
 def test_a_pruning_loads_what_it_needs_and_not_the_compiler_of_torch() -> None:
     """Which takes a second to import; and so heavy modules are noticed. A public name is loaded when asked for."""
     code = (
         "from sipp import prune; assert prune.__name__ == 'prune'; import sys; torch = sys.modules['torch']; "
-        "prune(torch.nn.Linear(4, 3), torch.rand(8, 4), keep=0.5, method='sipp-det')"
+        "prune(torch.nn.Linear(4, 3), torch.rand(8, 4), keep=0.5, method='sipp-det')\n"
     )
-    assert heavy_after(code) == "['torch', 'numba']"
-
-
-@pytest.mark.parametrize("task", ["list_runs(root)", "render(read_results([root]), version='')"])
-def test_listing_and_drawing_runs(task: str, tmp_path: Path) -> None:
-    big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
-    code = (
-        "from pathlib import Path; from sipp.experiments.runs.reading import list_runs; "
-        f"from sipp.report import read_results, render; root = Path({str(tmp_path / 'runs')!r}); assert {task}"
-    )
-    assert heavy_after(code) == "[]"
-
-
-def test_descriptions_of_recipes() -> None:
-    code = "from sipp.experiments.recipes import recipe_descriptions; assert len(recipe_descriptions()) > 10"
-    assert heavy_after(code) == "[]"
+    done = run_python(code + TOLD)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['torch', 'numba']"

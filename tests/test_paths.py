@@ -16,7 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from shorter import search_once, shorten
+from shorter import narrow_resnets, search_once, shorten
 
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
@@ -101,6 +101,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("given")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
+        narrow_resnets(monkeypatch)
         python(PATHS / "stand_ins.py", [], monkeypatch)
     return folder
 
@@ -115,6 +116,7 @@ def test_the_path_reaches_its_end(name: str, given: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my", raising=False)
+    narrow_resnets(monkeypatch)
     path = PATHS / name
     shown = shell(path.read_text()) if path.suffix == ".sh" else python(path, words.split(), monkeypatch)
     assert re.search(said, shown), shown

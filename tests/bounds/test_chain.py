@@ -168,3 +168,76 @@ def test_a_weight_that_is_multiplied_from_its_other_side_is_no_layer() -> None:
 )
 def test_functions_that_are_not_known_to_be_flat(function: Callable[[Tensor], Tensor]) -> None:
     assert obstacle(Net(function)) != ""
+
+
+def in_python(h: Tensor) -> Tensor:
+    h.data = torch.tensor(h.tolist(), dtype=h.dtype) * 1e4
+    return h
+
+
+def as_copied(h: Tensor) -> Tensor:
+    h.data = copy.deepcopy(h) * 1e4
+    return h
+
+
+class UnitRows(nn.Linear):
+    """Weights are normalised before each use: those of a pruned network would be others than were pruned."""
+
+    by_copy = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        unit = F.normalize(self.weight.detach(), dim=1)
+        if self.by_copy:
+            with torch.no_grad():
+                self.weight.copy_(unit)
+        else:
+            self.weight.data = unit
+        return super().forward(x)
+
+
+class Borrowed(Net):
+    """The bias of the second layer is made of the first one's weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.first(x), self.second.weight, 100 * self.first.weight.sum() * torch.ones(3).to(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.apply_(lambda u: u * 1e4),
+        lambda h: h.map_(h, lambda u, v: u * 1e4),
+        in_python,
+        as_copied,
+        lambda h: torch.sigmoid(h.view(torch.int64)).to(h),
+    ],
+)
+def test_values_changed_behind_torchs_operations_are_an_obstacle(change: Callable[[Tensor], Tensor]) -> None:
+    assert obstacle(Net(F.relu)) == "" and obstacle(Net(lambda h: change(F.relu(h)))) != ""
+
+
+@pytest.mark.parametrize("by_copy", [False, True])
+def test_a_forward_that_writes_parameters_is_an_obstacle(by_copy: bool) -> None:
+    layer = UnitRows(6, 8)
+    layer.by_copy = by_copy
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 3))
+    model(POINTS)
+    assert "writes to a parameter" in obstacle(model) or "changes a constant" in obstacle(model)
+
+
+def test_a_bias_made_of_other_weights_is_an_obstacle() -> None:
+    assert "bias" in obstacle(Borrowed(F.relu))
+
+
+def test_packed_sequences_are_pruned_without_a_network_statement() -> None:
+    class OfPacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: nn.utils.rnn.PackedSequence) -> Tensor:
+            return self.a(x.data)[: x.batch_sizes[0]]
+
+    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(16, 3, 4), torch.full((16,), 3), batch_first=True)
+    pruned = sipp.prune(OfPacked(), [packed], keep=0.5, method="sipp-det")
+    assert pruned.kept == 8 and not pruned.bound.met

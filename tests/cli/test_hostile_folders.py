@@ -1,7 +1,6 @@
 """A folder from others: nothing in it runs, nothing is asked, nothing outside of it is read, no network is tried."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fresh_process import run_script
 from hostile_folders import HARMLESS, REFUSED, build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells what is opened")
@@ -34,11 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]
     (good / "sentences.txt").write_text("\n".join(lines))
     build(root, good)
     (root / "yes").write_text("y\n" * 10_000)
-    with (root / "yes").open() as stdin:
-        done = subprocess.run(
-            [sys.executable, Path(__file__).parent / "hostile_folders.py", root],
-            stdin=stdin, capture_output=True, text=True, timeout=300, check=False, cwd=root,
-        )  # fmt: skip
+    done = run_script(Path(__file__).parent / "hostile_folders.py", root)
     assert done.returncode == 0, done.stderr
     assert "[y/N]" not in done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

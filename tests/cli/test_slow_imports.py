@@ -87,19 +87,15 @@ def test_every_file_of_a_command_is_in_the_list() -> None:
     assert files == {f"{name.replace('-', '_')}_command" for name in COMMANDS}
 
 
-def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:
-    big_run(tmp_path / "one", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
-    out = ["--out", str(tmp_path)]
-    commands = ["runs", *out], ["recipes"], ["study"], ["runs", "--json", *out]
-    for words, found in zip(commands, called(*commands)):
-        assert found & SLOW == set(), words
-
-
-def test_a_report_needs_no_torch(tmp_path: Path) -> None:
-    """scipy only where certificates are there, whose numbers are computed again."""
+def test_lists_and_reports_need_no_torch(tmp_path: Path) -> None:
+    """scipy only for a report where certificates are there, whose numbers are computed again."""
     run = big_run(tmp_path / "one", methods=("wt", "sipp-blend"), n_levels=2, n_seeds=1, n_layers=2)
-    (found,) = called(["report", str(run), "--out", str(tmp_path / "page.html")])
-    assert "jinja2" in found and found & {"torch", "numba"} == set()
+    out = ["--out", str(tmp_path)]
+    lists = ["runs", *out], ["recipes"], ["study"], ["runs", "--json", *out]
+    *listed, reported = called(*lists, ["report", str(run), "--out", str(tmp_path / "page.html")])
+    for words, found in zip(lists, listed):
+        assert found & SLOW == set(), words
+    assert "jinja2" in reported and reported & {"torch", "numba"} == set()
 
 
 def test_the_list_of_methods_needs_no_torch() -> None:

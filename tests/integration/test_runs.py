@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from fresh_process import run_script
+from shorter import narrow
 from typer.testing import CliRunner
 
 from sipp.cli.commands import run_command, runs_command
@@ -43,7 +44,8 @@ def options(*settings: str) -> list[str]:
     return [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
 
 
-def test_run_run_again_and_list(tmp_path: Path) -> None:
+def test_run_run_again_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow(monkeypatch)
     command = ["run", "digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
     first = CliRunner().invoke(app, command, catch_exceptions=False)
     assert first.exit_code == 0 and "2 networks trained now" in first.stdout and "seed0.wt.01: 2 of 2" in first.stdout

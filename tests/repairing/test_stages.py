@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from shorter import search_once
 from torch import Tensor, nn
 
 import sipp
@@ -68,6 +69,7 @@ def data(kind: str) -> list[dict[str, Tensor]] | Tensor:
 @pytest.mark.parametrize("way", ["joint", "refit"])
 def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = residual_cnn().eval() if kind == "images" else Model(2).eval()
+    search_once(monkeypatch)
 
     def weights() -> list[Tensor]:
         done = sipp.prune(

@@ -1,5 +1,6 @@
 """How much a repair asks of Python and of a GPU is counted, not timed: passes of blocks, reads that wait, and bytes."""
 
+import functools
 import gc
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +35,8 @@ class Block(nn.Module):
         return torch.relu(x + self.nb(self.b(torch.relu(self.na(self.a(x))))))
 
 
-def counted_repair(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Counter[str], Repaired]:
+@functools.cache
+def counted_repair(**options: Any) -> tuple[Counter[str], Repaired]:
     """What a search for mask and weights of a residual network does, and its result."""
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(N_BLOCKS)))
@@ -55,7 +57,7 @@ def counted_repair(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Cou
 
         return read
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Block, "forward", run)
         patch.setattr(torch, "equal", reading(torch.equal))
         for name in READS:
@@ -64,8 +66,8 @@ def counted_repair(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Cou
     return count, found
 
 
-def test_a_block_is_run_once_for_each_of_its_layers_and_once_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, found = counted_repair(monkeypatch)
+def test_a_block_is_run_once_for_each_of_its_layers_and_once_behind_them() -> None:
+    count, found = counted_repair()
     n_trials = len(found.trials)
     n_batches = n_trials + 2 + 3  # over all fits: to fit; to fit and to choose; to fit all, with those that judged
     n_errors = n_trials + 2 * 2
@@ -73,18 +75,18 @@ def test_a_block_is_run_once_for_each_of_its_layers_and_once_behind_them(monkeyp
     assert count["pruned"] <= N_BLOCKS * ((2 + 1 + 1) * n_batches + n_errors)  # 1: for the layer behind all blocks
 
 
-def test_another_trial_asks_the_dense_network_for_its_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_trial_asks_the_dense_network_for_its_output_alone() -> None:
     """The first has to ask for the targets, in one pass, and for its way through the blocks."""
     (alone, _), (tried, found) = (
-        counted_repair(monkeypatch, **options)
+        counted_repair(**options)
         for options in ({"error_feedbacks": (1.0,), "budgets": ("given",)}, {"error_feedbacks": (1.0, 0.25)})
     )
     assert tried["dense"] - alone["dense"] <= N_BLOCKS * (len(found.trials) + 4)
 
 
-def test_a_gpu_is_waited_for_a_few_times_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_waited_for_a_few_times_a_layer() -> None:
     """Each read of a number waits for all that was asked before: 2 in each pass, 1 in three rounds of a search."""
-    count, found = counted_repair(monkeypatch)
+    count, found = counted_repair()
     n_fits = len(found.trials) + 2
     assert count["reads"] <= 26 * n_fits * len(found.layers)
 
@@ -122,7 +124,7 @@ class LinearBlock(nn.Module):
         return x + self.b(torch.relu(self.a(x)))
 
 
-N_TOKENS, A_BATCH = 4000, 10  # so many that what the probe of two points looks at is small beside a state
+N_TOKENS, A_BATCH = 2000, 10  # so many that what the probe of two points looks at is small beside a state
 A_STATE = 4 * A_BATCH * N_TOKENS * 8  # bytes of a batch between two blocks
 
 
@@ -148,7 +150,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch, n_batches: int, n_blocks: int) -
 
 def test_of_more_points_only_their_states_take_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the dense network and one of the pruned one. What a batch takes is taken again by the next."""
-    n_few, n_more = 10, 20
+    n_few, n_more = 6, 12
     few, more = (peak_bytes(monkeypatch, n, 3) for n in (n_few, n_more))
     assert more - few <= 2 * (n_more - n_few) * A_STATE
 

@@ -157,6 +157,13 @@ def test_what_is_no_size_is_refused(shard: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_names_with_and_without_a_suffix_share_no_parts(tmp_path: Path) -> None:
+    for name in ("net", "net.safetensors"):
+        sipp.save(pruned(), tmp_path / name, shard=1000)
+    sipp.save(nn.Linear(40, 40), tmp_path / "net", shard=1000)
+    assert same(sipp.load(tmp_path / "net.safetensors"), pruned().model.state_dict())
+
+
 def test_commands_write_and_read_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.safetensors"
     words = ["--model", "digits-cnn", "--method", "wt", "--keep", "0.3", "--out", str(path), "--shard"]

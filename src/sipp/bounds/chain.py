@@ -60,36 +60,57 @@ def _run(model: nn.Module, weights: set[str], batch: Batch) -> Tensor:
     """The output for a batch; raises NoBound at the first operation that does not belong to a chain."""
     copied = float64_copy(model)
     ready = in_precision(batch, device_in(copied), torch.float64)
-    chain = _Chain(copied, weights, [*ready.args, *ready.kwargs.values()])
+    inputs = [*ready.args, *ready.kwargs.values()]
+    if not all(isinstance(value, Tensor) for value in inputs):
+        raise NoBound("its inputs are not plain tensors")
+    chain = _Chain(copied, weights, inputs)
+    before = _whereabouts(copied)
     output = run_watched(copied, ready, chain)
     if output is not chain.last:
         raise NoBound("the output does not follow from the last layer alone")
+    if _whereabouts(copied) != before:
+        raise NoBound("a forward pass writes to a parameter")
+    if not torch.equal(output.nan_to_num(), chain.repeated[output].nan_to_num()):
+        raise NoBound("values are changed by other code than torch's operations")
     return output
 
 
+def _whereabouts(model: nn.Module) -> list[tuple[int, int]]:
+    """Where each parameter lies in memory, and how often torch wrote to it."""
+    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+
+
 class _Chain:
-    """Checks that each operation on values that depend on the input follows from the one before it."""
+    """Checks that each operation on values that depend on the input follows from the one before it.
+
+    Every operation is repeated on copies that only we have, which shows whether the model changes values in other ways.
+    """
 
     def __init__(self, model: nn.Module, weights: set[str], inputs: list[Tensor]) -> None:
-        self.values = WeakTensorKeyDictionary(dict.fromkeys(inputs))
+        self.repeated = WeakTensorKeyDictionary({tensor: tensor.clone() for tensor in inputs})
         self.last = inputs[0] if len(inputs) == 1 else None
         self.weights, self.used = weights, set[str]()
         self.parameters = list(model.named_parameters(remove_duplicate=False))
+        self.constants = [tensor for _, tensor in self.parameters] + list(model.buffers())
 
     def __call__(self, operation: Operation) -> Tensor:
+        sources = [tensor for tensor in operation.tensors if tensor in self.repeated]
+        if not sources or operation.name in VALUELESS:
+            return operation.run()
+        if len(sources) != 1 or sources[0] is not self.last:
+            raise NoBound("it does not follow from the layer before it alone")
+        self._check(operation)
+        repeated = operation.run(lambda tensor: self.repeated.get(tensor, tensor))
         result: Tensor = operation.run()
-        sources = [tensor for tensor in operation.tensors if tensor in self.values]
-        if sources and operation.name not in VALUELESS:
-            if len(sources) != 1 or sources[0] is not self.last:
-                raise NoBound("it does not follow from the layer before it alone")
-            self._check(operation)
-            self.values[result] = None
-            self.last = result
+        if result.dtype != sources[0].dtype:
+            raise NoBound("it changes the data type")
+        self.repeated[result] = repeated
+        self.last = result
         return result
 
     def _check(self, operation: Operation) -> None:
         options = operation.options
-        if operation.name in ("addmm", "mm") and options["mat2"] not in self.values:
+        if operation.name in ("addmm", "mm") and options["mat2"] not in self.repeated:
             names = [name for name, parameter in self.parameters if options["mat2"].mT.is_set_to(parameter)]
             if not self.weights.intersection(names):
                 raise NoBound("it is fully connected, but its weight was not scored")
@@ -97,6 +118,8 @@ class _Chain:
                 raise NoBound(f"{names[0]} is used twice")
             if options.get("beta", 1) != 1 or options.get("alpha", 1) != 1:
                 raise NoBound("its factors are not 1")
+            if operation.name == "addmm" and not any(options["self"].is_set_to(own) for own in self.constants):
+                raise NoBound("its bias is not a parameter")
             self.used.update(names)
         elif operation.name in _SLOPED:
             slope = options[_SLOPED[operation.name]] * options.get("input_scale", 1)

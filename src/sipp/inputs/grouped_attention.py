@@ -24,7 +24,7 @@ def fused_attention(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]
 
     It does nothing for other models: looking at every operation costs time, most of all where these are short.
     """
-    is_grouped = any(vars(module).get(N_GROUPS, 1) > 1 for module in modules)
+    is_grouped = any(isinstance(n := vars(module).get(N_GROUPS), int) and n > 1 for module in modules)
     return RepeatedHeads() if is_grouped else nullcontext()
 
 
@@ -36,11 +36,18 @@ class RepeatedHeads(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_grouped = func is F.scaled_dot_product_attention and len(args) >= 3 and kwargs.get("enable_gqa", False)
-        if not is_grouped or not _is_slow(args[0]):
+        if not is_grouped or not _is_slow(args[0]) or not _has_whole_groups(*args[:3]):
             return func(*args, **kwargs)
         query, key, value, *rest = args
         key, value = (heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
         return func(query, key, value, *rest, **kwargs | {"enable_gqa": False})
+
+
+def _has_whole_groups(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether each head of keys and values serves as many heads of queries; torch refuses everything else itself."""
+    if min(query.ndim, key.ndim, value.ndim) < 4 or query.shape[-3] == 0:
+        return False
+    return all(heads.shape[-3] > 0 and query.shape[-3] % heads.shape[-3] == 0 for heads in (key, value))
 
 
 def _is_slow(tensor: Tensor) -> bool:

@@ -56,8 +56,10 @@ def averages_to_watch(model: nn.Module, average: Average) -> list[Watched]:
     """Averages in this process that may be of this model; none if the caller passed `average=`."""
     if average is not None:
         return []
-    # type(item), not isinstance: an object may override __class__
-    averages = [item for item in gc.get_objects() if issubclass(type(item), AveragedModel)]
+    objects = gc.get_objects()
+    # type(item), not isinstance: an object may override __class__; a process has far fewer types than objects
+    types = {kind for kind in set(map(type, objects)) if issubclass(kind, AveragedModel)}
+    averages = [item for item in objects if type(item) in types] if types else []
     alike = [average for average in averages if average is not model and _shapes(average) == _shapes(model)]
     return [Watched(average, int(average.n_averaged)) for average in alike]
 

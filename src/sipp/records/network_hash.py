@@ -57,8 +57,9 @@ def state_hash(state: Mapping[str, Any]) -> str:
 
 def _entry(name: str, value: Any) -> Entry:
     if isinstance(value, Tensor):
-        copy = value.detach().to("cpu", copy=True)  # a tensor that NumPy has seen can no longer be resized
-        return [str(value.dtype), list(value.shape)], raw_bytes(copy).numpy().data
+        # of a copy: a tensor that NumPy has seen can no longer be resized
+        own = value.clone() if value.device.type == "cpu" else value
+        return [str(value.dtype), list(value.shape)], raw_bytes(own).numpy().data
     if value is not None and not isinstance(value, (str, int, float, bytes)):
         raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
     return [repr(value)], b""

@@ -103,7 +103,9 @@ def _parts_of(path: Path) -> tuple[Part, ...]:
 
 
 def _stem(path: Path) -> str:
-    return Path(os.path.realpath(path)).name.removesuffix(SUFFIX)
+    """What the names of parts begin with; `net` and `net.safetensors` in one folder do not share theirs."""
+    name = Path(os.path.realpath(path)).name
+    return name.removesuffix(SUFFIX) if name.endswith(SUFFIX) else f"{name}~"
 
 
 def _folder_of(path: Path) -> Path:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from oracles.true_error import true_errors
 from torch import Tensor, nn
 
+import sipp
 from sipp.bounds.sound import error_growth
 from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
 
@@ -279,3 +280,39 @@ def test_half_precision_keyword_inputs_and_two_inputs() -> None:
     positional = sound_bound(dense, pruned, (a, b))
     assert positional.epsilon > 0
     assert sound_bound(dense, pruned, {"b": b, "a": a}).epsilon == positional.epsilon
+
+
+def test_a_result_written_into_another_tensor_has_no_bound_of_nothing() -> None:
+    class IntoBuffer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            buffer = torch.empty_like(h)
+            torch.add(h, torch.zeros_like(x), out=buffer)
+            return x + buffer + 1e10
+
+    torch.manual_seed(0)
+    dense = IntoBuffer().double()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    x = torch.rand(4, 6, dtype=torch.float64)
+    bound = sipp.sound_bound(dense, pruned, x)
+    assert bound.absolute_B is None and "no bound" in bound.reason
+
+
+def test_values_that_leave_torch_have_no_bound_of_nothing() -> None:
+    class ByNumpy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.tensor(self.fc(x).tolist(), dtype=x.dtype) + 1e10
+
+    torch.manual_seed(0)
+    dense = ByNumpy().double()
+    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    bound = sipp.sound_bound(dense, pruned, torch.rand(4, 6, dtype=torch.float64))
+    assert bound.absolute_B is None and "moves further" in bound.reason

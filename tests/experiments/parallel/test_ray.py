@@ -149,6 +149,25 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
+
+    def ask(console: object, progress: Progress) -> None:
+        if progress.stage.endswith("01") and signal.getsignal(signal.SIGTERM) is not handler:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run_display, "_plain_line", ask)
+    stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
+    assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
+    assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]
+    resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
+    assert 0 < resumed.n_made < 5 and contents(resumed) == contents(whole)
+
+
+# the last of these: a worker that is started anew imports everything again
+@pytest.mark.usefixtures("cluster")
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
 
@@ -176,24 +195,6 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
     assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 3
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [part for setting in SMALL for part in ("--set", setting)]
-    command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
-
-    def ask(console: object, progress: Progress) -> None:
-        if progress.stage.endswith("01") and signal.getsignal(signal.SIGTERM) is not handler:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run_display, "_plain_line", ask)
-    stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
-    assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
-    assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]
-    resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
-    assert 0 < resumed.n_made < 5 and contents(resumed) == contents(whole)
 
 
 # --- without Ray ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One network that reaches every compiled loop, pruned and scored in many ways. Run in processes of their own.
+"""One network that reaches nearly every compiled loop, pruned and scored in many ways. Run in processes of their own.
 
 `python many_ways.py caches FOLDER` prints a digest of every result as JSON, by the state that the cache in FOLDER was
 in and by threads and splits of the data; `python many_ways.py FILE max mean` saves these scores instead.
@@ -7,12 +7,13 @@ in and by threads and splits of the data; `python many_ways.py FILE max mean` sa
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
 
-import numba  # noqa: F401  loaded once for all that is forked, as torch is; what is cached is loaded after
+import numba
 import torch
 from torch import Tensor, nn
 
@@ -101,35 +102,30 @@ def functions_in(cache: Path) -> list[Path]:
     return sorted(cache.rglob("*.nbi"))
 
 
-def _files_of(index: Path) -> list[Path]:
-    return [*index.parent.glob(index.stem + "*")]
+def remove(cache: Path, *names: str) -> None:
+    """Forgets these functions, each named with its module."""
+    for name in names:
+        indices = [*cache.rglob(f"{name}_*.nbi")]
+        assert indices, f"{name} is not in the cache"
+        for path in (file for index in indices for file in index.parent.glob(index.stem + "*")):
+            path.unlink()
 
 
-def _n_bytes(index: Path) -> int:
-    """Of its machine code, which tells how long it took to make."""
-    return sum(path.stat().st_size for path in _files_of(index))
+# Loops that call others which are cached too: compiled again, they meet these as they come from the cache.
+CALLERS = ("curves._trace", "rows.draws_of_row", "sparse_rows._choose_row_strategies")
 
 
 def caches(cache: Path) -> dict[str, object]:
-    """The results from an empty cache, a full one, and two in which functions are missing.
-
-    In one every second loop of allocation and pruning, in the other the rest: they call each other, so callers meet
-    callees from the cache and callees callers. Those of scoring, of which no cached one calls another and which take
-    most of the time, are compiled once, but for the four that are smallest.
-    """
-    assert not functions_in(cache) and not any(name.startswith("sipp.scoring") for name in sys.modules)
+    """The results from an empty cache, a full one, and one without the loops that call others."""
+    # what every process needs, once before they are forked: the modules, and Numba's own tables, for a function that
+    # is compiled and not kept; each loads or compiles the loops themselves
+    importlib.import_module("sipp.scoring.kernels.cpu.kernel")
+    assert sipp.prune and sipp.sensitivity and numba.njit(lambda x: x)(1.0)
+    assert not functions_in(cache)
     found: dict[str, object] = {"cold": forked(), "warm": forked(are_all=True)}
-    everything = functions_in(cache)
-    calling = [index for index in everything if index.parent.name.startswith(("allocation", "pruning"))]
-    others = sorted((index for index in everything if index not in calling), key=_n_bytes)
-    assert len(calling) >= 10 and len(others) >= 15
-    for first in (0, 1):
-        for index in (*calling[first::2], *others[first:4:2]):
-            for path in _files_of(index):
-                path.unlink()
-        found[f"n_left {first}"] = len(functions_in(cache))
-        found[f"half-warm {first}"] = forked()
-    return {**found, "n": len(everything)}
+    found["n"] = len(functions_in(cache))
+    remove(cache, *CALLERS)
+    return {**found, "without callers": forked()}
 
 
 def scores(*reduces: str) -> dict[str, Tensor]:

@@ -36,9 +36,7 @@ def test_the_same_bits_from_any_cache(tmp_path: Path) -> None:
     assert len(found["warm"]) == 3
     assert all(one == cold for one in found["warm"].values()), "threads, batches or the cache change bits"
     assert found["n"] >= 30
-    for first in (0, 1):
-        assert 0 < found[f"n_left {first}"] < found["n"]
-        assert [*found[f"half-warm {first}"].values()] == [cold], f"half-warm cache {first}"
+    assert [*found["without callers"].values()] == [cold], "compiled anew and from the cache, loops round differently"
 
 
 def test_another_processor_gives_nearly_the_same(tmp_path: Path) -> None:
