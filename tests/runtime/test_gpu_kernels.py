@@ -89,7 +89,14 @@ def test_the_packed_layout_takes_about_three_bytes_per_weight() -> None:
     assert 3 * n_kept < as_walks(weight, n_lanes=8, n_rows=16).n_bytes < 1.2 * 3 * n_kept
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_of_bfloat16_are_never_taken_for_levels() -> None:
+    """Weights within a factor of two of the largest are as near to one of 127 levels as bfloat16 rounds."""
+    torch.manual_seed(0)
+    weight = 1 + torch.rand(4, 200)
+    assert int8_scales(weight.bfloat16()) is None and int8_scales(weight.half()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
     """As `sipp.save(values="int8")` leaves them; others are not, nor are these once a weight has moved."""
     torch.manual_seed(0)

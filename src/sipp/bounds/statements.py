@@ -5,10 +5,12 @@ T12  ||f^(x) - f(x)|| <= eps ||f(x)||,     eps = sum_l c_l max over S of Q_l(x) 
      c_l = (prod_{k > l} Lip_k) eps_l,  Q_l = ||Z_l^{++}|| + ||Z_l^{+-}|| + ||Z_l^{-+}|| + ||Z_l^{--}||
 The paper takes the maxima of Delta_l and of kappa_l separately, which is never smaller. Mode "paper" uses Lip_k =
 ||W_k||_F as the paper does. That bounds a chain of fully-connected layers with 1-Lipschitz activations. It is no bound
-for convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7); the record says so. T18  A
-maximum over n distinct points bounds the value at a new input for all but a share of inputs, at a confidence. This
-needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, because the pruning chose
-its coefficients. T19  C is measured on points held back from scoring, instead of assumed.
+for convolutions, residual connections or norms (docs/theory.md, last section, 6 and 7); the record says so.
+
+T18  A maximum over n distinct points bounds the value at a new input for all but a share of inputs, at a confidence.
+     This needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, because the
+     pruning chose its coefficients.
+T19  C is measured on points held back from scoring, instead of assumed.
 
 Pruned, user-masked and repaired networks are treated alike.
 """

@@ -243,9 +243,9 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     scale = tl.full((THREADS,), 1.0, tl.float32)
     if HAS_SCALES:
         scale = tl.load(scales + s * ROWS + thread // LANES)
-    more = tl.zeros((THREADS,), tl.float32)
+    offset = tl.zeros((THREADS,), tl.float32)
     if HAS_BIAS:
-        more = tl.load(bias + row, writes, other=0.0).to(tl.float32)
+        offset = tl.load(bias + row, writes, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -314,25 +314,25 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         if FOUR == "":
             flags = tl.reduce(bad, 0, _or)
             is_bad = (flags >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (flags >> (SIZE - 1))
-        _finish(a + b, is_bad, scale, more, to, writes, LANES)
+        _finish(a + b, is_bad, scale, offset, to, writes, LANES)
     else:
         flags = tl.reduce(bad, 0, _or)
-        _finish(a, flags >> (SIZE - 1), scale, more, to, writes, LANES)
-        _finish(b, flags >> (2 * SIZE - 1), scale, more, to + n_rows, writes & (token + 1 < n_tokens), LANES)
+        _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
+        _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 1 < n_tokens), LANES)
         if A_WORD == 4:
             to += 2 * n_rows
-            _finish(c, flags >> (3 * SIZE - 1), scale, more, to, writes & (token + 2 < n_tokens), LANES)
-            _finish(d, flags >> (4 * SIZE - 1), scale, more, to + n_rows, writes & (token + 3 < n_tokens), LANES)
+            _finish(c, flags >> (3 * SIZE - 1), scale, offset, to, writes & (token + 2 < n_tokens), LANES)
+            _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 3 < n_tokens), LANES)
 
 
 @triton.jit
-def _finish(total, is_bad, scale, more, to, writes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finish(total, is_bad, scale, offset, to, writes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Writes the sums of one token; NaN if the last bit of `is_bad` marks its input as not finite."""
     THREADS: tl.constexpr = total.shape[0]
     ROWS: tl.constexpr = THREADS // LANES
     of_rows = tl.sum(tl.reshape(total, (ROWS, LANES)), axis=1)[:, None]
     of_threads = tl.reshape(tl.broadcast_to(of_rows, (ROWS, LANES)), (THREADS,))
-    result = tl.where((is_bad & 1) != 0, float("nan"), of_threads * scale + more)
+    result = tl.where((is_bad & 1) != 0, float("nan"), of_threads * scale + offset)
     tl.store(to, result.to(to.dtype.element_ty), writes)
 
 
@@ -352,13 +352,13 @@ def _gates(sums, cell, new_state, new_cell, n_hidden, n_all, SIZE: tl.constexpr)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = at < n_all
     own = sums + at // n_hidden * 4 * n_hidden + at % n_hidden
-    enters = tl.sigmoid(tl.load(own, inside, other=0.0).to(tl.float32))
-    stays = tl.sigmoid(tl.load(own + n_hidden, inside, other=0.0).to(tl.float32))
+    input_gate = tl.sigmoid(tl.load(own, inside, other=0.0).to(tl.float32))
+    forget_gate = tl.sigmoid(tl.load(own + n_hidden, inside, other=0.0).to(tl.float32))
     new = _tanh(tl.load(own + 2 * n_hidden, inside, other=0.0).to(tl.float32))
-    leaves = tl.sigmoid(tl.load(own + 3 * n_hidden, inside, other=0.0).to(tl.float32))
-    c = stays * tl.load(cell + at, inside, other=0.0).to(tl.float32) + enters * new
+    output_gate = tl.sigmoid(tl.load(own + 3 * n_hidden, inside, other=0.0).to(tl.float32))
+    c = forget_gate * tl.load(cell + at, inside, other=0.0).to(tl.float32) + input_gate * new
     tl.store(new_cell + at, c.to(new_cell.dtype.element_ty), inside)
-    tl.store(new_state + at, (leaves * _tanh(c)).to(new_state.dtype.element_ty), inside)
+    tl.store(new_state + at, (output_gate * _tanh(c)).to(new_state.dtype.element_ty), inside)
 
 
 @triton.jit

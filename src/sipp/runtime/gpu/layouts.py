@@ -158,7 +158,12 @@ def _lanes(row: Tensor, counts: Tensor, n_lanes: int, keep: float) -> Tensor:
 
 
 def int8_scales(weight: Tensor) -> Tensor | None:
-    """A scale for each row such that its weights are int8 times the scale, up to rounding; None if not all rows fit."""
+    """A scale for each row such that its weights are int8 times the scale, up to rounding; None if not all rows fit.
+
+    Also None for bfloat16, whose 8 bits cannot tell such weights from others.
+    """
+    if weight.dtype == torch.bfloat16:
+        return None
     scales = weight.abs().amax(-1).double() / MOST_INT8
     scales = torch.where(scales > 0, scales, 1.0)
     back = (weight.double() / scales[:, None]).round() * scales[:, None]

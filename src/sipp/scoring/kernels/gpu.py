@@ -1,10 +1,11 @@
-"""The kernels on the GPU: float32, ordinary products in torch without TF32, the (max, x) product in Triton.
+"""The kernels on the GPU: float32, ordinary products in torch, the (max, x) product in Triton.
 
 The (max, x) product computes few products: those that can raise a maximum, the likeliest first. The test is that of the
 CPU (`cpu/maxima.py`): in column k, patch p can only matter to a band of rows if its activation times its reach is above
 the column's bar. A program handles one column and one band, and goes through the patches in chunks. In each chunk it
 takes the patch with the highest product of the two, raises the band's maxima and with them the bar, until no other
-patch of the chunk is above the bar. Half-precision operands are converted to float32 first.
+patch of the chunk is above the bar. Half-precision operands are converted to float32 first; their products may run in
+TF32, which holds every bit of them.
 """
 
 from __future__ import annotations
@@ -466,6 +467,11 @@ def _raise_best(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     MOST_SINGLE: tl.constexpr,
 ):
+    """Raises best[g, r, k] to the largest a[g, k, p] / D[g, r, p] over a stretch of patches, for a column and a band.
+
+    Other programs raise the same maxima meanwhile. A best that is read too early is only lower, so that more patches
+    are looked at; and the maximum at the end is atomic.
+    """
     n_bands = tl.cdiv(n_rows, ROWS)
     k = tl.program_id(0)
     group = tl.program_id(1) // n_bands

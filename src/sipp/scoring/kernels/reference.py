@@ -1,6 +1,6 @@
 """The definition of every kernel: float64 torch, slow and obvious.
 
-The same names and signatures stand in `cpu/kernel.py` and `gpu.py`. Shapes: patches_GKP are non-negative (one sign of
+What `cpu/kernel.py` and `gpu.py` have under the same names has the same signatures. Shapes: patches_GKP are non-negative (one sign of
 the activations), inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1: negative), positive_GRK
 says which sign a weight has.
 """

@@ -128,7 +128,7 @@ class Ratios:
     """The largest ratios of some rows so far, as compiled loops keep them, and their weights, laid out once."""
 
     shape: tuple[int, int, int]  # groups, rows of each, fan-in
-    computes_every_product: bool  # products: to look for what can be skipped costs more (`every_product.py`)
+    computes_every_product: bool  # looking for what can be skipped would cost more (`every_product.py`)
     weights: PackedWeights
     weights_at: np.ndarray  # as compiled loops read them
     signs_GKR: Tensor
