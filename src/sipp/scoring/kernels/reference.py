@@ -1,8 +1,8 @@
 """The definition of every kernel: float64 torch, slow and obvious.
 
-What `cpu/kernel.py` and `gpu.py` have under the same names has the same signatures. Shapes: patches_GKP are non-negative (one sign of
-the activations), inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1: negative), positive_GRK
-says which sign a weight has.
+What `cpu/kernel.py` and `gpu.py` have under the same names has the same signatures. Shapes: patches_GKP are
+non-negative (one sign of the activations), inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1:
+negative), positive_GRK says which sign a weight has.
 """
 
 from __future__ import annotations
