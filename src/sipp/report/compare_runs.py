@@ -15,8 +15,9 @@ from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 
-# Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained.
-QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.step"}
+# Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained, also by
+# runs of earlier builds (train.together).
+QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # keys that say which networks there are, not what they are
 N_OPEN = 2  # panels open at first: about three screens with the main comparison
 
