@@ -209,11 +209,19 @@ class Borrowed(Net):
         lambda h: h.map_(h, lambda u, v: u * 1e4),
         in_python,
         as_copied,
-        lambda h: torch.sigmoid(h.view(torch.int64)).to(h),
     ],
 )
 def test_values_changed_behind_torchs_operations_are_an_obstacle(change: Callable[[Tensor], Tensor]) -> None:
     assert obstacle(Net(F.relu)) == "" and obstacle(Net(lambda h: change(F.relu(h)))) != ""
+
+
+def test_bits_read_as_another_type_are_an_obstacle() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what a function of whole numbers gives
+    try:
+        assert "data type" in obstacle(Net(lambda h: torch.sigmoid(h.view(torch.int64))))
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("by_copy", [False, True])
