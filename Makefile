@@ -18,6 +18,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+	MYPYPATH=benchmarks:tests $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict

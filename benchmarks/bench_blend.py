@@ -33,6 +33,7 @@ from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.scoring.methods import METHODS
+from sipp.verbs.prune import pruned_of
 
 OTHERS = ("wt", "sipp-det")
 BLEND = "sipp-blend"
@@ -154,8 +155,8 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
         counts = []
         for floor in (FLOOR, "off"):
             ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
-            pruned = cut(ranking, round(SPARSEST * ranking.n_weights), seed=0)
-            counts.append(str(sum(len(layer.dead_rows) for layer in pruned.layers)))
+            made = pruned_of(ranking, cut(ranking, round(SPARSEST * ranking.n_weights), seed=0))
+            counts.append(str(sum(len(layer.dead_rows) for layer in made.layers)))
         lines.append([name, row.name, *counts])
         print(lines[-1], flush=True)
     return lines

@@ -124,8 +124,8 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         small = sipp.shrink(pruned.model.eval(), data.images[:1])
         taken = time.perf_counter() - start
         points_timed = data.images[:BATCH]
-        ways = [sipp.sparse(one, points_timed) if given.sparse else one.model for one in (pruned, small)]
-        made = row(name, keep, words, small, timed(*ways, points_timed, clock))
+        before, after = (sipp.sparse(one, points_timed) if given.sparse else one.model for one in (pruned, small))
+        made = row(name, keep, words, small, timed(before, after, points_timed, clock))
         print(*made, f"shrunk in {taken:.1f} s", flush=True)
         yield made
 

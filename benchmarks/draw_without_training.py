@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
 SIZE, DPI = (7.2, 3.3), 200  # README shows it 700 pixels wide: letters of 9 points are 12 pixels there
@@ -44,7 +45,7 @@ def colours(names: list[str]) -> dict[str, str]:
     return dict(zip((name for name in names if name.startswith("sipp")), OURS)) | OTHERS
 
 
-def panel(ax: plt.Axes, figures: dict, title: str, dense: str) -> None:
+def panel(ax: Axes, figures: dict, title: str, dense: str) -> None:
     """One network: a line for each method, its name at the sparse end, and the dense network as a dotted line."""
     x, lines = figures["x"], figures["lines"]
     colour = colours(list(lines)) | {dense: INK}
