@@ -1,11 +1,14 @@
 """Pruned networks made smaller by `sipp.shrink`: parameters, multiply-adds and seconds before and after, in one run.
 
     python benchmarks/bench_shrink.py --epochs 180                 # trained on digits of 32 x 32; for a GPU
+    python benchmarks/bench_shrink.py --epochs 40 --cifar10 data/ --save trained/       # on CIFAR-10; for a GPU
+    python benchmarks/bench_shrink.py --trained trained/ --device cpu                   # the same networks on a CPU
     python benchmarks/bench_shrink.py --method snip                # pruned before any training
     python benchmarks/bench_shrink.py resnet20 --weights resnet20-cifar10.safetensors   # as published, not retrained
     python benchmarks/bench_shrink.py --networks 300               # 300 random networks, equal before and after
 
-With --epochs a network is trained, cut to each keep in turn and retrained with its zeros held, for half as long. Both
+With --epochs a network is trained, cut to each keep in turn and retrained with its zeros held, for half as long;
+--save writes them as NAME-KEEP.pt for --trained. Both
 networks are dense ones, run by torch in inference mode; they take turns, and the best of each counts. What gives other
 outputs is not timed. It runs on a GPU where there is one (`--device cpu` to stay off it): there calls are recorded in a
 CUDA graph. With --sparse `sipp.sparse` runs both instead, on the CPU. With --busy: the CPU time of one thread, for a
@@ -28,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.data import ImageSet, load_digits
+from sipp.experiments.data import ImageSet, draw_shifts, load_cifar10, load_digits, normalise, shift
 from sipp.experiments.nets import build
 from sipp.records.shrunk import Shrunk
 
@@ -38,6 +41,7 @@ BATCH = 64
 N_POINTS = 64  # that choose what is kept, where the method asks for data
 TOLERANCE = 1e-4  # of the largest output
 RATE, DECAY = 0.05, 5e-3  # a few thousand steps are to make weights small that nobody needs
+CIFAR_BATCH, CIFAR_RATE, CIFAR_DECAY = 256, 0.2, 5e-4
 
 
 def digits(device: str) -> ImageSet:
@@ -48,20 +52,34 @@ def digits(device: str) -> ImageSet:
     return ImageSet("digits of 32 x 32", images, data.labels, data.n_train, data.n_classes).to(device)
 
 
+def cifar10(folder: Path, device: str) -> ImageSet:
+    """CIFAR-10, normalised."""
+    data = load_cifar10(folder)
+    return ImageSet("cifar10", normalise(data.images), data.labels, data.n_train, data.n_classes).to(device)
+
+
 def train(net: nn.Module, data: ImageSet, n_epochs: int) -> float:
     """Trains the network, whose zeros may be held; gives its accuracy on the test images, in per cent."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY)
-    per_epoch = data.n_train // BATCH
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=n_epochs * per_epoch)
+    is_cifar, device = data.name == "cifar10", data.images.device
+    size, rate, decay = (CIFAR_BATCH, CIFAR_RATE, CIFAR_DECAY) if is_cifar else (BATCH, RATE, DECAY)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, weight_decay=decay)
+    per_epoch = data.n_train // size
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=n_epochs * per_epoch)
+    generator = torch.Generator(device).manual_seed(0)
     for _ in range(n_epochs):
-        order = torch.randperm(data.n_train, device=data.images.device)
-        for batch in order.split(BATCH)[:per_epoch]:
+        order = torch.randperm(data.n_train, generator=generator, device=device)
+        for batch in order.split(size)[:per_epoch]:
+            images = data.images[batch]
+            if is_cifar:
+                images = shift(images, draw_shifts(len(images), generator))
             optimizer.zero_grad()
-            F.cross_entropy(net.train()(data.images[batch]), data.labels[batch]).backward()
+            with torch.autocast(device.type, torch.bfloat16, enabled=is_cifar):
+                loss = F.cross_entropy(net.train()(images), data.labels[batch])
+            loss.backward()
             optimizer.step()
             schedule.step()
     with torch.no_grad():
-        found = torch.cat([net.eval()(part).argmax(1) for part in data.images[data.n_train :].split(BATCH)])
+        found = torch.cat([net.eval()(part).argmax(1) for part in data.images[data.n_train :].split(1000)])
     return 100 * float((found == data.labels[data.n_train :]).float().mean())
 
 
@@ -106,13 +124,17 @@ def row(name: str, keep: float, accuracy: str, small: Shrunk, seconds: list[floa
 def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> Iterator[list[str]]:
     """One row for each keep."""
     torch.manual_seed(0)
-    net, data = build(name, n_classes=10).to(given.device), digits(given.device)
+    net = build(name, n_classes=10).to(given.device)
+    data = digits(given.device) if given.cifar10 is None else cifar10(given.cifar10, given.device)
     if given.weights is not None:
         net.load_state_dict(load_file(given.weights))
     if given.epochs:
         print(f"{name}: {train(net, data, given.epochs):.1f} % dense", flush=True)
     points = [(data.images[:N_POINTS], data.labels[:N_POINTS])]
     for keep in KEEPS:
+        file = f"{name}-{keep}.pt"
+        if given.trained is not None:
+            net.load_state_dict(torch.load(given.trained / file, weights_only=True))
         pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor="off", progress=False)
         words = ""
         if given.epochs:
@@ -120,6 +142,9 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
             sipp.hold(net, pruned.masks)
             words = f"{train(net, data, max(1, given.epochs // 2)):.1f} %"
             sipp.release(net)
+        if given.save is not None:
+            given.save.mkdir(exist_ok=True)
+            torch.save(net.state_dict(), given.save / file)
         start = time.perf_counter()
         small = sipp.shrink(pruned.model.eval(), data.images[:1])
         taken = time.perf_counter() - start
@@ -156,6 +181,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="of the dense network; without, freshly initialised")
     parser.add_argument("--method", default="wt")
     parser.add_argument("--epochs", type=int, default=0, help="of the dense network; half of it after each cut")
+    parser.add_argument("--cifar10", type=Path, help="its folder, to train on instead of digits")
+    parser.add_argument("--save", type=Path, help="folder for the trained networks")
+    parser.add_argument("--trained", type=Path, help="folder with networks of --save")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sparse", action="store_true", help="time sipp.sparse of both networks")
     parser.add_argument("--busy", action="store_true")
