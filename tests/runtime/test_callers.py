@@ -12,7 +12,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.runtime import model_weights, sparse_network
+from sipp.runtime import cpu_network, model_weights
 from sipp.runtime.exporting import export
 
 
@@ -76,11 +76,11 @@ def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
 
 def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeypatch):
     packed, steps = [], []
-    monkeypatch.setattr(sparse_network, "pack_parameters", lambda *given: (packed.append(1), whole(*given))[1])
+    monkeypatch.setattr(cpu_network, "pack_parameters", lambda *given: (packed.append(1), whole(*given))[1])
     net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
     fast = sipp.sparse(net, x)
     n_bytes = fast.n_bytes
-    ran = fast.latest.plan.steps
+    ran = fast.latest.steps
     ran[0] = noting(ran[0], steps)
     bad = torch.full_like(x, math.nan)
     packed.clear()
@@ -92,7 +92,7 @@ def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeyp
     assert len(packed) == 2 and fast.n_bytes == n_bytes
 
 
-whole = sparse_network.pack_parameters
+whole = cpu_network.pack_parameters
 
 
 def test_where_memory_ends_no_weight_is_lost(never_dense, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_sum_that_float16_does_not_hold_is_finite(never_dense, monkeypatch):
     net, x = thin(Halves(), 0.4), torch.full((32, 64), 200.0, dtype=torch.float16)
     fast = sipp.sparse(net, x)
     assert not fast.latest.is_dense
-    monkeypatch.setattr(sparse_network.Sparse, "_run_dense", None)  # is not asked for
+    monkeypatch.setattr(cpu_network.CpuNetwork, "_run_in", None)  # is not asked for
     assert is_close(fast(x), net(x))
 
 
@@ -198,6 +198,6 @@ def test_torch_runs_a_network_without_a_walk_over_its_weights(always_dense, monk
     fast, walks = sipp.sparse(net, x), []
     assert fast.latest.is_dense
     fast(x)
-    monkeypatch.setattr(sparse_network, "set_strides", lambda *given: walks.append(given))
-    monkeypatch.setattr(sparse_network, "unpack_parameters", lambda *given: walks.append(given))
+    monkeypatch.setattr(cpu_network, "set_strides", lambda *given: walks.append(given))
+    monkeypatch.setattr(cpu_network, "unpack_parameters", lambda *given: walks.append(given))
     assert is_close(fast(x), net(x)) and not walks

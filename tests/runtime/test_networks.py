@@ -12,7 +12,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
-from sipp.runtime import chunks, examples, plan, sparse_network, steps
+from sipp.runtime import chunks, cpu_network, examples, plan, steps
 
 
 def small():
@@ -56,7 +56,7 @@ def test_a_norm_of_few_flat_images(never_dense, pool, n):
 
 
 def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, monkeypatch):
-    monkeypatch.setattr(sparse_network, "rounding_tolerance", examples.rounding_tolerance)
+    monkeypatch.setattr(cpu_network, "rounding_tolerance", examples.rounding_tolerance)
     net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
     assert not sipp.sparse(net, x).latest.is_dense
     real = plan.Plan.run
@@ -208,7 +208,7 @@ def test_other_shapes_compile_once_more(never_dense):
     for n, side in ((9, 8), (4, 12), (4, 8), (9, 8)):
         x = torch.randn(n, 3, side, side)
         assert is_close(fast(x), net(x))
-    assert len(fast._compiled) == 3
+    assert len(fast._plans) == 3
 
 
 def test_the_model_is_left_as_it_was(never_dense):

@@ -145,6 +145,12 @@ def output_difference(outputs: list[Any], expected: list[Any]) -> float:
     return worst
 
 
+def numeric_pairs(outputs: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of real or complex numbers in two outputs; integers are left out, rounding may decide them."""
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    return [(a, b) for a, b in pairs if isinstance(b, Tensor) and (b.is_floating_point() or b.is_complex())]
+
+
 def rounding_tolerance(expected: list[Any]) -> float:
     """How far outputs may differ because of rounding."""
     kinds = [output.dtype for output in expected if isinstance(output, Tensor) and output.is_floating_point()]
