@@ -17,14 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.runtime.gpu import assembly
-from sipp.runtime.gpu.layouts import LEVELS, Walks
+from sipp.runtime.gpu.layouts import LEVELS, WARP, Walks
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # an older Triton: kernels do not start early
     gdc_launch_dependents = gdc_wait = None
 
-WARP = 32  # threads
 LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
 ALIGNED = 16  # divisibility of sizes and addresses that Triton specialises for
 STARTS_EARLY = (9, 0)  # compute capability
