@@ -139,7 +139,7 @@ def test_no_two_threads_add_to_the_same_sums():
     for height, width, n in ((1, 1, 592), (7, 7, 16), (5, 9, 8), (1, 3, 400), (8, 8, 16)):
         plane = strip_kernel.Plane(0, width * n, n)
         for way in strip_kernel.tilings(
-            height, width, n, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]
+            height, width, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]
         ):
             n_rounds.append(way.n_rounds)
             if way.n_rounds > 1:

@@ -76,7 +76,7 @@ def _choose(
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
+    ways = list(tilings(*size, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
     packs = {way.n_rounds: _pack(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
     fills = fills_of(source, addend)

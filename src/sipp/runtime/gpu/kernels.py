@@ -353,12 +353,20 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most br
         _finish(a + b, is_bad, scale, offset, to, writes, LANES)
     else:
         flags = tl.reduce(bad, 0, _or)
-        _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
-        _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 1 < n_tokens), LANES)
-        if A_WORD == 4:
-            to += 2 * n_rows
-            _finish(c, flags >> (3 * SIZE - 1), scale, offset, to, writes & (token + 2 < n_tokens), LANES)
-            _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 3 < n_tokens), LANES)
+        _finish_word(a, b, c, d, flags, scale, offset, to, n_rows, n_tokens - token, writes, LANES, A_WORD, SIZE)
+
+
+@triton.jit
+def _finish_word(  # type: ignore[no-untyped-def]
+    a, b, c, d, flags, scale, offset, to, n_rows, n_tokens, writes, LANES: tl.constexpr, A_WORD: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Writes the sums of the tokens of a word, the first n_tokens of them; the signs in `flags` mark bad inputs."""
+    _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
+    _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (n_tokens > 1), LANES)
+    if A_WORD == 4:
+        _finish(c, flags >> (3 * SIZE - 1), scale, offset, to + 2 * n_rows, writes & (n_tokens > 2), LANES)
+        _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + 3 * n_rows, writes & (n_tokens > 3), LANES)
 
 
 @triton.jit
