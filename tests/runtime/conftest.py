@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sipp.runtime import sparse_network, steps
+from sipp.runtime import cpu_network, steps
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def never_dense(monkeypatch):
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: math.inf)
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))
     monkeypatch.setattr(steps, "TRIALS", 1)
-    monkeypatch.setattr(sparse_network, "rounding_tolerance", lambda expected: math.inf)
+    monkeypatch.setattr(cpu_network, "rounding_tolerance", lambda expected: math.inf)
 
 
 @pytest.fixture

@@ -4,6 +4,19 @@ import torch
 from torch import nn
 
 
+class Net(nn.Module):
+    """A function of the modules and parameters that it is made with, and of its inputs."""
+
+    def __init__(self, function, *held):
+        super().__init__()
+        self.function = function
+        self.inner = nn.ModuleList([one for one in held if isinstance(one, nn.Module)])
+        self.tensors = nn.ParameterList([one for one in held if isinstance(one, nn.Parameter)])
+
+    def forward(self, *given):
+        return self.function(*self.inner, *self.tensors, *given)
+
+
 def thin(model, keep, seed=0):
     """The model with about this share of its weights kept, at random places, and norms that have seen data."""
     generator = torch.Generator().manual_seed(seed)

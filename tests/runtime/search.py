@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from runtime.random_networks import Trial, trial
 
 import sipp
-from sipp.runtime import chunks, products, sparse_network, steps, strip_kernel
+from sipp.runtime import chunks, cpu_network, products, steps, strip_kernel
 
 TOLERANCE = 1e-4
 OWN_LOSS = 10  # times what torch's own float32 loses
@@ -51,7 +51,7 @@ def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
 
         put(steps, "dense_time", lambda function, trials=1: lost())
         put(steps, "race", lambda fast, dense: (fast(), dense(), ([1e-3], [0.0 if choice == "dense" else math.inf]))[2])
-        put(sparse_network, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
+        put(cpu_network, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
         put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.shape[1])}))
         put(strip_kernel, "TARGETS", (rng.choice([16, 10, 8, 5]),))

@@ -7,45 +7,34 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.nets import is_close, kernels, thin
+from runtime.nets import Net, is_close, kernels, thin
 from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.runtime import model_weights, sparse_network
+from sipp.runtime import cpu_network, model_weights
 from sipp.runtime.exporting import export
-
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 6), nn.Linear(8, 6)
-
-    def forward(self, x, y):
-        return self.a(x) - self.b(y)
 
 
 def test_an_example_that_holds_one_tensor_twice(never_dense, tmp_path):
     """torch.export takes one tensor in two places for one input."""
-    net, x, y = thin(Pair(), 0.4), torch.randn(5, 8), torch.randn(5, 8)
+    net, x, y = (
+        thin(Net(lambda a, b, x, y: a(x) - b(y), nn.Linear(8, 6), nn.Linear(8, 6)), 0.4),
+        torch.randn(5, 8),
+        torch.randn(5, 8),
+    )
     fast = sipp.sparse(net, (x, x))
     assert is_close(fast(x, y), net(x, y)) and is_close(fast(x, x), net(x, x))
     made = export(net, tmp_path / "net.pt2", to="pt2", example=(x, x))
     assert is_close(torch.export.load(made.path).module()(x, y), net(x, y))
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(8, 6)
-
-    def forward(self, x):
-        y = x.sin()
-        return y, y.clone(), y.view(-1), self.a(y)
-
-
 def test_results_share_no_memory(never_dense):
-    net, x = thin(Twice(), 0.4), torch.randn(5, 8)
+    def several(layer, x):
+        y = x.sin()
+        return y, y.clone(), y.view(-1), layer(y)
+
+    net, x = thin(Net(several, nn.Linear(8, 6)), 0.4), torch.randn(5, 8)
     fast = sipp.sparse(net, x)
     wanted = [value.clone() for value in net(x)]
     for i in range(len(wanted)):
@@ -54,18 +43,11 @@ def test_results_share_no_memory(never_dense):
         assert all(is_close(one, other) for j, (one, other) in enumerate(zip(found, wanted)) if j != i)
 
 
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-
-    def forward(self, x, mask):
-        return self.encoder(x, src_mask=mask)
-
-
 def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
     """A plan that gives up in every call would cost its own time, the model's, and that of packing weights."""
-    net, x, mask = thin(Masked(), 0.4), torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = thin(Net(lambda layer, x, mask: layer(x, src_mask=mask), encoder), 0.4)
+    x, mask = torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
     fast = sipp.sparse(net, (x, mask))
     assert fast.latest.is_dense and "not finite" in str(fast)
     assert is_close(fast(x, mask), net(x, mask))
@@ -76,11 +58,11 @@ def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
 
 def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeypatch):
     packed, steps = [], []
-    monkeypatch.setattr(sparse_network, "pack_parameters", lambda *given: (packed.append(1), whole(*given))[1])
+    monkeypatch.setattr(cpu_network, "pack_parameters", lambda *given: (packed.append(1), whole(*given))[1])
     net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
     fast = sipp.sparse(net, x)
     n_bytes = fast.n_bytes
-    ran = fast.latest.plan.steps
+    ran = fast.latest.steps
     ran[0] = noting(ran[0], steps)
     bad = torch.full_like(x, math.nan)
     packed.clear()
@@ -92,7 +74,7 @@ def test_calls_in_a_row_that_are_not_finite_pack_no_weights(never_dense, monkeyp
     assert len(packed) == 2 and fast.n_bytes == n_bytes
 
 
-whole = sparse_network.pack_parameters
+whole = cpu_network.pack_parameters
 
 
 def test_where_memory_ends_no_weight_is_lost(never_dense, monkeypatch):
@@ -117,20 +99,14 @@ def noting(step, runs):
     return replace(step, run=lambda values: (runs.append(1), step.run(values))[1])
 
 
-class Halves(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(64, 6)
-
-    def forward(self, x):
-        return self.a(x.float())
-
-
 def test_a_sum_that_float16_does_not_hold_is_finite(never_dense, monkeypatch):
-    net, x = thin(Halves(), 0.4), torch.full((32, 64), 200.0, dtype=torch.float16)
+    net, x = (
+        thin(Net(lambda layer, x: layer(x.float()), nn.Linear(64, 6)), 0.4),
+        torch.full((32, 64), 200.0, dtype=torch.float16),
+    )
     fast = sipp.sparse(net, x)
     assert not fast.latest.is_dense
-    monkeypatch.setattr(sparse_network.Sparse, "_run_dense", None)  # is not asked for
+    monkeypatch.setattr(cpu_network.CpuNetwork, "_run_in", None)  # is not asked for
     assert is_close(fast(x), net(x))
 
 
@@ -148,17 +124,12 @@ def test_autocast_is_what_it_is_in_each_call(never_dense, is_made_inside):
 
 
 def test_a_part_of_a_network_that_refuses_autocast(never_dense):
-    class Exact(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 6)
+    def exact(a, b, x):
+        y = a(x)
+        with torch.autocast("cpu", enabled=False):
+            return y.float() @ b.weight
 
-        def forward(self, x):
-            y = self.a(x)
-            with torch.autocast("cpu", enabled=False):
-                return y.float() @ self.b.weight
-
-    net, x = thin(Exact(), 0.4), torch.randn(5, 8)
+    net, x = thin(Net(exact, nn.Linear(8, 6), nn.Linear(6, 6)), 0.4), torch.randn(5, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         found, wanted = sipp.sparse(net, x)(x), net(x)
     assert found.dtype == wanted.dtype == torch.float32 and torch.allclose(found, wanted, atol=0.02)
@@ -198,6 +169,6 @@ def test_torch_runs_a_network_without_a_walk_over_its_weights(always_dense, monk
     fast, walks = sipp.sparse(net, x), []
     assert fast.latest.is_dense
     fast(x)
-    monkeypatch.setattr(sparse_network, "set_strides", lambda *given: walks.append(given))
-    monkeypatch.setattr(sparse_network, "unpack_parameters", lambda *given: walks.append(given))
+    monkeypatch.setattr(cpu_network, "set_strides", lambda *given: walks.append(given))
+    monkeypatch.setattr(cpu_network, "unpack_parameters", lambda *given: walks.append(given))
     assert is_close(fast(x), net(x)) and not walks

@@ -4,29 +4,23 @@ import threading
 
 import pytest
 import torch
-from runtime.nets import is_close, kernels, thin
+from runtime.nets import Net, is_close, kernels, thin
 from torch import nn
 
 import sipp
 from sipp.runtime import strip_kernel
 
 
-class Shifted(nn.Module):
+def shifted(shape, product, last):
     """A product plus something of another shape."""
-
-    def __init__(self, shape, image=False):
-        super().__init__()
-        self.product = nn.Conv2d(4, 6, 3, padding=1) if image else nn.Linear(8, 6)
-        self.shift = nn.Parameter(torch.randn(shape))
-        self.last = nn.Conv2d(6, 6, 1) if image else nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.last((self.product(x) + self.shift).relu())
+    return thin(
+        Net(lambda p, q, shift, x: q((p(x) + shift).relu()), product, last, nn.Parameter(torch.randn(shape))), 0.4
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (1, 5, 6), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6)])
 def test_a_broadcast_sum_equals_torch(shape, never_dense):
-    net, x = thin(Shifted(shape), 0.4), torch.randn(3, 5, 8)
+    net, x = shifted(shape, nn.Linear(8, 6), nn.Linear(6, 6)), torch.randn(3, 5, 8)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and fast(x).shape == net(x).shape
     assert any(kernel.startswith("sparse") for kernel in kernels(fast))
@@ -34,7 +28,8 @@ def test_a_broadcast_sum_equals_torch(shape, never_dense):
 
 @pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1), (6, 7, 7), (1, 1, 7, 7), (1, 6, 7, 1)])
 def test_a_broadcast_sum_of_images_equals_torch(shape, never_dense):
-    net, x = thin(Shifted(shape, image=True), 0.4), torch.randn(3, 4, 7, 7)
+    net = shifted(shape, nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 6, 1))
+    x = torch.randn(3, 4, 7, 7)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and any(kernel.startswith("sparse") for kernel in kernels(fast))
 
@@ -68,31 +63,18 @@ def test_named_arguments_come_in_any_order(never_dense):
 
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_a_batch_is_not_split_if_its_points_are_mixed(is_fixed, never_dense):
-    class Meeting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(16, 20000)
+    def meeting(layer, x):
+        h = layer(x)
+        return h.view(64, -1).relu() if is_fixed else nn.functional.linear(h, h)
 
-        def forward(self, x):
-            h = self.a(x)
-            return h.view(64, -1).relu() if is_fixed else nn.functional.linear(h, h)
-
-    net, x = thin(Meeting(), 0.1), torch.randn(64, 16)
+    net, x = thin(Net(meeting, nn.Linear(16, 20000)), 0.1), torch.randn(64, 16)
     assert is_close(sipp.sparse(net, x)(x), net(x))
 
 
 def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
-    class Logs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(64, 6)
-
-        def forward(self, x):
-            return self.a(x.log().flatten(1))
-
-    net = thin(Logs(), 0.1)
+    net = thin(Net(lambda layer, x: layer(x.log().flatten(1)), nn.Linear(64, 6)), 0.1)
     with torch.no_grad():
-        net.a.weight[:, 0] = 0
+        net.inner[0].weight[:, 0] = 0
     x = torch.rand(4, 8, 8) + 0.1
     fast = sipp.sparse(net, x)
     x[0, 0, 0] = 0
@@ -108,16 +90,9 @@ def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
 
 
 def test_outputs_share_no_memory_with_the_network(never_dense):
-    class Gives(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.c = nn.Linear(8, 6), nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return self.a(x), x.clone(), self.c * 2
-
-    net, x = thin(Gives(), 0.4), torch.randn(3, 8)
-    constant = net.c.detach() * 2
+    gives = Net(lambda a, c, x: (a(x), x.clone(), c * 2), nn.Linear(8, 6), nn.Parameter(torch.ones(3)))
+    net, x = thin(gives, 0.4), torch.randn(3, 8)
+    constant = net.tensors[0].detach() * 2
     fast = sipp.sparse(net, x)
     before = x.clone()
     for value in fast(x):
@@ -164,7 +139,7 @@ def test_no_two_threads_add_to_the_same_sums():
     for height, width, n in ((1, 1, 592), (7, 7, 16), (5, 9, 8), (1, 3, 400), (8, 8, 16)):
         plane = strip_kernel.Plane(0, width * n, n)
         for way in strip_kernel.tilings(
-            height, width, n, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]
+            height, width, n, plane, plane, None, "none", False, lambda rows, floats: [1, 3]
         ):
             n_rounds.append(way.n_rounds)
             if way.n_rounds > 1:
@@ -172,31 +147,10 @@ def test_no_two_threads_add_to_the_same_sums():
     assert set(n_rounds) == {1, 3}
 
 
-def test_padding_masks_of_a_transformer(never_dense):
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.e = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-
-        def forward(self, x, pad):
-            return self.e(x, src_key_padding_mask=pad)
-
-    net, x = thin(Masked(), 0.3).eval(), torch.randn(2, 5, 16)
-    pad = torch.zeros(2, 5, dtype=torch.bool)
-    pad[1, 3:] = True
-    with torch.no_grad():
-        given, wanted = sipp.sparse(net, (x, pad))(x, pad), net(x, pad)
-    assert is_close(given[0], wanted[0]) and is_close(given[1, :3], wanted[1, :3])
-
-
 def test_layer_norm_with_strided_parameters_equals_torch(never_dense):
-    class Strided(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.g = nn.Linear(8, 16), nn.Parameter(torch.randn(16, 2))
+    def strided(a, g, x):
+        return nn.functional.layer_norm(a(x), (16,), g[:, 0], g[:, 1])
 
-        def forward(self, x):
-            return nn.functional.layer_norm(self.a(x), (16,), self.g[:, 0], self.g[:, 1])
-
-    net, x = thin(Strided(), 0.4), torch.randn(32, 8)
+    net = thin(Net(strided, nn.Linear(8, 16), nn.Parameter(torch.randn(16, 2))), 0.4)
+    x = torch.randn(32, 8)
     assert is_close(sipp.sparse(net, x)(x), net(x))

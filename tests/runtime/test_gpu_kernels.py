@@ -174,15 +174,17 @@ def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability:
     number, words = {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype], f"*i{word.itemsize * 8}"
     mask, carry = (kernels._repeated(bits, dtype, word) for bits in kernels.EXPONENT[dtype])
     constants = {
-        "HAS_BIAS": False, "HAS_SCALES": value == torch.int8, "ROWS": 16, "LANES": 16, "BITS": 8 * value.itemsize,
-        "DEPTH": depth_of(value), "A_WORD": n_tokens, "KNOWN": True, "MASK": mask, "CARRY": carry,
-        "EARLY": capability >= 90, "AHEAD": AHEAD, "A_COLUMN": 2 * n_tokens, "FOUR_AT_ONCE": True, "n_words": 1,
+        "bias": None, "slices": None, "ROWS": 16, "LANES": 16, "BITS": 8 * value.itemsize, "MASK": mask, "CARRY": carry,
+        "EARLY": capability >= 90, "AHEAD": AHEAD, "FOUR_AT_ONCE": True, "n_words": 1,
         "DECLARED": assembly.declared(8192 * n_tokens), "FOUR": assembly.four_steps(value, dtype, n_tokens),
+        **({} if value == torch.int8 else {"scales": None}),
     }  # fmt: skip
-    pointers = dict.fromkeys(("values", "distances", "slices", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}
-    pointers |= {"x": number if n_tokens == 1 else words, "input_words": words, "bias": number, "out": number}
+    pointers = dict.fromkeys(("values", "distances", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}
+    pointers |= {"x": number if n_tokens == 1 else words, "words": words, "out": number}
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n == "n_input_words"}
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*" or n == "n_input_words"
+    }
     source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 

@@ -6,22 +6,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from runtime.nets import is_close, kernels, thin
+from runtime.nets import Net, is_close, kernels, thin
 from torch import nn
 
 import sipp
 from sipp.runtime import chunks, steps
-
-
-class Net(nn.Module):
-    """A function of modules and inputs."""
-
-    def __init__(self, function, *modules):
-        super().__init__()
-        self.function, self.inner = function, nn.ModuleList(modules)
-
-    def forward(self, *given):
-        return self.function(*self.inner, *given)
 
 
 def off_by(found, net, *given):

@@ -13,15 +13,15 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.runtime import plan_cache, sparse_network, steps
+from sipp.runtime import cpu_network, plan_cache, steps
 
 
 @pytest.fixture
 def n_compiled(monkeypatch):
     """How many times something was compiled, by the number of traces."""
     calls = []
-    real = sparse_network.trace
-    monkeypatch.setattr(sparse_network, "trace", lambda *given: calls.append(given) or real(*given))
+    real = cpu_network.trace
+    monkeypatch.setattr(cpu_network, "trace", lambda *given: calls.append(given) or real(*given))
     return calls
 
 
@@ -90,7 +90,7 @@ def test_a_shape_that_comes_often_takes_the_place_of_one_that_does_not(never_den
         fast(torch.randn(3, 8))
     assert len(n_compiled) == 2
     fast(torch.randn(4, 8))  # the sixteenth; the plan for 2 was not used meanwhile
-    assert len(n_compiled) == 3 and len(fast._compiled) == 2
+    assert len(n_compiled) == 3 and len(fast._plans) == 2
     for n in (3, 4, 3, 4, 2):
         x = torch.randn(n, 8)
         assert is_close(fast(x), model(x))
@@ -138,8 +138,7 @@ def test_bytes_of_all_plans_are_counted_and_shared_ones_once(never_dense):
     fast(torch.randn(3, 64))
     assert fast.n_bytes == first
     fast(torch.randn(9, 64))
-    plans = [each.plan for each in fast._compiled.all()]
-    packed = [plan.n_packed_bytes for plan in plans]
+    packed = [plan.n_packed_bytes for plan in fast._plans.all()]
     assert fast.n_bytes == first + packed[1] and packed[0] > 0 and packed[1] > 0
 
 
@@ -151,19 +150,19 @@ def test_a_dense_layer_is_held_once_for_all_plans(always_dense, monkeypatch):
     for n in (5, 7):
         x = torch.randn(n, 8)
         assert is_close(fast(x), model(x))
-    assert len(fast._compiled) == 3 and set(kernels(fast)) == {"dense"}
+    assert len(fast._plans) == 3 and set(kernels(fast)) == {"dense"}
     assert fast.n_bytes == fast.n_dense_bytes
 
 
 def test_a_plan_that_lost_keeps_no_weights(always_dense, monkeypatch):
-    arenas, real = [], sparse_network.make_plan
+    arenas, real = [], cpu_network.make_plan
 
     def noted(*given):
         made = real(*given)
         arenas.append(weakref.ref(made.arena))
         return made
 
-    monkeypatch.setattr(sparse_network, "make_plan", noted)
+    monkeypatch.setattr(cpu_network, "make_plan", noted)
     fast = sipp.sparse(thin(nn.Linear(64, 64), 0.3), torch.randn(3, 64))
     fast(torch.randn(5, 64))
     assert fast.latest.is_dense and fast.n_bytes == fast.n_dense_bytes

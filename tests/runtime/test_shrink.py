@@ -101,27 +101,16 @@ def test_what_nobody_reads_goes_with_all_that_it_reads() -> None:
     ]
 
 
-class Stream(nn.Module):
-    """Two blocks that write to one stream, and a layer that reads it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.third(x + self.second(x).relu())
-
-
 def test_a_residual_stream_loses_channels_that_no_block_needs() -> None:
     torch.manual_seed(0)
-    net = Stream()
-    net.first.weight.data[0] = 0
-    net.third.weight.data[:, 2] = 0
+    first, second, third = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+    net = Part(lambda x, a, b, c: c((y := a(x)) + b(y).relu()), first, second, third)  # two blocks write to one stream
+    first.weight.data[0] = 0
+    third.weight.data[:, 2] = 0
     assert shrunk(net, torch.randn(2, 4)).layers[0].after == (6, 4)  # the second block writes 0, and reads 2
-    net.second.weight.data[:, 2] = 0
+    second.weight.data[:, 2] = 0
     assert shrunk(net, torch.randn(2, 4)).layers[0].after == (5, 4)  # nobody reads 2
-    net.second.weight.data[0] = 0
+    second.weight.data[0] = 0
     assert shrunk(net, torch.randn(2, 4)).layers[0].after == (4, 4)  # 0 is constant in both
 
 
@@ -392,21 +381,11 @@ def test_what_cannot_be_shrunk_is_named(make: Callable, error: type[Exception], 
         sipp.shrink(*make())
 
 
-class Counting(nn.Module):
-    """A layer whose outputs depend on how many channels it reads, beyond what a trace shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.second(x * x.shape[1])
-
-
 def test_a_network_that_would_compute_something_else_is_not_given() -> None:
-    net = Counting()
-    net.second.weight.data[:, 4:] = 0
+    """A layer whose outputs depend on how many channels it reads, beyond what a trace shows."""
+    first, second = nn.Linear(4, 8), nn.Linear(8, 2)
+    net = Part(lambda x, a, b: b((y := a(x)) * y.shape[1]), first, second)
+    second.weight.data[:, 4:] = 0
     with pytest.raises(ModelError, match=r"differs by .* so it is not returned"):
         sipp.shrink(net, torch.randn(2, 4))
 
@@ -439,6 +418,22 @@ def test_a_number_of_all_channels_keeps_those_it_is_made_of(total: Callable[[Ten
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: total(x)[None]))
     net[0].weight.data[:2] = 0
     assert [layer.after for layer in shrunk(net, torch.randn(3, 4)).layers] == [(4, 4), (5, 4)]
+
+
+def test_results_that_nobody_reads_keep_no_channel() -> None:
+    """Such as the indices of a pooling."""
+    torch.manual_seed(0)
+    pooled = Part(lambda x: F.max_pool2d(x, 2, return_indices=True)[0].flatten(1))
+    net = nn.Sequential(nn.Conv2d(3, 6, 1), pooled, nn.Linear(24, 2))
+    net[0].weight.data[:2] = 0
+    small = shrunk(net, torch.randn(2, 3, 4, 4))
+    assert [layer.after[0] for layer in small.layers] == [4, 2] and not small.left_alone
+
+
+def test_a_weight_of_one_dimension_is_left_alone() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), Part(F.linear, nn.Parameter(torch.randn(6))))
+    assert shrunk(net, torch.randn(2, 4)).left_alone == ("2 (linear)",)
 
 
 def test_outputs_that_are_minus_infinity_on_purpose() -> None:

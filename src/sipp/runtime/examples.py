@@ -21,8 +21,10 @@ LENGTH = 4  # of sequences
 ROUNDED = 1e-3  # relative difference that rounding may cause in float32 or wider
 UNITS = 64  # in narrower dtypes: this many times their epsilon
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
-def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+
+def call_of(example: Any) -> Call:
     """The positional and keyword arguments of a call with this example."""
     if isinstance(example, Tensor):
         return (example,), {}
@@ -38,7 +40,7 @@ def call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments, ready to be traced: repeated tensors and tensors from inference mode are cloned.
 
     torch.export would treat one tensor in two places as a single input.
@@ -54,7 +56,7 @@ def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
     return pytree.tree_map(own, (args, kwargs))
 
 
-def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Copies of the arguments, for a network that writes to its input."""
     return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
 
@@ -108,7 +110,7 @@ def try_example(
         run_batch(model, batch)
 
 
-def guess_call(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def guess_call(model: nn.Module) -> Call:
     """A call with noise in a shape that fits the model's first layer, with the first size that the model accepts."""
     for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
         if isinstance(first, nn.Linear):
@@ -143,6 +145,12 @@ def output_difference(outputs: list[Any], expected: list[Any]) -> float:
                 gap = (output - other)[known].abs().max() / other[known].abs().max()
                 worst = max(worst, torch.inf if bool(gap.isnan()) else float(gap))
     return worst
+
+
+def numeric_pairs(outputs: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of real or complex numbers in two outputs; integers are left out, rounding may decide them."""
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    return [(a, b) for a, b in pairs if isinstance(b, Tensor) and (b.is_floating_point() or b.is_complex())]
 
 
 def rounding_tolerance(expected: list[Any]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.runtime import steps
 from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import Step, Values, apply_epilogue, kept_share
+from sipp.runtime.steps import LEAST_GAIN, Step, Values, apply_epilogue, kept_share
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
         layer.op.name, "dense", run_step, layer.op.out, kept_share(weight), weight.nbytes, weight.nbytes, None,
         min(times), held=(best,),
     )  # fmt: skip
+
+
+def faster_step(sparse: Step, dense: Step, values: Values) -> Step:
+    """The sparse step if it is enough faster than the dense one, which has run; its result is added to the values."""
+    assert sparse.seconds is not None and dense.dense_seconds is not None
+    chosen = sparse if sparse.seconds <= LEAST_GAIN * dense.dense_seconds else dense
+    chosen.run(values)
+    return chosen
 
 
 def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:

@@ -1,4 +1,4 @@
-"""Layer norm for tokens stored side by side: three passes over a strip that stays in the cache."""
+"""Layer norm for tokens stored side by side: three passes over a strip, a few vectors of them, in the cache."""
 
 from __future__ import annotations
 

@@ -87,8 +87,7 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
     """The input of a linear layer, and the strides of its leading dimensions."""
     lead, n = tuple(x.shape[:-1]), prod(x.shape[:-1])
     strides, buffer = token_strides(x), arena.buffer_of(x)
-    is_ready = strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr()
-    if is_ready and buffer is not None and strides is not None:
+    if strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr():
         n_columns = buffer.data_CHWN.shape[3]  # for images this may not be a whole number of vectors
         has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
         if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -42,13 +41,12 @@ class Plan:
     steps: list[Step]
     constants: Values
     arena: Arena
-    lock: Any
     storages: frozenset[int]  # addresses of the constants
 
     def run(self, inputs: list[Any]) -> list[Any] | None:
         """The flat outputs; None if a value on the way is not finite (0 times infinity is not 0, so torch must run)."""
         flag = self.arena.flag
-        with self.lock, torch.no_grad(), _without_autocast():
+        with torch.no_grad(), _without_autocast():
             values = self._start(inputs)
             flag.clear()
             for value in inputs:
@@ -111,25 +109,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
         used = {n for op, step in zip(graph.ops, steps) for n in _still_read(op, step)} | kept
         constants = {n: value for n, value in graph.constants.items() if n in used}
         watched = _with_finite_checks(graph, steps, arena)
-        return Plan(
-            replace(graph, constants={}), watched, constants, arena, threading.Lock(), _storages(constants.values())
-        )
-
-
-def torch_plan(graph: Graph) -> Plan:
-    """The plan of a network that torch runs as a whole: only its list of operations, for the table."""
-    steps = [torch_step(op) for op in graph.ops]
-    return Plan(replace(graph, constants={}), steps, {}, Arena(), threading.Lock(), frozenset())
-
-
-def without_weights(plan: Plan) -> Plan:
-    """The plan without weights and buffers: it can be printed but not run."""
-
-    def run(values: Values) -> None:
-        raise AssertionError("this plan lost to torch")
-
-    steps = [replace(step, run=run, held=()) for step in plan.steps]
-    return replace(plan, steps=steps, constants={}, arena=Arena())
+        return Plan(replace(graph, constants={}), watched, constants, arena, _storages(constants.values()))
 
 
 def _without_autocast() -> AbstractContextManager[object]:

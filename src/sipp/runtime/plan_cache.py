@@ -1,17 +1,16 @@
-"""A cache of compiled plans, one for each input signature, and its replacement policy."""
+"""What was compiled, one `Compiled` for each input signature, and which are kept."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Any
 
-from sipp.errors import ModelError
-from sipp.records.speed import Speed
-from sipp.runtime.model_weights import Strides
-from sipp.runtime.plan import Plan
+from torch import Tensor
+
+from sipp.runtime.steps import Step
 
 MOST_PLANS = 8  # kept at a time
 PATIENCE = 16  # calls with a new signature, while the least recently used plan is idle, before it is replaced
@@ -24,23 +23,22 @@ TOO_MANY = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """How inputs of one signature are run: by a plan, or by torch as a whole if that is faster."""
+    """How inputs of one signature are run: step by step, or by torch as a whole if that is faster."""
 
-    plan: Plan
-    chunk: int | None  # points per run of the plan; None: all at once
-    is_dense: bool  # the plan is a table of what was tried, without its weights
-    is_finite: bool  # whether all intermediate values were, when it was compiled
-    is_same: bool  # whether the plan's outputs agreed with torch's then
-    seconds: float  # median time of a call, on torch's threads
+    steps: list[Step]  # of what was tried, without weights, if torch runs the network
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    is_dense: bool
+    how: str  # in words
+    seconds: float  # of a call
     dense_seconds: float
-    speed: Speed  # against torch, when it was compiled
-    strides: Strides  # of convolution weights, for when torch runs it
+    speed: str  # in words, against torch, when it was compiled
+    chunk: int | None = None  # points per run of the steps; None: all at once
+    tensors: Sequence[Tensor] = ()  # that it holds; others and the model may share them
+    n_packed_bytes: int = 0  # of packed weights that are not among them
+    n_buffer_bytes: int = 0  # of activations
 
 
-Kept = TypeVar("Kept")
-
-
-class PlanCache(Generic[Kept]):
+class PlanCache:
     """At most MOST_PLANS plans by input signature, protected by a lock.
 
     A further signature replaces the least recently used plan only after PATIENCE calls during which that plan was not
@@ -50,16 +48,16 @@ class PlanCache(Generic[Kept]):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.has_overflowed = False  # whether a signature ever got no plan
-        self._plans: dict[Hashable, Kept] = {}  # least recently used first
+        self._plans: dict[Hashable, Compiled] = {}  # least recently used first
         self._waiting: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[Compiled]:
         return list(self._plans.values())
 
-    def plan_for(self, signature: Hashable, make: Callable[[], Kept]) -> Kept | None:
+    def plan_for(self, signature: Hashable, make: Callable[[], Compiled]) -> Compiled | None:
         """The plan for this signature, compiled now if it gets one; None: torch runs it (warns once)."""
         with self.lock:
             known = self.used(signature)
@@ -71,7 +69,7 @@ class PlanCache(Generic[Kept]):
             warnings.warn(TOO_MANY, stacklevel=3)
         return known
 
-    def used(self, signature: Hashable) -> Kept | None:
+    def used(self, signature: Hashable) -> Compiled | None:
         """The plan for this signature, marked as most recently used; None if there is none."""
         if signature not in self._plans:
             return None
@@ -89,16 +87,8 @@ class PlanCache(Generic[Kept]):
         self._waiting[signature] = self._waiting.get(signature, 0) + 1
         return self._waiting[signature] >= PATIENCE
 
-    def put(self, signature: Hashable, compiled: Kept) -> None:
+    def put(self, signature: Hashable, compiled: Compiled) -> None:
         if len(self._plans) == MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._waiting.clear()
         self._plans[signature] = compiled
-
-
-def refuse_copy() -> NoReturn:
-    """Raises ModelError: compiled code cannot leave its process."""
-    raise ModelError(
-        "a compiled network can be neither copied nor pickled: it is compiled for this process",
-        fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
-    )

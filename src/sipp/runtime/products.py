@@ -1,4 +1,8 @@
-"""Convolutions and linear layers as steps: a sparse product, or torch's dense one if that is faster."""
+"""Convolutions and linear layers as steps: a sparse product, or torch's dense one if that is faster.
+
+A strip is the part of the output whose sums stay in registers; rounds divide the input channels of a strip, so that
+what they read stays in the first-level cache (`strip_kernel.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from sipp.native import memory
 from sipp.native.instructions import FLOAT_BYTES
 from sipp.runtime.buffers import Arena, Flag, token_buffer
-from sipp.runtime.layers import Layer, dense_step
+from sipp.runtime.layers import Layer, dense_step, faster_step
 from sipp.runtime.operands import (
     Operand,
     filled_run,
@@ -24,7 +28,7 @@ from sipp.runtime.operands import (
     token_input,
     token_operand,
 )
-from sipp.runtime.steps import LEAST_GAIN, SHARES_PER_THREAD, PreparedKernel, Step, Values
+from sipp.runtime.steps import SHARES_PER_THREAD, PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import Packed, Tiling, pack, strip_code, tilings
 
 NEAREST_CACHE = 24_000  # bytes of x that fit into the first-level cache beside weights and sums
@@ -72,7 +76,7 @@ def _choose(
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
     plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
     rounds = partial(_rounds, layer, source, flat)
-    ways = list(tilings(*size, source.n, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
+    ways = list(tilings(*size, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
     packs = {way.n_rounds: _pack(layer, flat, places, source.n, way.n_rounds) for way in ways}
     kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
     fills = fills_of(source, addend)
@@ -83,15 +87,11 @@ def _choose(
     times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
     kernel, way, packed = kernels[best], ways[best], packs[ways[best].n_rounds]
-
-    chosen = dense
-    if times[best] <= LEAST_GAIN * dense.dense_seconds:
-        chosen = Step(
-            op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep,
-            packed.n_bytes, weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
-        )  # fmt: skip
-    chosen.run(values)
-    return chosen
+    sparse = Step(
+        op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep, packed.n_bytes,
+        weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
+    )  # fmt: skip
+    return faster_step(sparse, dense, values)
 
 
 def _kernel_name(way: Tiling) -> str:

@@ -21,12 +21,10 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
-from sipp.runtime.examples import cloned, output_difference
+from sipp.runtime.examples import Call, cloned, output_difference
 from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # relative to the largest value of an output
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)

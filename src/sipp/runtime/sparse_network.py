@@ -3,236 +3,131 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
-from contextlib import suppress
-from functools import partial
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from rich.table import Table
+from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.native import pytree
 from sipp.records.html import view
 from sipp.records.pruned_to import NetworkLike, network_of
-from sipp.records.speed import speed_of, speed_words
-from sipp.runtime import steps
-from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
-from sipp.runtime.examples import (
-    call_of,
-    cloned_results,
-    in_signature_order,
-    input_signature,
-    output_difference,
-    rounding_tolerance,
-    try_example,
-    without_aliases,
-)
-from sipp.runtime.gpu.network import SparseOnGpu
-from sipp.runtime.graph import depends_on_layout, trace
-from sipp.runtime.model_weights import (
-    PackedParameter,
-    Strides,
-    conv_strides,
-    other_formats,
-    pack_parameters,
-    set_strides,
-    unpack_parameters,
-)
+from sipp.runtime.cpu_network import CpuNetwork
+from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
+from sipp.runtime.gpu.network import GpuNetwork
 from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.plan import Plan, flat_inputs, make_plan, torch_plan, without_weights
-from sipp.runtime.plan_cache import Compiled, PlanCache, refuse_copy
+from sipp.runtime.plan_cache import Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import Labels, as_html, as_text, steps_table, summary_labels
 
-TRIALS = 2
-NOT_FINITE = object()
 
+class Device(Protocol):
+    """A model on the CPU or a GPU. One thread calls it at a time."""
 
-def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
-    """The outputs of the model; NOT_FINITE if an intermediate value is not finite, so torch must run it."""
-    n, parts = len(inputs[0]) if chunk else 1, []
-    for i in range(0, n, chunk or n):
-        part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
-        if part is None:
-            return NOT_FINITE
-        parts.append(part)
-    flat = [torch.cat(part) for part in zip(*parts)] if chunk else parts[0]
-    return pytree.tree_unflatten(flat, plan.graph.out_spec)
+    kind: str  # torch's name of the device
+    processor: str  # "CPU" or "GPU"
+    timed: str  # how steps and networks are timed
+
+    @property
+    def n_packed_bytes(self) -> int:
+        """Bytes of the model's own weights that are packed."""
+
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
+        """The fastest way to run inputs like these; `where` names them in errors."""
+
+    def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model with torch; results are the caller's own."""
+
+    def pack(self) -> None:
+        """Frees weights that no later call needs as they are; called after each compilation."""
 
 
 class Sparse:
-    """A network compiled for the CPU: call it like the model. `print` shows what runs where, and how fast.
+    """A compiled network: call it like the model. `print` shows what runs where, and how fast.
 
     It is compiled for the shapes of the example, and again for other shapes, up to eight (`plan_cache.py`); for further
-    shapes torch runs the dense network. Calls are thread-safe but serialised.
+    shapes torch runs the dense network. Calls are thread-safe but serialised; on a GPU they are launched one at a time,
+    on the caller's stream.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, make: Callable[[nn.Module, PlanCache], Device], model: nn.Module, args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:  # fmt: skip
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
-        self._original_strides = self._current_strides = conv_strides(self._model)
-        self._packed: dict[str, PackedParameter] = {}
-        self._compiled: PlanCache[Compiled] = PlanCache()
-        self._lock = self._compiled.lock
-        self._was_finite = True  # in the previous call
+        self._plans = PlanCache()
+        self._device = make(self._model, self._plans)
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
         self.seconds = 0.0  # spent compiling
         kwargs = in_signature_order(self._model, kwargs)
-        self.latest = self._compile(input_signature(args, kwargs, "cpu"), args, kwargs)  # compiled last
+        self.latest = self._compile(input_signature(args, kwargs, self._device.kind), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = in_signature_order(self._model, kwargs)
-        signature = input_signature(args, kwargs, "cpu")
-        compiled = self._compiled.plan_for(signature, lambda: self._compile(signature, args, kwargs))
-        if compiled is None or compiled.is_dense:
-            return self._run_dense(self._original_strides if compiled is None else compiled.strides, args, kwargs)
-        output = _run(compiled.plan, compiled.chunk, flat_inputs(args, kwargs))
-        if output is NOT_FINITE:
-            with self._lock:
-                output = self._run_dense(self._original_strides, args, kwargs)
-                if self._was_finite:  # stay unpacked if this happens in consecutive calls
-                    self._pack()
-                self._was_finite = False
-            return output
-        self._was_finite = True
-        return output
+        signature = input_signature(args, kwargs, self._device.kind)
+        compiled = self._plans.plan_for(signature, lambda: self._compile(signature, args, kwargs))
+        with self._plans.lock:  # another thread that compiles would move the weights
+            return (self._device.run_dense if compiled is None else compiled.run)(args, kwargs)
 
     def __reduce__(self) -> Any:
-        refuse_copy()
-
-    def _run_dense(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model with torch; the returned tensors are copies that the caller may keep."""
-        with self._lock, torch.no_grad():  # another thread that compiles would move the weights
-            self._unpack(strides)
-            return cloned_results(self._model(*args, **kwargs))
-
-    @torch.inference_mode(False)
-    def _unpack(self, strides: Strides) -> None:
-        """Restores the weights of the model in this memory format, unless they are already."""
-        if self._packed or self._current_strides is not strides:
-            unpack_parameters(self._model, self._packed)
-            set_strides(self._model, strides)
-            self._current_strides = strides
-
-    @torch.inference_mode(False)
-    def _pack(self) -> None:
-        """Packs the weights that no plan holds, unless torch runs the network for some inputs."""
-        if not self._compiled.has_overflowed and not any(each.is_dense for each in self._compiled.all()):
-            held = {t.untyped_storage().data_ptr() for each in self._compiled.all() for t in each.plan.tensors}
-            self._packed |= pack_parameters(self._model, held)  # some may still be packed, after an out-of-memory error
+        raise ModelError(
+            "a compiled network can be neither copied nor pickled: it is compiled for this process",
+            fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
+        )
 
     @torch.inference_mode(False)
     def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
-        with ONE_AT_A_TIME, self._lock:  # always in this order; torch.export is not thread-safe
-            if (known := self._compiled.used(signature)) is not None:  # another thread was faster
+        with ONE_AT_A_TIME, self._plans.lock:  # always in this order; torch.export is not thread-safe
+            if (known := self._plans.used(signature)) is not None:  # another thread was faster
                 return known
             start = time.perf_counter()
             args, kwargs = without_aliases(args, kwargs)
             try:
-                self._unpack(self._original_strides)
-                try_example(self._model, args, kwargs, where="the input" if len(self._compiled) else "the example")
-                plan, chunk = self._make_plan(args, kwargs)
-                self.latest = self._choose_fastest(plan, chunk, args, kwargs)
-                self._compiled.put(signature, self.latest)
+                self.latest = self._device.compile(args, kwargs, "the input" if len(self._plans) else "the example")
+                self._plans.put(signature, self.latest)
             finally:  # also if the model rejects the input
-                self._pack()
+                self._device.pack()
             self.seconds = time.perf_counter() - start
             return self.latest
-
-    def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
-        """The plan for these inputs, and its chunk size."""
-        graph, inputs = trace(self._model, args, kwargs), flat_inputs(args, kwargs)
-        if depends_on_layout(graph):
-            return torch_plan(graph), None
-        chunk = chunk_size(graph, inputs)
-        if chunk is not None:
-            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            try:
-                part = trace(self._model, args, kwargs)
-            except ModelError:  # it does not run on fewer points
-                chunk = None
-            else:
-                chunk = chunk if same_but_for_batch_size(graph, part, len(inputs[0]), chunk) else None
-            if chunk is not None:
-                graph, inputs = part, flat_inputs(args, kwargs)
-        return make_plan(graph, inputs), chunk
-
-    def _choose_fastest(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
-        inputs, is_whole = flat_inputs(args, kwargs), depends_on_layout(plan.graph)
-        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # shared with the plan
-        choices = (
-            [self._original_strides]
-            if is_whole
-            else [self._original_strides, *other_formats(self._model, self._original_strides)]
-        )
-        ways = [partial(self._run_dense, strides, args, kwargs) for strides in choices]
-        times = {0: steps.dense_time(ways[0], TRIALS)}
-        for i, dense in enumerate(ways[1:], 1):
-            with suppress(RuntimeError):  # some views work in one memory format only
-                dense()
-                times[i] = steps.dense_time(dense, TRIALS)
-        best = min(times, key=times.__getitem__)
-        output = NOT_FINITE if is_whole else _run(plan, chunk, inputs)
-        is_finite = is_whole or output is not NOT_FINITE
-        is_same = output is NOT_FINITE or _is_same(output, ways[0]())
-        is_raced = is_finite and is_same and not is_whole
-        raced = steps.race((lambda: _run(plan, chunk, inputs)) if is_raced else ways[best], ways[best])
-        is_dense = not is_raced or min(raced[0]) > steps.LEAST_GAIN * min(raced[1])
-        if not is_dense or best == 0:
-            for name, parameter in self._model.named_parameters():
-                parameter.data = before[name]
-            self._current_strides = self._original_strides
-        kept = without_weights(plan) if is_dense else plan
-        timed = median(raced[0]), median(raced[1]), speed_of(*raced)
-        return Compiled(kept, chunk, is_dense, is_finite, is_same, *timed, choices[best])
 
     @property
     def steps(self) -> list[Step]:
         """The steps for the input shapes compiled last, in order."""
-        return list(self.latest.plan.steps)
+        return list(self.latest.steps)
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all weights in memory: those of every plan, and those kept for other input shapes."""
-        with self._lock:
-            plans = [each.plan for each in self._compiled.all() if not each.is_dense]
+        with self._plans.lock:
+            plans = self._plans.all()
             whole = [*self._model.parameters(), *self._model.buffers(), *(t for plan in plans for t in plan.tensors)]
             once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in whole}
-            packed = sum(plan.n_packed_bytes for plan in plans) + sum(kept.n_bytes for kept in self._packed.values())
-            return packed + sum(once.values())
+            return sum(once.values()) + self._device.n_packed_bytes + sum(plan.n_packed_bytes for plan in plans)
 
     def __repr__(self) -> str:
-        speed = speed_words(self.latest.speed, runs_dense=self.latest.is_dense)
-        return f"<Sparse {type(self._model).__name__}: {speed}; print() shows what runs where>"
+        return f"<Sparse {type(self._model).__name__}: {self.latest.speed}; print() shows what runs where>"
 
     def __str__(self) -> str:
-        return as_text(steps_table(self.steps), self._labels())
+        return as_text(self._table(), self._labels())
 
     def _repr_html_(self) -> str:
-        shown = as_html(steps_table(self.steps), self._labels())
-        return view(f"{type(self._model).__name__}, compiled for this CPU", shown)
+        title = f"{type(self._model).__name__}, compiled for this {self._device.processor}"
+        return view(title, as_html(self._table(), self._labels()))
+
+    def _table(self) -> Table:
+        return steps_table(self.steps, with_notes=self._device.processor == "GPU")
 
     def _labels(self) -> Labels:
-        return summary_labels(self.latest.plan, self.latest, self.n_bytes, self.n_dense_bytes, self.seconds)
-
-
-def _is_same(outputs: Any, expected: Any) -> bool:
-    """Whether all floating-point outputs agree up to rounding; integers are not compared, rounding may decide them."""
-    for output, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
-        is_real = isinstance(other, Tensor) and (other.is_floating_point() or other.is_complex())
-        if is_real and not output_difference([output], [other]) <= rounding_tolerance([other]):
-            return False
-    return True
+        return summary_labels(self.latest, self.n_bytes, self.n_dense_bytes, self.seconds, self._device.timed)
 
 
 @torch.inference_mode(False)
-def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
+def sparse(model: NetworkLike, example: Any) -> Sparse:
     """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
     It runs on the model's device: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16
@@ -257,6 +152,5 @@ def sparse(model: NetworkLike, example: Any) -> Sparse | SparseOnGpu:
             f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
             fix="give model.cpu() or model.cuda()",
         )  # fmt: skip
-    if any(device.type == "cuda" for device in devices):
-        return SparseOnGpu(model, *call_of(example))
-    return Sparse(model, *call_of(example))
+    make = GpuNetwork if any(device.type == "cuda" for device in devices) else CpuNetwork
+    return Sparse(make, model, *call_of(example))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ TURNS, RACE_SECONDS = 6, 0.2  # for the whole network, sparse against dense
 LEAST_GAIN = 0.95  # sparse is used if it takes at most this share of the dense time
 SHARED_SECONDS = 5e-5  # faster kernels run on one thread
 SHARES_PER_THREAD = 4  # so that a delayed thread holds up the others less
+
+MS = 1e3  # milliseconds in a second
 
 ATTENTION = ATEN.scaled_dot_product_attention.default
 Values = dict[int, Any]
@@ -145,6 +147,15 @@ def torch_step(op: Op, note: str = "") -> Step:
         values[op.out] = result if op.addend is None and op.act == NONE else apply_epilogue(values, op, result)
 
     return Step(op.name, "torch", run_step, op.out, note=note)
+
+
+def without_weights(steps: list[Step]) -> list[Step]:
+    """The steps of a network that torch runs as a whole: they can be printed but not run."""
+
+    def run(values: Values) -> None:
+        raise AssertionError("torch runs this network")
+
+    return [replace(step, run=run, held=()) for step in steps]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:

@@ -45,15 +45,13 @@ class Packed:
     """The kept weights of a layer: values, and 16-bit steps between the positions in x that they read.
 
     A row becomes  start, (value, step), (value, step) ..: the position of its first kept weight (64 bits), and after
-    each value the distance to the next position, in units of `unit` floats. Distances beyond 16 bits are bridged by
-    zero weights. `rows` holds one number, then (start in bytes, end in values) for every row.
+    each value the distance to the next position, in units of `unit` floats (see `pack`). Distances beyond 16 bits are
+    bridged by zero weights. `rows` holds one number, then (start in bytes, end in values) for every row.
     """
 
     rows: np.ndarray  # int64, 1 + 2 R
     values: np.ndarray  # float32
     steps: np.ndarray  # uint16
-    n_rows: int
-    unit: int  # floats
 
     @property
     def n_bytes(self) -> int:
@@ -83,7 +81,7 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     first = np.searchsorted(rows, np.arange(n_rows))
     has_any = np.bincount(rows, minlength=n_rows) > 0
     table[1::2][has_any] = places[first[has_any]] * unit * FLOAT_BYTES
-    return Packed(table, packed_values, steps, n_rows, unit)
+    return Packed(table, packed_values, steps)
 
 
 # --- Strips -----------------------------------------------------------------------------------------------------------
@@ -122,10 +120,10 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, n: int, unit: int, x: Plane, out: Plane, addend: Plane | None, act: str,
+    height: int, width: int, n: int, x: Plane, out: Plane, addend: Plane | None, act: str,
     has_overflow_factor: bool, rounds: Callable[[int, int], list[int]],
 ) -> Iterator[Tiling]:  # fmt: skip
-    """The tilings worth timing. Pixels of `out` and `addend` are adjacent, those of x need not be.
+    """The tilings worth timing, for n points. Pixels of `out` and `addend` are adjacent, those of x need not be.
 
     `rounds(n_rows, n_floats)` returns the numbers of rounds to try for tiles of that size.
     """
@@ -151,9 +149,7 @@ def tilings(
             if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
                 continue
             in_addend = None if addend is None else inside[2]
-            tile = Tile(
-                lanes, inside[0], inside[1], in_addend, unit * FLOAT_BYTES, act, n_rounds > 1, has_overflow_factor
-            )
+            tile = Tile(lanes, inside[0], inside[1], in_addend, n * FLOAT_BYTES, act, n_rounds > 1, has_overflow_factor)
             yield Tiling(tile, np.array(strips, np.int64), n_rounds)
 
 

@@ -6,13 +6,10 @@ from rich.table import Table
 
 from sipp.records.display import plain_table, text_of
 from sipp.records.html import labels_html, table_html
-from sipp.records.speed import speed_words
-from sipp.runtime.graph import depends_on_layout
-from sipp.runtime.plan import Plan
 from sipp.runtime.plan_cache import Compiled
-from sipp.runtime.steps import Step
+from sipp.runtime.steps import MS, Step
 
-MS, MB = 1e3, 1e6
+MB = 1e6
 Labels = tuple[tuple[str, str], ...]  # labels and texts
 
 
@@ -48,23 +45,14 @@ def left_to_torch(steps: list[Step]) -> str:
     return ", ".join(sorted({step.name.rstrip("_0123456789") for step in steps if step.kernel == "torch"})) or "nothing"
 
 
-def summary_labels(plan: Plan, compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float) -> Labels:
-    """The lines below the table: what runs, how fast, and how much memory it takes."""
-    ran = "as above" if compiled.chunk is None else f"as above, {compiled.chunk} inputs at a time"
-    if compiled.is_dense:
-        ran = "torch runs all of it, which is faster here"
-        if depends_on_layout(plan.graph):
-            ran = "torch runs all of it: an operation depends on the memory layout"
-        elif not compiled.is_finite:
-            ran = "torch runs all of it: a value inside was not finite, which only the model itself passes on"
-        elif not compiled.is_same:
-            ran = "torch runs all of it: the steps gave other outputs on the example, or the model is random"
+def summary_labels(compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float, timed: str) -> Labels:
+    """The lines below the table: what runs, how fast, and how much memory it takes; `timed` says how this was timed."""
     times = f"{compiled.seconds * MS:.3f} ms per call, torch {compiled.dense_seconds * MS:.3f} ms"
-    speed = speed_words(compiled.speed, runs_dense=compiled.is_dense)
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
+    buffers = f"; activations {compiled.n_buffer_bytes / MB:.2f} MB" if compiled.n_buffer_bytes else ""
     return (
-        ("left to torch", left_to_torch(plan.steps)),
-        ("network", ran if compiled.is_dense else f"{ran}; {times}: {speed}"),
-        ("weights", f"{memory}; activations {plan.arena.n_bytes / MB:.2f} MB"),
-        ("compiled in", f"{seconds:.1f} s; steps were timed on one thread, the whole network on all threads"),
+        ("left to torch", left_to_torch(compiled.steps)),
+        ("network", compiled.how if compiled.is_dense else f"{compiled.how}; {times}: {compiled.speed}"),
+        ("weights", memory + buffers),
+        ("compiled in", f"{seconds:.1f} s; {timed}"),
     )

@@ -32,9 +32,9 @@ from sipp.native.machine_code import Arguments, generate
 from sipp.native.processor import HAS_AVX2, LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.layers import Layer, dense_step
+from sipp.runtime.layers import Layer, dense_step, faster_step
 from sipp.runtime.operands import filled_run, fills_of, token_addend, token_input
-from sipp.runtime.steps import LEAST_GAIN, PreparedKernel, Step, Values
+from sipp.runtime.steps import PreparedKernel, Step, Values
 from sipp.runtime.strip_kernel import raise_flag
 
 MOST_COLUMNS = LANES * 2**16
@@ -117,15 +117,11 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
         fill(values)
     seconds = kernel.time()
     dense = dense_step(layer, weight, values)
-    assert dense.dense_seconds is not None
-    chosen = dense
-    if seconds <= LEAST_GAIN * dense.dense_seconds:
-        chosen = Step(
-            op.name, f"sparse, one vector x {LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes,
-            seconds, dense.dense_seconds,
-        )  # fmt: skip
-    chosen.run(values)
-    return chosen
+    sparse = Step(
+        op.name, f"sparse, one vector x {LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
+        dense.dense_seconds,
+    )  # fmt: skip
+    return faster_step(sparse, dense, values)
 
 
 def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:

@@ -18,7 +18,15 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.records.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import call_of, cloned, guess_call, output_difference, rounding_tolerance, without_aliases
+from sipp.runtime.examples import (
+    Call,
+    call_of,
+    cloned,
+    guess_call,
+    output_difference,
+    rounding_tolerance,
+    without_aliases,
+)
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
@@ -28,8 +36,6 @@ from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
 from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @torch.inference_mode(False)

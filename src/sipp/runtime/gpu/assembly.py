@@ -1,7 +1,8 @@
 """PTX for what Triton cannot express in `kernels.py`: the input in shared memory, and four steps of a walk.
 
-A step takes five instructions: the next position (`dp4a` sums the distances in a word, in bytes), one load, two
-conversions to float32, one multiply-add. Triton's own code, which loads from global memory, needs 10 to 15.
+A walk is the way of a thread along its row, from kept weight to kept weight (`layouts.py`). A step takes five
+instructions: the next position (`dp4a` sums the distances in a word, in bytes), one load, two conversions to float32,
+one multiply-add. Triton's own code, which loads from global memory, needs 10 to 15.
 """
 
 from __future__ import annotations

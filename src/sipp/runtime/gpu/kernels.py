@@ -1,9 +1,10 @@
 """Triton kernels for a linear layer on few tokens: only the kept weights are read, each once.
 
-A program computes the rows of a slice. It first starts loading its first blocks of weights; meanwhile it checks the
-input and copies it into shared memory, where each weight looks up its value. Each block that was used is replaced by a
-later one. A dense layer would multiply zeros with infinities and give NaN, so a token with a value that is not finite
-gets NaN in all rows. Sums are float32.
+A weight is packed as walks (`layouts.py`): each thread goes along a row from kept weight to kept weight. A program
+computes the rows of a slice, on one token or on the tokens that fill a word of 64 bits. It first starts loading its
+first blocks of weights; meanwhile it checks the input and copies it into shared memory, where each weight looks up its
+value. Each block that was used is replaced by a later one. A dense layer would multiply zeros with infinities and give
+NaN, so a token with a value that is not finite gets NaN in all rows. Sums are float32.
 
 On Hopper GPUs and newer, a kernel starts before the previous one has finished (programmatic dependent launch).
 """
@@ -16,14 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.runtime.gpu import assembly
-from sipp.runtime.gpu.layouts import LEVELS, Walks, depth_of
+from sipp.runtime.gpu.layouts import LEVELS, WARP, Walks
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # an older Triton: kernels do not start early
     gdc_launch_dependents = gdc_wait = None
 
-WARP = 32  # threads
 LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
 ALIGNED = 16  # divisibility of sizes and addresses that Triton specialises for
 STARTS_EARLY = (9, 0)  # compute capability
@@ -40,35 +40,34 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     is_nvidia = x.is_cuda and torch.version.hip is None  # for torch, AMD GPUs are cuda too
     early = is_nvidia and gdc_wait is not None and torch.cuda.get_device_capability(x.device) >= STARTS_EARLY
     launch = {"launch_pdl": True} if early else {}
-    n_tokens, (n_rows, n_columns) = len(x), weight.shape
-    out = torch.empty(n_tokens, n_rows, dtype=x.dtype, device=x.device)
-    dtype, n_threads = x.dtype, weight.n_rows * weight.n_lanes
-    a_word = 1 if n_tokens == 1 else 8 // x.itemsize  # tokens per load
-    n_words = triton.cdiv(n_tokens, a_word)
-    if n_tokens > 1:
-        transposed_x = torch.empty(n_columns, n_words * a_word, dtype=x.dtype, device=x.device)
-        _transpose[(triton.cdiv(n_columns, TURNED),)](
-            x, transposed_x, n_tokens, n_columns, n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
+    n_tokens, dtype, n_rows = len(x), x.dtype, weight.shape[0]
+    out = torch.empty(n_tokens, n_rows, dtype=dtype, device=x.device)
+    if n_tokens == 1:
+        a_word = n_words = 1  # tokens per word, and words per column
+        is_whole = all(n * x.itemsize % 4 == 0 for n in (x.shape[1], x.storage_offset()))
+        words = x.view(-1).view(torch.int32 if is_whole else torch.int16)
+    else:
+        a_word = 8 // x.itemsize
+        n_words = triton.cdiv(n_tokens, a_word)
+        transposed_x = torch.empty(x.shape[1], n_words * a_word, dtype=dtype, device=x.device)
+        _transpose[(triton.cdiv(x.shape[1], TURNED),)](
+            x, transposed_x, n_tokens, x.shape[1], n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
             early, **launch,
         )  # fmt: skip
-        x, input_words = transposed_x.view(torch.int64), transposed_x.view(torch.int64)
-    else:
-        is_whole = all(n * x.itemsize % 4 == 0 for n in (n_columns, x.storage_offset()))
-        input_words = x.view(-1).view(torch.int32 if is_whole else torch.int16)
-    n_input_words = input_words.numel() // n_words
-    chunk = n_threads * 16 if n_tokens == 1 else n_threads * 8  # bytes of the input per iteration
-    shared = triton.cdiv(n_input_words * input_words.itemsize, chunk) * chunk
-    in_shared = is_nvidia and input_words.dtype != torch.int16 and a_word != 2 and shared <= assembly.MOST_SHARED
+        x = words = transposed_x.view(torch.int64)
+    n_input_words, n_threads = words.numel() // n_words, weight.n_rows * weight.n_lanes
+    chunk = n_threads * (16 if n_tokens == 1 else 8)  # bytes of the input per iteration
+    n_shared = triton.cdiv(n_input_words * words.itemsize, chunk) * chunk
+    in_shared = is_nvidia and words.dtype != torch.int16 and a_word != 2 and n_shared <= assembly.MOST_SHARED
     # lets Triton give each thread four neighbouring words
     four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
-    mask, carry = (_repeated(bits, dtype, input_words.dtype) for bits in EXPONENT[dtype])
     _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, input_words, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
-        weight.slices, weight.order, weight.scales, out if bias is None else bias, out,
-        n_rows, n_input_words, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
-        bias is not None, weight.values.dtype == torch.int8, weight.n_rows, weight.n_lanes,
-        weight.values.itemsize * 8, depth_of(weight.values.dtype), a_word, bool(weight.n_longer), mask, carry, early,
-        ahead, x.itemsize if n_tokens == 1 else 8, four_at_once, assembly.declared(shared) if in_shared else "",
+        x, words, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
+        None if weight.n_longer else weight.slices, weight.order, weight.scales if len(weight.scales) else None, bias,
+        out, n_rows, n_input_words, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
+        weight.n_rows, weight.n_lanes, weight.values.itemsize * 8,
+        *(_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype]), early, ahead, four_at_once,
+        assembly.declared(n_shared) if in_shared else "",
         assembly.four_steps(weight.values.dtype, dtype, a_word) if in_shared else "",
         num_warps=max(1, n_threads // WARP), **launch,
     )  # fmt: skip
@@ -111,16 +110,72 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load(values, distances, block, n_blocks, at, distance_at, A_BLOCK: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _first_block(s, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5):  # type: ignore[no-untyped-def]
+    """The number of the first block of slice s; without a table, computed from how many slices are longer."""
+    if slices is None:
+        block = s * n_least + tl.minimum(s, longer_1) + tl.minimum(s, longer_2) + tl.minimum(s, longer_3)
+        block += tl.minimum(s, longer_4) + tl.minimum(s, longer_5)
+    else:
+        block = tl.load(slices + s)
+    return block
+
+
+@triton.jit
+def _load(values, distances, block, n_blocks, THREADS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Loads two blocks as words: values and distances of each. Zeros past the end."""
+    DEPTH: tl.constexpr = 8 if BITS == 8 else 4  # weights per thread and block
+    WORDS: tl.constexpr = DEPTH * BITS // 32
+    thread = tl.arange(0, THREADS)  # one-dimensional: with two, Triton may put neighbours into different warps
+    at = thread[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+    if DEPTH == 8:
+        distance_at = thread[:, None] * 2 + tl.arange(0, 2)[None, :]
+    else:
+        distance_at = thread
     there, next_there = block < n_blocks, block + 1 < n_blocks
-    values += block * (A_BLOCK * BITS // 32)
-    distances += block * (A_BLOCK // 4)
+    values += block * (THREADS * WORDS)
+    distances += block * (THREADS * DEPTH // 4)
     value = tl.load(values + at, there, other=0)
     distance = tl.load(distances + distance_at, there, other=0)
-    next_value = tl.load(values + A_BLOCK * BITS // 32 + at, next_there, other=0)
-    next_distance = tl.load(distances + A_BLOCK // 4 + distance_at, next_there, other=0)
+    next_value = tl.load(values + THREADS * WORDS + at, next_there, other=0)
+    next_distance = tl.load(distances + THREADS * DEPTH // 4 + distance_at, next_there, other=0)
     return value, distance, next_value, next_distance
+
+
+@triton.jit
+def _read_input(  # type: ignore[no-untyped-def]
+    words, shared, n_input_words, n_words, token_word, THREADS: tl.constexpr, A_WORD: tl.constexpr,
+    MASK: tl.constexpr, CARRY: tl.constexpr, IN_SHARED: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Copies the input of these tokens into shared memory; the sign of a number in the result marks what is not finite.
+
+    Adding CARRY to the bits of an exponent that are all 1 carries into the sign.
+    """
+    CHUNK: tl.constexpr = THREADS * 4 if A_WORD == 1 else THREADS
+    k = tl.arange(0, CHUNK)
+    bad = tl.zeros((CHUNK,), words.dtype.element_ty)
+    for i in range(0, n_input_words, CHUNK):
+        if A_WORD == 1:
+            word = tl.load(words + i + k, i + k < n_input_words, other=0)
+        else:
+            word = tl.load(words + (i + k) * n_words + token_word, i + k < n_input_words, other=0)
+        bad |= (word & MASK) + CARRY
+        if IN_SHARED:
+            to = shared + (i + k) * (4 if A_WORD == 1 else 8)
+            if A_WORD == 1 and FOUR_AT_ONCE:
+                tl.inline_asm_elementwise(
+                    STORE_16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=4
+                )
+            elif A_WORD == 1:
+                tl.inline_asm_elementwise(STORE_4, "=r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
+            else:
+                tl.inline_asm_elementwise(STORE_8, "=r,l,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
+    return bad
+
+
+@triton.jit
+def _signs(word, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sign of any number of this many bits in a word, as its last bit."""
+    return (word >> (word.dtype.primitive_bitwidth - 1)) | (word >> (SIZE - 1))
 
 
 @triton.jit
@@ -191,92 +246,73 @@ def _block(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _two_blocks(  # type: ignore[no-untyped-def]
-    x, place, value, step, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr,
-    A_WORD: tl.constexpr, FOUR: tl.constexpr,
+    x, place, value, step, next_value, next_step, token_word, n_words, a, b, c, d, like, values, distances,
+    later_block, n_blocks, BITS: tl.constexpr, A_WORD: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
+    """All steps of two blocks, which are replaced by two later ones."""
     place, a, b, c, d = _block(x, place, value, step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
-    return _block(x, place, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
+    place, a, b, c, d = _block(
+        x, place, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR
+    )
+    value, step, next_value, next_step = _load(values, distances, later_block, n_blocks, value.shape[0], BITS)
+    return place, a, b, c, d, value, step, next_value, next_step
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_tokens", "n_least", *LONGER])
-def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
-    x, input_words, values, distances, starts, slices, order, scales, bias, out,
+def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most branches are known when it is compiled)
+    x, words, values, distances, starts, slices, order, scales, bias, out,
     n_rows, n_input_words, n_tokens, n_words, n_least, longer_1, longer_2, longer_3, longer_4, longer_5,
-    HAS_BIAS: tl.constexpr, HAS_SCALES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr,
-    DEPTH: tl.constexpr, A_WORD: tl.constexpr, KNOWN: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr, A_COLUMN: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
-    DECLARED: tl.constexpr, FOUR: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr, FOUR_AT_ONCE: tl.constexpr, DECLARED: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
-    """One slice, for the tokens of one 64-bit word, or for a single token."""
+    """One slice, for the tokens of one 64-bit word, or for a single token.
+
+    `x` is the input and `words` the same memory in words. `slices`, `scales` and `bias` may be None. ROWS and LANES are
+    the rows of a slice and the threads of a row, BITS those of a value. DECLARED and FOUR are PTX (`assembly.py`),
+    empty if the input is read from where it is.
+    """
+    THREADS: tl.constexpr = ROWS * LANES
+    SIZE: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
+    A_WORD: tl.constexpr = 64 // SIZE if x.dtype.element_ty == tl.int64 else 1  # tokens
     s = tl.program_id(0)
     token_word = tl.program_id(1)
-    if KNOWN:  # the offset can be computed, without a load
-        begin = s * n_least + tl.minimum(s, longer_1) + tl.minimum(s, longer_2) + tl.minimum(s, longer_3)
-        begin += tl.minimum(s, longer_4) + tl.minimum(s, longer_5)
-        end = (s + 1) * n_least + tl.minimum(s + 1, longer_1) + tl.minimum(s + 1, longer_2)
-        end += tl.minimum(s + 1, longer_3) + tl.minimum(s + 1, longer_4) + tl.minimum(s + 1, longer_5)
-        n = end - begin
-    else:
-        begin = tl.load(slices + s)
-        n = tl.load(slices + s + 1) - begin
-    THREADS: tl.constexpr = ROWS * LANES
-    A_BLOCK: tl.constexpr = THREADS * DEPTH
-    thread = tl.arange(0, THREADS)  # one-dimensional: with two, Triton may put neighbours into different warps
-    WORDS: tl.constexpr = DEPTH * BITS // 32
-    at = thread[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
-    if DEPTH == 8:
-        distance_at = thread[:, None] * 2 + tl.arange(0, 2)[None, :]
-    else:
-        distance_at = thread
+    begin = _first_block(s, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5)
+    n = _first_block(s + 1, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5) - begin
+    A_BLOCK: tl.constexpr = THREADS * (8 if BITS == 8 else 4)  # weights
     values += begin.to(tl.int64) * (A_BLOCK * BITS // 32)
     distances += begin.to(tl.int64) * (A_BLOCK // 4)
-    v0, s0, w0, t0 = _load(values, distances, 0, n, at, distance_at, A_BLOCK, BITS)
+    # up to four pairs of blocks under way: values v and steps s of the first block, w and t of the second
+    v0, s0, w0, t0 = _load(values, distances, 0, n, THREADS, BITS)
     if AHEAD >= 2:
-        v1, s1, w1, t1 = _load(values, distances, 2, n, at, distance_at, A_BLOCK, BITS)
+        v1, s1, w1, t1 = _load(values, distances, 2, n, THREADS, BITS)
     if AHEAD >= 3:
-        v2, s2, w2, t2 = _load(values, distances, 4, n, at, distance_at, A_BLOCK, BITS)
+        v2, s2, w2, t2 = _load(values, distances, 4, n, THREADS, BITS)
     if AHEAD >= 4:
-        v3, s3, w3, t3 = _load(values, distances, 6, n, at, distance_at, A_BLOCK, BITS)
+        v3, s3, w3, t3 = _load(values, distances, 6, n, THREADS, BITS)
+    thread = tl.arange(0, THREADS)
     place = tl.load(starts + s * THREADS + thread).to(tl.int32)
     row = tl.load(order + s * ROWS + thread // LANES)
     writes = (row >= 0) & (thread % LANES == 0)
     scale = tl.full((THREADS,), 1.0, tl.float32)
-    if HAS_SCALES:
+    if scales is not None:
         scale = tl.load(scales + s * ROWS + thread // LANES)
     offset = tl.zeros((THREADS,), tl.float32)
-    if HAS_BIAS:
+    if bias is not None:
         offset = tl.load(bias + row, writes, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
 
-    CHUNK: tl.constexpr = THREADS * 4 if A_WORD == 1 else THREADS
-    k = tl.arange(0, CHUNK)
-    bad = tl.zeros((CHUNK,), input_words.dtype.element_ty)
+    shared = 0
     if FOUR != "":
-        base = tl.inline_asm_elementwise(DECLARED, "=r,r", [s], dtype=tl.int32, is_pure=False, pack=1)
-        place = base + place * A_COLUMN
-    for i in range(0, n_input_words, CHUNK):
-        if A_WORD == 1:
-            word = tl.load(input_words + i + k, i + k < n_input_words, other=0)
-        else:
-            word = tl.load(input_words + (i + k) * n_words + token_word, i + k < n_input_words, other=0)
-        bad |= (word & MASK) + CARRY
-        if FOUR != "":
-            to = base + (i + k) * (4 if A_WORD == 1 else 8)
-            if A_WORD == 1 and FOUR_AT_ONCE:
-                tl.inline_asm_elementwise(
-                    STORE_16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=4
-                )
-            elif A_WORD == 1:
-                tl.inline_asm_elementwise(STORE_4, "=r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
-            else:
-                tl.inline_asm_elementwise(STORE_8, "=r,l,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
-    SIZE: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
+        shared = tl.inline_asm_elementwise(DECLARED, "=r,r", [s], dtype=tl.int32, is_pure=False, pack=1)
+        place = shared + place * (x.dtype.element_ty.primitive_bitwidth // 8)
+    bad = _read_input(
+        words, shared, n_input_words, n_words, token_word, THREADS, A_WORD, MASK, CARRY, FOUR != "", FOUR_AT_ONCE
+    )
     if FOUR != "" and A_WORD == 1:
-        own = tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or)
-        is_bad = ((own >> 31) | (own >> (SIZE - 1))) & 1
-        is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [is_bad], dtype=tl.int32, is_pure=False, pack=1)
+        own = _signs(tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or), SIZE) & 1
+        is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
     elif FOUR != "":
         tl.debug_barrier()
 
@@ -285,44 +321,52 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     c = tl.zeros((THREADS,), tl.float32)
     d = tl.zeros((THREADS,), tl.float32)
     for i in range(0, n, 2 * AHEAD):
-        place, a, b, c, d = _two_blocks(
-            x, place, v0, s0, w0, t0, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+        later = i + 2 * AHEAD
+        place, a, b, c, d, v0, s0, w0, t0 = _two_blocks(
+            x, place, v0, s0, w0, t0, token_word, n_words, a, b, c, d, out, values, distances, later, n,
+            BITS, A_WORD, FOUR,
         )  # fmt: skip
-        v0, s0, w0, t0 = _load(values, distances, i + 2 * AHEAD, n, at, distance_at, A_BLOCK, BITS)
-        if AHEAD >= 2:  # noqa: SIM102 (known when it is compiled)
+        if AHEAD >= 2:  # noqa: SIM102
             if i + 2 < n:
-                place, a, b, c, d = _two_blocks(
-                    x, place, v1, s1, w1, t1, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                place, a, b, c, d, v1, s1, w1, t1 = _two_blocks(
+                    x, place, v1, s1, w1, t1, token_word, n_words, a, b, c, d, out, values, distances, later + 2, n,
+                    BITS, A_WORD, FOUR,
                 )  # fmt: skip
-                v1, s1, w1, t1 = _load(values, distances, i + 2 * AHEAD + 2, n, at, distance_at, A_BLOCK, BITS)
-        if AHEAD >= 3:  # noqa: SIM102 (known when it is compiled)
+        if AHEAD >= 3:  # noqa: SIM102
             if i + 4 < n:
-                place, a, b, c, d = _two_blocks(
-                    x, place, v2, s2, w2, t2, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                place, a, b, c, d, v2, s2, w2, t2 = _two_blocks(
+                    x, place, v2, s2, w2, t2, token_word, n_words, a, b, c, d, out, values, distances, later + 4, n,
+                    BITS, A_WORD, FOUR,
                 )  # fmt: skip
-                v2, s2, w2, t2 = _load(values, distances, i + 2 * AHEAD + 4, n, at, distance_at, A_BLOCK, BITS)
-        if AHEAD >= 4:  # noqa: SIM102 (known when it is compiled)
+        if AHEAD >= 4:  # noqa: SIM102
             if i + 6 < n:
-                place, a, b, c, d = _two_blocks(
-                    x, place, v3, s3, w3, t3, token_word, n_words, a, b, c, d, out, BITS, A_WORD, FOUR
+                place, a, b, c, d, v3, s3, w3, t3 = _two_blocks(
+                    x, place, v3, s3, w3, t3, token_word, n_words, a, b, c, d, out, values, distances, later + 6, n,
+                    BITS, A_WORD, FOUR,
                 )  # fmt: skip
-                v3, s3, w3, t3 = _load(values, distances, i + 2 * AHEAD + 6, n, at, distance_at, A_BLOCK, BITS)
 
     token = token_word * A_WORD
     to = out + token * n_rows + row
     if A_WORD == 1:
         if FOUR == "":
-            flags = tl.reduce(bad, 0, _or)
-            is_bad = (flags >> (input_words.dtype.element_ty.primitive_bitwidth - 1)) | (flags >> (SIZE - 1))
+            is_bad = _signs(tl.reduce(bad, 0, _or), SIZE)
         _finish(a + b, is_bad, scale, offset, to, writes, LANES)
     else:
         flags = tl.reduce(bad, 0, _or)
-        _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
-        _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 1 < n_tokens), LANES)
-        if A_WORD == 4:
-            to += 2 * n_rows
-            _finish(c, flags >> (3 * SIZE - 1), scale, offset, to, writes & (token + 2 < n_tokens), LANES)
-            _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + n_rows, writes & (token + 3 < n_tokens), LANES)
+        _finish_word(a, b, c, d, flags, scale, offset, to, n_rows, n_tokens - token, writes, LANES, A_WORD, SIZE)
+
+
+@triton.jit
+def _finish_word(  # type: ignore[no-untyped-def]
+    a, b, c, d, flags, scale, offset, to, n_rows, n_tokens, writes, LANES: tl.constexpr, A_WORD: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Writes the sums of the tokens of a word, the first n_tokens of them; the signs in `flags` mark bad inputs."""
+    _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
+    _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (n_tokens > 1), LANES)
+    if A_WORD == 4:
+        _finish(c, flags >> (3 * SIZE - 1), scale, offset, to + 2 * n_rows, writes & (n_tokens > 2), LANES)
+        _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + 3 * n_rows, writes & (n_tokens > 3), LANES)
 
 
 @triton.jit

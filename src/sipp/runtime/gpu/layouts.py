@@ -21,6 +21,7 @@ FURTHEST = 255  # largest distance in 8 bits
 LIKELY = 170  # average distance at which few are beyond 255
 LEVELS = 5  # if slices differ by at most this many blocks, their offsets are computed, not loaded
 MOST_INT8 = 127
+WARP = 32  # threads that run together
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,15 @@ from torch import Tensor
 from sipp.native import two_of_four
 from sipp.records.numerics import exact_matmul
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.layouts import MOST_COLUMNS, as_walks, int8_scales
+from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 from sipp.runtime.steps import LEAST_GAIN
 
 MOST_TOKENS = 16  # up to this many are few
 # threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
-WARP = 32  # threads
 MOST_BYTES = 0.95  # of the dense size: a larger layout cannot be faster
-# allowed difference from torch, relative to the largest sum: rounding, and another order of the terms
 TINY = 1e-300
+# allowed difference from torch, relative to the largest sum: rounding, and another order of the terms
 AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 

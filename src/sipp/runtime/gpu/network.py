@@ -1,35 +1,22 @@
-"""Compiles a pruned network for a CUDA GPU: skips zeros where that is faster, recorded as a CUDA graph."""
+"""A pruned network on a CUDA GPU: skips zeros where that is faster, recorded as a CUDA graph."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.native import pytree
-from sipp.records.html import view
-from sipp.runtime.examples import (
-    cloned_results,
-    in_signature_order,
-    input_signature,
-    output_difference,
-    try_example,
-    without_aliases,
-)
+from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, try_example
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
 from sipp.runtime.graph import depends_on_layout, trace_unfused
-from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.plan_cache import PlanCache, refuse_copy
-from sipp.runtime.steps import LEAST_GAIN, Step
-from sipp.runtime.table import MB, MS, Labels, as_html, as_text, left_to_torch, steps_table
+from sipp.runtime.plan_cache import Compiled, PlanCache
+from sipp.runtime.steps import LEAST_GAIN, MS, without_weights
 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
@@ -37,83 +24,30 @@ AS_CALLED = "torch runs all of it, as called"
 N_ROUNDINGS = 8  # allowed error of a network, in multiples of that of one product
 
 
-@dataclass(frozen=True)
-class CompiledOnGpu:
-    """How inputs of one signature are run. Steps that lost to torch keep their table row, not their weights."""
+class GpuNetwork:
+    """The model, whose weights stay as they are, and how it is compiled (see `Device`)."""
 
-    steps: list[Step]
-    run: Callable[[list[Any]], Any]
-    how: str
-    seconds: float  # per call from Python
-    dense_seconds: float  # torch's time, recorded or not, whichever is faster
-    why: str = ""  # why it was not recorded, or does not use the steps
+    processor, timed = "GPU", "steps were timed kernel by kernel, the network as a whole call"
+    n_packed_bytes = 0
 
-    @property
-    def is_dense(self) -> bool:
-        return self.how != BY_STEPS
+    def __init__(self, model: nn.Module, plans: PlanCache) -> None:
+        self.kind, self._model = DEVICE, model
+        self._tensor = (*model.parameters(), *model.buffers())[0]  # gives the GPU to use
 
+    def pack(self) -> None:
+        """Leaves the weights for other input shapes."""
 
-def _why_different(outputs: Any, expected: Any) -> str:
-    """Why the steps cannot replace the network: their outputs differ on the example; empty if they agree."""
-    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
-    for output, other in pairs:
-        if isinstance(other, Tensor) and other.is_floating_point():
-            by = output_difference([output], [other])
-            if not by <= N_ROUNDINGS * AGREEMENT.get(other.dtype, AGREEMENT[torch.float32]):
-                return f"its steps are {by:.0e} off on the example"
-    return ""
-
-
-class SparseOnGpu:
-    """A network compiled for a CUDA GPU: call it like the model. `print` shows what runs where, and how fast.
-
-    It is compiled for the shapes of the example, and again for other shapes, up to eight; for further shapes torch runs
-    the dense network. Calls are launched one at a time, on the caller's stream.
-    """
-
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
-            self._model = plain_copy(model)
-        turn_off_caches(self._model.modules())
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        self._device_tensor = tensors[0]  # gives the GPU to use
-        self._compiled: PlanCache[CompiledOnGpu] = PlanCache()
-        self._lock = self._compiled.lock
-        self.n_dense_bytes = sum(t.nbytes for t in tensors)
-        self.seconds = 0.0  # of compilation
-        kwargs = in_signature_order(self._model, kwargs)
-        self.latest = self._compile(input_signature(args, kwargs, DEVICE), args, kwargs)  # compiled last
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = in_signature_order(self._model, kwargs)
-        signature = input_signature(args, kwargs, DEVICE)
-        compiled = self._compiled.plan_for(signature, lambda: self._compile(signature, args, kwargs))
-        with self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
-            if compiled is not None:
-                return compiled.run(pytree.tree_leaves((args, kwargs)))
+    def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch.no_grad(), torch.cuda.device_of(self._tensor):
             return cloned_results(self._model(*args, **kwargs))
 
-    def __reduce__(self) -> Any:
-        refuse_copy()
-
-    @torch.inference_mode(False)
-    def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
-        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
-        # always lock in this order; torch.export is not thread-safe
-        with ONE_AT_A_TIME, self._lock, torch.no_grad(), torch.cuda.device_of(self._device_tensor):
-            if (known := self._compiled.used(signature)) is not None:  # another thread was faster
-                return known
-            start = time.perf_counter()
-            args, kwargs = without_aliases(args, kwargs)
-            where = "the input" if len(self._compiled) else "the example"
-            try_example(self._model, args, kwargs, where=where, device=DEVICE)
-            self.latest = self._choose_fastest(args, kwargs)
-            self._compiled.put(signature, self.latest)
-            self.seconds = time.perf_counter() - start
-            return self.latest
-
-    def _choose_fastest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledOnGpu:
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
+        with torch.no_grad(), torch.cuda.device_of(self._tensor):
+            try_example(self._model, args, kwargs, where=where, device=DEVICE)
+            return self._choose_fastest(args, kwargs)
+
+    def _choose_fastest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         graph = trace_unfused(self._model, args, kwargs)
         inputs, spec = pytree.tree_flatten((args, kwargs))
         cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
@@ -141,49 +75,29 @@ class SparseOnGpu:
         except recording.kernel_errors() as error:  # not recordable, such as a value that Python waits for
             why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
         times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
-        dense_seconds = min(times[name] for name in runners if name != BY_STEPS)
-        name = min((name for name in runners if name != BY_STEPS), key=times.__getitem__)
-        if times.get(BY_STEPS, dense_seconds) <= LEAST_GAIN * dense_seconds:
-            name = BY_STEPS
-        kept = steps if name == BY_STEPS else [replace(step, run=lambda values: None, held=()) for step in steps]
-        return CompiledOnGpu(kept, runners[name], name, times[name], dense_seconds, why)
+        ours = times.pop(BY_STEPS, torch.inf)
+        by_torch = min(times, key=times.__getitem__)
+        dense_seconds = times[by_torch]
+        is_dense = ours > LEAST_GAIN * dense_seconds
+        name, seconds = (by_torch, dense_seconds) if is_dense else (BY_STEPS, ours)
 
-    @property
-    def steps(self) -> list[Step]:
-        """The steps for the input shapes compiled last, in order."""
-        return list(self.latest.steps)
+        def run(own_args: tuple[Any, ...], own_kwargs: dict[str, Any]) -> Any:
+            with torch.no_grad(), torch.cuda.device_of(self._tensor):
+                return chosen(pytree.tree_leaves((own_args, own_kwargs)))
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all weights: the model's own, kept for other input shapes, and the packed ones."""
-        held = {t.data_ptr(): t.nbytes for each in self._compiled.all() for s in each.steps for t in s.held}
-        return self.n_dense_bytes + sum(held.values())
+        chosen, how = runners[name], f"{name} ({why})" if why else name
+        if is_dense:
+            how = f"{how}; {seconds * MS:.3f} ms per call"
+            return Compiled(without_weights(steps), run, True, how, seconds, dense_seconds, "torch runs all of it")
+        tensors = [tensor for step in steps for tensor in step.held]
+        speed = f"{dense_seconds / seconds:.2g} x dense when it was compiled"
+        return Compiled(steps, run, False, how, seconds, dense_seconds, speed, tensors=tensors)
 
-    def __repr__(self) -> str:
-        ran, dense = self.latest.seconds, self.latest.dense_seconds
-        ratio = "torch runs all of it" if self.latest.is_dense else f"{dense / ran:.2g} x dense when it was compiled"
-        return f"<SparseOnGpu {type(self._model).__name__}: {ratio}; print() shows what runs where>"
 
-    def __str__(self) -> str:
-        return as_text(steps_table(self.latest.steps, with_notes=True), self._labels())
-
-    def _repr_html_(self) -> str:
-        shown = as_html(steps_table(self.latest.steps, with_notes=True), self._labels())
-        return view(f"{type(self._model).__name__}, compiled for this GPU", shown)
-
-    def _labels(self) -> Labels:
-        latest = self.latest
-        why = f" ({latest.why})" if latest.why else ""
-        times = f"{latest.seconds * MS:.3f} ms per call, torch {latest.dense_seconds * MS:.3f} ms"
-        memory = (
-            f"{self.n_bytes / MB:.2f} MB with the dense ones for other shapes, dense {self.n_dense_bytes / MB:.2f} MB"
-        )
-        return (
-            ("left to torch", left_to_torch(latest.steps)),
-            ("network", f"{latest.how}{why}; {times} ({latest.dense_seconds / latest.seconds:.2g} x)"),
-            ("weights", memory),
-            (
-                "compiled in",
-                f"{self.seconds:.1f} s; steps were timed kernel by kernel, the network as a whole call",
-            ),
-        )
+def _why_different(outputs: Any, expected: Any) -> str:
+    """Why the steps cannot replace the network: their outputs differ on the example; empty if they agree."""
+    for own, other in numeric_pairs(outputs, expected):
+        by = output_difference([own], [other])
+        if not by <= N_ROUNDINGS * AGREEMENT.get(other.dtype, AGREEMENT[torch.float32]):
+            return f"its steps are {by:.0e} off on the example"
+    return ""

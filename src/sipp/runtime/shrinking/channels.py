@@ -54,8 +54,6 @@ class Channels:
     tensors: dict[str, Tensor]  # on the CPU
     regroups: frozenset[str]  # weights of convolution modules, whose `groups` can be changed
     values: dict[Node, Axis | None] = field(default_factory=dict)  # None: all its channels stay
-    # nodes with several results: whether all have the same channels
-    several: dict[Node, bool] = field(default_factory=dict)
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     sides: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # ids along a dimension of a parameter or buffer
     fixed: set[str] = field(default_factory=set)  # those that are read in other ways too, so that they stay whole
@@ -89,7 +87,7 @@ class Channels:
                 self.left_alone[_describe_node(node)] = None
 
 
-Rule = Callable[[Channels, Node], Axis | None]
+Rule = Callable[[Channels, Node], Axis | None]  # None: all that the operation reads stays
 
 
 def channels_of(
@@ -116,7 +114,7 @@ def channels_of(
         else:
             rule = rule_of(node)
             channels.values[node] = None if rule is None else rule(channels, node)
-            if rule is None:
+            if channels.values[node] is None and node.users:  # without users it is an assertion
                 channels.keep_all(node)
     for name in channels.fixed:
         for dim in range(tensors[name].ndim):

@@ -1,16 +1,16 @@
-"""Rules for how each operation maps channels; the inputs of an operation without a rule stay whole."""
+"""Rules: which channels the result of an operation has. Where a rule gives None, all that the operation reads stays."""
 
 from __future__ import annotations
 
 import operator
 import re
-from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from sipp.records.numerics import integers
 from sipp.runtime.graph import shape_of
 from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, not_constant
 
@@ -19,6 +19,11 @@ ALSO_POINTWISE = {  # in addition to those that torch tags as pointwise
 }  # fmt: skip
 AT_REST = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}  # the identity in eval mode
 DRAWS = torch.Tag.nondeterministic_seeded
+VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
+MOVES = {  # no value is computed, some are left out or repeated
+    *VIEWS, "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
+    "split_with_sizes", "chunk", "unbind",
+}  # fmt: skip
 
 
 def rule_of(node: Node) -> Rule | None:
@@ -26,15 +31,20 @@ def rule_of(node: Node) -> Rule | None:
     target: Any = node.target
     if target is operator.getitem:
         return _item
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return None
-    name = target._schema.name.removeprefix("aten::")
+    name = operation_name(node)
     if name in AT_REST and named_arguments(node)["train"] is False:
         return _pointwise
-    if name in RULES:
-        return RULES[name]
+    if name == "" or name in RULES:
+        return RULES.get(name)
     is_pointwise = torch.Tag.pointwise in target.tags or name in ALSO_POINTWISE
     return _pointwise if is_pointwise and DRAWS not in target.tags and not target._schema.is_mutable else None
+
+
+def operation_name(node: Node) -> str:
+    """The name of one of torch's operations; empty for anything else."""
+    target: Any = node.target
+    is_own = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    return target._schema.name.removeprefix("aten::") if is_own else ""
 
 
 def named_arguments(node: Node) -> dict[str, Any]:
@@ -47,69 +57,49 @@ def named_arguments(node: Node) -> dict[str, Any]:
     return arguments
 
 
-def _no_values(channels: Channels, node: Node) -> Axis | None:
-    """For assertions, which change no value."""
-    return None
-
-
-def _keep_inputs(channels: Channels, node: Node) -> Axis | None:
-    """Marks everything the operation reads to stay; its result has no removable channels."""
-    channels.keep_all(node)
-    return None
-
-
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
-def _convolution(channels: Channels, node: Node) -> Axis | None:
+def _product(channels: Channels, node: Node) -> Axis | None:
+    """The output channels of a linear or convolutional layer whose weight is a parameter."""
     arguments = named_arguments(node)
-    weight, is_transposed, groups = arguments["weight"], "transpose" in str(node.target), arguments["groups"]
-    if weight not in channels.leaves or (is_transposed and groups > 1):
-        return _keep_inputs(channels, node)
-    n_spatial = len(shape_of(weight)) - 2
-    padding, kernel = arguments["padding"], shape_of(weight)[2:]
-    if isinstance(padding, str):
-        pads = padding == "same" and max(kernel) > 1
-    else:
-        pads = is_transposed or any(padding if isinstance(padding, (list, tuple)) else [padding])
-    return _product(channels, node, n_spatial, groups, is_transposed, pads)
-
-
-def _linear(channels: Channels, node: Node) -> Axis | None:
-    return (
-        _product(channels, node, 0, 1, False, False)
-        if node.args[1] in channels.leaves
-        else _keep_inputs(channels, node)
-    )
-
-
-def _product(
-    channels: Channels, node: Node, n_spatial: int, groups: int, is_transposed: bool, pads: bool
-) -> Axis | None:
-    """The output channels of a layer whose weight is a parameter."""
-    arguments = named_arguments(node)
-    x, bias, weight = arguments["input"], arguments["bias"], channels.leaves[arguments["weight"]]
+    x, weight_leaf, bias_leaf = (arguments[name] for name in ("input", "weight", "bias"))
+    leaves = channels.leaves
+    if x in leaves or weight_leaf not in leaves or (bias_leaf is not None and bias_leaf not in leaves):
+        return None
+    weight, bias = leaves[weight_leaf], None if bias_leaf is None else leaves[bias_leaf]
     value, read = channels.tensors[weight], channels.values.get(x)
-    dim = len(shape_of(x)) - n_spatial - 1
-    n_in = shape_of(x)[dim]
-    is_odd = x in channels.leaves or (bias is not None and bias not in channels.leaves)
-    if is_odd or (read is not None and read.dim != dim) or (groups > 1 and weight not in channels.regroups):
-        return _keep_inputs(channels, node)
+    is_transposed, groups = "transpose" in str(node.target), arguments.get("groups", 1)
+    from_end = value.ndim - 1  # the channel dimension, counted from the last
+    dim = len(shape_of(x)) - from_end
+    is_grouped = groups > 1
+    if value.ndim < 2 or (read is not None and read.dim != dim):
+        return None
+    if is_grouped and (is_transposed or weight not in channels.regroups):
+        return None
     if read is None:
+        n_in = shape_of(x)[dim]
         read = Axis(dim, torch.zeros(n_in, dtype=torch.int64, device="cpu"), not_constant(n_in))
     out_ids = channels.side(weight, 1 if is_transposed else 0)
-    if groups == 1:
+    if not is_grouped:
         channels.tie(read.ids, channels.side(weight, 0 if is_transposed else 1))
     for other in channels.products:
         if other.weight == weight:
             channels.tie(read.ids, other.ids)
-    added = None if bias is None else channels.leaves[bias]
-    if added is not None:
-        channels.tie(out_ids, channels.side(added, 0))
-    product = Product(weight, added, read.ids, read.constant, out_ids, groups, is_transposed, pads)
+    if bias is not None:
+        channels.tie(out_ids, channels.side(bias, 0))
+    pads = is_transposed or _pads(arguments.get("padding", 0), value.shape[2:])
+    product = Product(weight, bias, read.ids, read.constant, out_ids, groups, is_transposed, pads)
     channels.products.append(product)
-    offsets = 0.0 if added is None else channels.tensors[added].double()
-    return Axis(len(shape_of(node)) - n_spatial - 1, out_ids, _finite(constant_rows(product, value) + offsets))
+    offsets = 0.0 if bias is None else channels.tensors[bias].double()
+    return Axis(len(shape_of(node)) - from_end, out_ids, _finite(constant_rows(product, value) + offsets))
+
+
+def _pads(padding: Any, kernel: tuple[int, ...]) -> bool:
+    """Whether a layer or pooling reads zeros around its input."""
+    if isinstance(padding, str):
+        return padding == "same" and max(kernel) > 1
+    return any(padding) if isinstance(padding, (list, tuple)) else bool(padding)
 
 
 def reads_of(weight: Tensor, groups: int, is_transposed: bool) -> Tensor:
@@ -149,7 +139,7 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
         held[2] is not None and not arguments.get("training") and all(h is None or h in channels.leaves for h in held)
     )
     if axis is None or axis.dim != 1 or not is_plain:
-        return _keep_inputs(channels, node)
+        return None
     for leaf in held:
         if leaf is not None:
             channels.tie(axis.ids, channels.side(channels.leaves[leaf], 0))
@@ -159,14 +149,13 @@ def _batch_norm(channels: Channels, node: Node) -> Axis | None:
         for h, default in zip(held, defaults)
     )
     constant = (axis.constant - mean) * (var + arguments["eps"]).rsqrt() * weight + bias
-    channels.several[node] = False
     return Axis(axis.dim, axis.ids, _finite(torch.where(weight == 0, bias, constant)))
 
 
 def _embedding(channels: Channels, node: Node) -> Axis | None:
     weight = named_arguments(node)["weight"]
     if weight not in channels.leaves:
-        return _keep_inputs(channels, node)
+        return None
     rows, ids = (channels.side(channels.leaves[weight], dim) for dim in (0, 1))
     channels.tie(rows, torch.zeros_like(rows))
     return Axis(len(shape_of(node)) - 1, ids, not_constant(len(ids)))
@@ -181,7 +170,7 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
     axes = {read: channels.values[read] for read in node.all_input_nodes if channels.values.get(read) is not None}
     dims = {axis.dim + n_dims - len(shape_of(read)) for read, axis in axes.items() if axis is not None}
     if len(dims) != 1:
-        return _keep_inputs(channels, node)
+        return None
     dim = dims.pop()
     n_channels = shape_of(node)[dim]
     constants: dict[Node, Tensor] = {}
@@ -199,13 +188,13 @@ def _pointwise(channels: Channels, node: Node) -> Axis | None:
             channels.keep(axis)
             continue
         if axis is None and read not in channels.leaves:
-            return _keep_inputs(channels, node)
+            return None
         own = channels.side(channels.leaves[read], at) if axis is None else axis.ids
         if ids is not None:
             channels.tie(ids, own)
         ids = own
     if ids is None:
-        return _keep_inputs(channels, node)
+        return None
     return Axis(dim, ids, _evaluate(node, constants, n_channels))
 
 
@@ -247,7 +236,7 @@ def _finite(constant: Tensor) -> Tensor:
 def _prelu(channels: Channels, node: Node) -> Axis | None:
     axis, slope = channels.values.get(node.all_input_nodes[0]), named_arguments(node)["weight"]
     if axis is None or axis.dim != 1 or slope not in channels.leaves:
-        return _keep_inputs(channels, node)
+        return None
     value = channels.tensors[channels.leaves[slope]].double()
     if value.numel() > 1:
         channels.tie(axis.ids, channels.side(channels.leaves[slope], 0))
@@ -258,31 +247,21 @@ def _prelu(channels: Channels, node: Node) -> Axis | None:
 # --- operations on positions: the channels stay as they are ---------------------------------------------------------
 
 
-def _same_channels(channels: Channels, node: Node, n_spatial: int, is_constant: bool = True) -> Axis | None:
-    """The channels after an operation on the last `n_spatial` dimensions; keeps constants, or only those that are 0."""
-    axis = channels.values.get(node.all_input_nodes[0])
-    if axis is None or axis.dim >= len(shape_of(node.all_input_nodes[0])) - n_spatial:
-        return _keep_inputs(channels, node)
-    channels.several[node] = False
-    constant = axis.constant
-    if not is_constant:
-        constant = torch.where(constant == 0, constant, torch.nan)
-    return Axis(axis.dim, axis.ids, constant)
-
-
-def _n_spatial(node: Node) -> int:
-    return int(re.findall("([123])d", str(node.target))[0])
-
-
 def _resized(channels: Channels, node: Node) -> Axis | None:
-    return _same_channels(channels, node, _n_spatial(node))
+    """The channels after pooling or upsampling."""
+    x, arguments = node.all_input_nodes[0], named_arguments(node)
+    axis, n_spatial = channels.values.get(x), int(re.findall("([123])d", str(node.target))[0])
+    if axis is None or axis.dim >= len(shape_of(x)) - n_spatial:
+        return None
+    varies = "avg_pool" in str(node.target) and (  # the mean of equal numbers is another one at the border
+        _pads(arguments.get("padding", 0), ()) or arguments.get("ceil_mode") or arguments.get("divisor_override")
+    )
+    return Axis(axis.dim, axis.ids, _only_zeros(axis.constant) if varies else axis.constant)
 
 
-def _average_pool(channels: Channels, node: Node) -> Axis | None:
-    arguments = named_arguments(node)
-    padding = arguments["padding"] if isinstance(arguments["padding"], (list, tuple)) else [arguments["padding"]]
-    is_whole = not any(padding) and not arguments.get("ceil_mode") and not arguments.get("divisor_override")
-    return _same_channels(channels, node, _n_spatial(node), is_whole)
+def _only_zeros(constant: Tensor) -> Tensor:
+    """The constants that are 0, for operations that change any other."""
+    return torch.where(constant == 0, constant, torch.nan)
 
 
 def _pad(channels: Channels, node: Node) -> Axis | None:
@@ -290,7 +269,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
     x, pads = arguments["self"], arguments["pad"]
     axis, mode, value = channels.values.get(x), arguments.get("mode", "constant"), arguments.get("value") or 0.0
     if axis is None:
-        return _keep_inputs(channels, node)
+        return None
     constant = axis.constant
     if mode == "constant":
         constant = torch.where(constant == value, constant, torch.nan)
@@ -299,7 +278,7 @@ def _pad(channels: Channels, node: Node) -> Axis | None:
     if before == after == 0:
         return Axis(axis.dim, axis.ids, constant)
     if mode != "constant" or min(before, after) < 0:
-        return _keep_inputs(channels, node)
+        return None
     # The network's code fixes how many channels are added, so they stay.
     stay = [torch.zeros(n, dtype=torch.int64, device="cpu") for n in (before, after)]
     added = [torch.full((n,), value, dtype=torch.float64, device="cpu") for n in (before, after)]
@@ -311,9 +290,9 @@ def _reduced(channels: Channels, node: Node) -> Axis | None:
     axis, n_dims, over = channels.values.get(x), len(shape_of(x)), arguments.get("dim")  # None: over all dimensions
     dims = {d % n_dims for d in (over if isinstance(over, (list, tuple)) else [over])} if over is not None else set()
     if axis is None or not dims or axis.dim in dims:
-        return _keep_inputs(channels, node)
+        return None
     is_mean = "sum" not in str(node.target)  # a sum depends on the number of positions
-    constant = axis.constant if is_mean else torch.where(axis.constant == 0, axis.constant, torch.nan)
+    constant = axis.constant if is_mean else _only_zeros(axis.constant)
     dim = axis.dim if arguments["keepdim"] else axis.dim - sum(d < axis.dim for d in dims)
     return Axis(dim, axis.ids, constant)
 
@@ -322,77 +301,37 @@ def _softmax(channels: Channels, node: Node) -> Axis | None:
     x = node.all_input_nodes[0]
     axis = channels.values.get(x)
     if axis is None or named_arguments(node)["dim"] % len(shape_of(x)) == axis.dim:
-        return _keep_inputs(channels, node)
+        return None
     return Axis(axis.dim, axis.ids, not_constant(len(axis.ids)))
 
 
 # --- operations on shapes -------------------------------------------------------------------------------------------
 
 
-def _viewed(channels: Channels, node: Node) -> Axis | None:
-    """The channels after a view: unchanged, or each merged with its positions into one dimension."""
-    x = node.all_input_nodes[0]
-    axis, old, new = channels.values.get(x), shape_of(x), shape_of(node)
-    if axis is None:
-        return _keep_inputs(channels, node)
-    # In memory, the values of a channel follow those of the previous channel.
-    before, n = prod(old[: axis.dim]), old[axis.dim]
-    for k, size in enumerate(new):
-        if prod(new[:k]) == before and size % n == 0:
-            return Axis(k, axis.ids.repeat_interleave(size // n), axis.constant.repeat_interleave(size // n))
-    return _keep_inputs(channels, node)
+def _moved(channels: Channels, node: Node) -> Axis | None:
+    """The channels after an operation that only moves values: found by running it on the numbers of the channels.
+
+    A channel may be merged with its positions. If some channels are left out or their order changes, indices in the
+    network's code have chosen them; and one channel cannot be told from its positions.
+    """
+    x, target = node.all_input_nodes[0], cast(Any, node.target)
+    axis = channels.values.get(x)
+    if axis is None or len(axis.ids) == 1:
+        return None
+    numbers = integers(0, len(axis.ids))
+    whole = _along(numbers, axis.dim, shape_of(x)).contiguous()
+    moved = target(*torch.fx.node.map_arg(node.args, lambda _: whole), **node.kwargs)
+    results = moved if isinstance(moved, (list, tuple)) else [moved]
+    for dim, size in enumerate(results[0].shape):
+        merged = numbers.repeat_interleave(size // len(numbers))
+        if 0 < size == len(merged) and all(torch.equal(part, _along(merged, dim, part.shape)) for part in results):
+            return Axis(dim, axis.ids[merged], axis.constant[merged])
+    return None
 
 
-def _permuted(channels: Channels, node: Node) -> Axis | None:
-    x = node.all_input_nodes[0]
-    axis, n_dims = channels.values.get(x), len(shape_of(x))
-    if axis is None:
-        return _keep_inputs(channels, node)
-    order, arguments = list(range(n_dims)), named_arguments(node)
-    if "dims" in arguments:
-        order = [d % n_dims for d in arguments["dims"]]
-    elif n_dims > 1:
-        first, second = arguments.get("dim0", 0) % n_dims, arguments.get("dim1", 1) % n_dims
-        order[first], order[second] = second, first
-    return Axis(order.index(axis.dim), axis.ids, axis.constant)
-
-
-def _unsqueezed(channels: Channels, node: Node) -> Axis | None:
-    x = node.all_input_nodes[0]
-    axis, at = channels.values.get(x), named_arguments(node)["dim"] % (len(shape_of(x)) + 1)
-    return _keep_inputs(channels, node) if axis is None else Axis(axis.dim + (at <= axis.dim), axis.ids, axis.constant)
-
-
-def _squeezed(channels: Channels, node: Node) -> Axis | None:
-    x = node.all_input_nodes[0]
-    axis, shape, arguments = channels.values.get(x), shape_of(x), named_arguments(node).get("dim")
-    if axis is None:
-        return _keep_inputs(channels, node)
-    dims = range(len(shape)) if arguments is None else [arguments] if isinstance(arguments, int) else arguments
-    gone = {d % len(shape) for d in dims if shape[d] == 1}
-    if axis.dim in gone:
-        return _keep_inputs(channels, node)
-    return Axis(axis.dim - sum(d < axis.dim for d in gone), axis.ids, axis.constant)
-
-
-def _expanded(channels: Channels, node: Node) -> Axis | None:
-    x = node.all_input_nodes[0]
-    axis, more = channels.values.get(x), len(shape_of(node)) - len(shape_of(x))
-    if axis is None or shape_of(node)[axis.dim + more] != len(axis.ids):
-        return _keep_inputs(channels, node)
-    return Axis(axis.dim + more, axis.ids, axis.constant)
-
-
-def _sliced(channels: Channels, node: Node) -> Axis | None:
-    """The channels after slicing positions; slices of channels have their indices in the network's code."""
-    x = node.all_input_nodes[0]
-    axis, arguments = channels.values.get(x), named_arguments(node)
-    dim = arguments["dim"] % len(shape_of(x))
-    if axis is None or dim == axis.dim:
-        return _keep_inputs(channels, node)
-    channels.several[node] = True
-    loses = any(word in str(node.target) for word in ("select", "unbind"))
-    return Axis(axis.dim - (loses and dim < axis.dim), axis.ids, axis.constant)
+def _along(line: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
+    """One number per index of a dimension, as a tensor of this shape."""
+    return line.view(-1, *[1] * (len(shape) - dim - 1)).expand(shape)
 
 
 def _joined(channels: Channels, node: Node) -> Axis | None:
@@ -402,16 +341,16 @@ def _joined(channels: Channels, node: Node) -> Axis | None:
     axes = [channels.values.get(part) for part in parts]
     known = [axis for axis in axes if axis is not None]
     if not known or any(part in channels.leaves for part in parts):
-        return _keep_inputs(channels, node)
+        return None
     if any(len(shape_of(part)) != len(shape_of(node)) for part in parts):
-        return _keep_inputs(channels, node)
+        return None
     if all(axis.dim == dim for axis in known):
         sizes = [shape_of(part)[dim] for part in parts]
         ids = [torch.zeros(n, dtype=torch.int64, device="cpu") if a is None else a.ids for a, n in zip(axes, sizes)]
         constants = [not_constant(n) if axis is None else axis.constant for axis, n in zip(axes, sizes)]
         return Axis(dim, torch.cat(ids), torch.cat(constants))
     if len(known) < len(axes) or len({axis.dim for axis in known}) > 1:
-        return _keep_inputs(channels, node)
+        return None
     for axis in known[1:]:
         channels.tie(known[0].ids, axis.ids)
     constants = [torch.where(axis.constant == known[0].constant, axis.constant, torch.nan) for axis in known]
@@ -419,41 +358,42 @@ def _joined(channels: Channels, node: Node) -> Axis | None:
 
 
 def _item(channels: Channels, node: Node) -> Axis | None:
-    """One of several results: the first, or any if all have the same channels."""
-    of, at = node.all_input_nodes[0], node.args[1]
-    axis = channels.values.get(of)
-    if axis is None or of not in channels.several or not (channels.several[of] or at == 0):
-        return _keep_inputs(channels, node)
-    return axis
+    """One of several results: the first, or any of a list, whose members have the same channels."""
+    of = node.all_input_nodes[0]
+    target: Any = of.target
+    is_list = len(target._schema.returns) == 1
+    return channels.values.get(of) if is_list or node.args[1] == 0 else None
 
 
 def _rules() -> dict[str, Rule]:
     rules: dict[str, Rule] = {
-        "linear": _linear, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
+        "linear": _product, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
         "embedding": _embedding, "prelu": _prelu, "_prelu_kernel": _prelu, "pad": _pad, "constant_pad_nd": _pad,
         "mean": _reduced, "sum": _reduced, "amax": _reduced, "amin": _reduced, "softmax": _softmax,
-        "_softmax": _softmax, "log_softmax": _softmax, "_log_softmax": _softmax, "permute": _permuted,
-        "transpose": _permuted, "t": _permuted, "unsqueeze": _unsqueezed, "squeeze": _squeezed, "expand": _expanded,
-        "slice": _sliced, "select": _sliced, "split": _sliced, "split_with_sizes": _sliced, "chunk": _sliced,
-        "unbind": _sliced, "cat": _joined, "_assert_tensor_metadata": _no_values,
+        "_softmax": _softmax, "log_softmax": _softmax, "_log_softmax": _softmax, "cat": _joined,
     }  # fmt: skip
-    rules |= dict.fromkeys(SHAPES, _viewed)
     for n in (1, 2, 3):
-        rules |= {f"conv{n}d": _convolution, f"conv_transpose{n}d": _convolution, f"avg_pool{n}d": _average_pool}
-        pools = ("max_pool{}d", "max_pool{}d_with_indices", "adaptive_max_pool{}d", "adaptive_avg_pool{}d")
+        rules |= {f"conv{n}d": _product, f"conv_transpose{n}d": _product}
+        pools = (
+            "max_pool{}d",
+            "max_pool{}d_with_indices",
+            "adaptive_max_pool{}d",
+            "adaptive_avg_pool{}d",
+            "avg_pool{}d",
+        )
         upsampled = ("upsample_nearest{}d", "_upsample_nearest_exact{}d")
         rules |= {name.format(n): _resized for name in (*pools, *upsampled)}
     smooth = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
-    return rules | dict.fromkeys((*smooth, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _resized)
+    rules |= dict.fromkeys((*smooth, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _resized)
+    return rules | dict.fromkeys(MOVES, _moved)
 
 
-SHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
 RULES = _rules()
 
 
 def without_views(node: Node) -> Rule | None:
     """Like `rule_of`, but without a rule for views: their sizes may be numbers of channels in the network's code."""
-    return None if rule_of(node) is _viewed else rule_of(node)
+    return None if operation_name(node) in VIEWS else rule_of(node)
 
 
 def without_numbers(node: Node) -> Rule | None:

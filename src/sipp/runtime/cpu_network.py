@@ -1,0 +1,169 @@
+"""A pruned network on the CPU: compiled into a plan that skips its zeros, or run by torch where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from sipp.errors import ModelError
+from sipp.native import pytree
+from sipp.records.speed import speed_of, speed_words
+from sipp.runtime import steps
+from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
+from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, rounding_tolerance, try_example
+from sipp.runtime.graph import Graph, depends_on_layout, trace
+from sipp.runtime.model_weights import (
+    PackedParameter,
+    Strides,
+    conv_strides,
+    other_formats,
+    pack_parameters,
+    set_strides,
+    unpack_parameters,
+)
+from sipp.runtime.plan import Plan, flat_inputs, make_plan
+from sipp.runtime.plan_cache import Compiled, PlanCache
+from sipp.runtime.steps import torch_step, without_weights
+
+TRIALS = 2
+NOT_FINITE = object()
+
+
+def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
+    """The outputs of the model; NOT_FINITE if an intermediate value is not finite, so torch must run it."""
+    n, parts = len(inputs[0]) if chunk else 1, []
+    for i in range(0, n, chunk or n):
+        part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
+        if part is None:
+            return NOT_FINITE
+        parts.append(part)
+    flat = [torch.cat(part) for part in zip(*parts)] if chunk else parts[0]
+    return pytree.tree_unflatten(flat, plan.graph.out_spec)
+
+
+class CpuNetwork:
+    """The model, whose weights are packed while plans run all inputs, and how it is compiled (see `Device`)."""
+
+    kind, processor = "cpu", "CPU"
+    timed = "steps were timed on one thread, the whole network on all threads"
+
+    def __init__(self, model: nn.Module, plans: PlanCache) -> None:
+        self._model, self._plans = model, plans
+        self._original_strides = self._current_strides = conv_strides(model)
+        self._packed: dict[str, PackedParameter] = {}
+        self._was_finite = True  # in the previous call
+
+    @property
+    def n_packed_bytes(self) -> int:
+        return sum(kept.n_bytes for kept in self._packed.values())
+
+    def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._run_in(self._original_strides, args, kwargs)
+
+    def _run_in(self, strides: Strides, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model with torch; the returned tensors are copies that the caller may keep."""
+        with torch.no_grad():
+            self._unpack(strides)
+            return cloned_results(self._model(*args, **kwargs))
+
+    def _run_plan(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = _run(plan, chunk, flat_inputs(args, kwargs))
+        if output is NOT_FINITE:
+            output = self.run_dense(args, kwargs)
+            if self._was_finite:  # stay unpacked if this happens in consecutive calls
+                self.pack()
+            self._was_finite = False
+        else:
+            self._was_finite = True
+        return output
+
+    @torch.inference_mode(False)
+    def _unpack(self, strides: Strides) -> None:
+        """Restores the weights of the model in this memory format, unless they are already."""
+        if self._packed or self._current_strides is not strides:
+            unpack_parameters(self._model, self._packed)
+            set_strides(self._model, strides)
+            self._current_strides = strides
+
+    @torch.inference_mode(False)
+    def pack(self) -> None:
+        """Packs the weights that no plan holds, unless torch runs the network for some inputs."""
+        plans = self._plans.all()
+        if not self._plans.has_overflowed and not any(each.is_dense for each in plans):
+            held = {t.untyped_storage().data_ptr() for each in plans for t in each.tensors}
+            self._packed |= pack_parameters(self._model, held)  # some may still be packed, after an out-of-memory error
+
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
+        """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
+        self._unpack(self._original_strides)
+        try_example(self._model, args, kwargs, where=where)
+        graph = trace(self._model, args, kwargs)
+        reads_layout = depends_on_layout(graph)
+        plan, chunk = (None, None) if reads_layout else self._make_plan(graph, args, kwargs)
+        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # shared with the plan
+        strides = self._fastest_strides(
+            args, kwargs, [] if reads_layout else other_formats(self._model, self._original_strides)
+        )
+        dense = partial(self._run_in, strides, args, kwargs)
+        why = ": an operation depends on the memory layout"  # why torch runs all of it
+        fast = dense
+        if plan is not None:
+            by_plan = partial(_run, plan, chunk, flat_inputs(args, kwargs))
+            why = _why_not(by_plan(), partial(self.run_dense, args, kwargs))
+            fast = dense if why else by_plan
+        times = steps.race(fast, dense)
+        if not why and min(times[0]) > steps.LEAST_GAIN * min(times[1]):
+            why = ", which is faster here"
+        if not why or strides is self._original_strides:
+            for name, parameter in self._model.named_parameters():
+                parameter.data = before[name]
+            self._current_strides = self._original_strides
+        taken = median(times[0]), median(times[1])
+        speed = speed_words(speed_of(*times), runs_dense=bool(why))
+        if why or plan is None:
+            shown = [torch_step(op) for op in graph.ops] if plan is None else plan.steps
+            run = partial(self._run_in, strides)
+            return Compiled(without_weights(shown), run, True, f"torch runs all of it{why}", *taken, speed, chunk)
+        how = "as above" if chunk is None else f"as above, {chunk} inputs at a time"
+        run = partial(self._run_plan, plan, chunk)
+        return Compiled(
+            plan.steps, run, False, how, *taken, speed, chunk, plan.tensors, plan.n_packed_bytes, plan.arena.n_bytes
+        )
+
+    def _make_plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
+        """The plan for these inputs, and its chunk size."""
+        inputs = flat_inputs(args, kwargs)
+        chunk = chunk_size(graph, inputs)
+        if chunk is not None:
+            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
+            with suppress(ModelError):  # it does not run on fewer points
+                part = trace(self._model, args, kwargs)
+                if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
+                    return make_plan(part, flat_inputs(args, kwargs)), chunk
+        return make_plan(graph, inputs), None
+
+    def _fastest_strides(self, args: tuple[Any, ...], kwargs: dict[str, Any], others: list[Strides]) -> Strides:
+        """The memory format of convolution weights in which torch is fastest: the model's own, or another."""
+        original = self._original_strides
+        times = [(steps.dense_time(partial(self._run_in, original, args, kwargs), TRIALS), original)]
+        for strides in others:
+            with suppress(RuntimeError):  # some views work in one memory format only
+                self._run_in(strides, args, kwargs)
+                times.append((steps.dense_time(partial(self._run_in, strides, args, kwargs), TRIALS), strides))
+        return min(times, key=lambda timed: timed[0])[1]
+
+
+def _why_not(output: Any, dense: Callable[[], Any]) -> str:
+    """Why a plan with this output on the example cannot replace the network; empty if it can."""
+    if output is NOT_FINITE:
+        return ": a value inside was not finite, which only the model itself passes on"
+    for own, other in numeric_pairs(output, dense()):
+        if not output_difference([own], [other]) <= rounding_tolerance([other]):
+            return ": the steps gave other outputs on the example, or the model is random"
+    return ""
