@@ -70,9 +70,9 @@ from sipp.records.ranking import BlendChoice, Ranking
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.repairing.repair_options import BUDGETS
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.prune import pruned_of, warn_of_dead
+from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -273,11 +273,7 @@ class _Walker:
     ) -> None:
         self.ranking, self.output, self.tolerance, self.options = ranking, output, tolerance, options
         self.split = split  # None: levels are not repaired
-        self.repair_options = RepairOptions(
-            seed=options.seed,
-            chunk_bytes=options.scoring.chunk_bytes,
-            fits_all=False,
-        )
+        self.repair_options = repair_options(options, fits_all=False)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
@@ -307,14 +303,8 @@ class _Walker:
             sparse = cut(self.ranking, budget, seed=self.options.seed)
             if sparse.choice is not None and self.ranking.blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
-            repaired = apply_repairs(
-                self.ranking,
-                sparse.masks,
-                split,
-                repairs_asked(self.options.repair),
-                self.repair_options,
-                start=sparse.model,
-            )
+            repairs, how = repairs_asked(self.options.repair), self.repair_options
+            repaired = apply_repairs(self.ranking, sparse.masks, split, repairs, how, start=sparse.model)
             record = repaired.record
             is_chosen = self.repair_options.error_feedbacks is not None
             # a repair that was undone says what it went back to, not what was best
