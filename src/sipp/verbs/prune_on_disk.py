@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -320,9 +320,17 @@ class _Work:
     options: PruneOptions
     repair: bool
 
-    def states(self, i: int, side: str) -> _StoredStates:
-        """The batches as block i receives them, in the dense or in the pruned network."""
-        return _StoredStates(self.output, i, side, self.split.batches, self.network.device)
+    def states(self, i: int, side: str) -> Sequence[Tensor]:
+        """The hidden states of all batches before block i, in the dense or in the pruned network."""
+        device, n_batches = self.network.device, len(self.split.batches)
+        return _ReadOnDemand(n_batches, lambda j: self.output.read(i, side, j).to(device))
+
+    def batches(self, i: int, side: str) -> Sequence[Batch]:
+        """The batches as block i receives them."""
+        given, states = self.split.batches, self.states(i, side)
+        return _ReadOnDemand(
+            len(given), lambda j: replace(given[j], args=(states[j],), kwargs={}, labels=None, real_BT=None)
+        )
 
 
 def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
@@ -333,7 +341,7 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     write_shard(work.output.folder, _file(i), tensors)
     sides = (("dense", dense), ("pruned", pruned)) if work.repair else (("dense", dense),)
     for side, block in sides if i + 1 < len(work.blocks.names) else ():
-        for j, batch in enumerate(work.states(i, side)):
+        for j, batch in enumerate(work.batches(i, side)):
             with scoring_mode(block, "running"), exact_matmul():
                 work.output.write(i + 1, side, j, run_batch(block, batch))
     block_weights = [
@@ -352,8 +360,8 @@ def _cut_and_repaired(
 
     The weights of experts that saw too few tokens stay as they are.
     """
-    options, states = work.options, work.states(i, "dense")
-    task = task_of(dense, _StateLoader(states), scoring=options.scoring, seed=options.seed)
+    options = work.options
+    task = task_of(dense, work.states(i, "dense"), scoring=options.scoring, seed=options.seed)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     sparse = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     if not work.repair:
@@ -362,8 +370,8 @@ def _cut_and_repaired(
     fit = fit_block(
         dense,
         {name: mask & ~spared[name] if name in spared else mask for name, mask in sparse.masks.items()},
-        replace(work.split, batches=states),
-        work.states(i, "pruned"),
+        replace(work.split, batches=work.batches(i, "dense")),
+        work.batches(i, "pruned"),
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         follows=i > 0,
         chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
@@ -377,36 +385,19 @@ def _file(i: int) -> str:
 
 
 @dataclass(frozen=True)
-class _StoredStates(Sequence[Batch]):
-    """The batches as a block receives them; each is read from its file when it is needed."""
+class _ReadOnDemand(Sequence[Any]):
+    """A sequence whose items are read from files when they are needed."""
 
-    output: _OutputFolder
-    i: int
-    side: str
-    batches: Sequence[Batch]
-    device: torch.device
+    n: int
+    read: Callable[[int], Any]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self.n
 
     def __getitem__(self, j: Any) -> Any:
-        if not 0 <= j < len(self):
+        if not 0 <= j < self.n:
             raise IndexError(j)
-        state = self.output.read(self.i, self.side, j).to(self.device)
-        return replace(self.batches[j], args=(state,), kwargs={}, labels=None, real_BT=None)
-
-
-@dataclass(frozen=True)
-class _StateLoader:
-    """The hidden states alone, as data that can be read again."""
-
-    states: _StoredStates
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (batch.args[0] for batch in self.states)
+        return self.read(j)
 
 
 class _OutputFolder:
