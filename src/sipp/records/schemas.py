@@ -47,7 +47,7 @@ def checked(model: type[Model], values: Any, where: object) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise DataError(f"{first_problem(error)}", where=where) from error
+        raise DataError(first_problem(error), where=where) from error
 
 
 def given_values(record: BaseModel) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class BoundRecord(Record):
     epsilon: MaybeNumber = None
     delta: MaybeNumber = None
     met: OnlyTrue = False
-    contradicted: bool = False  # the calibration data refute the assumption; records of older runs do not say
+    contradicted: bool = False  # the calibration data refute the assumption
     reason: MaybeText = ""
     words: MaybeText = ""  # the bound as a sentence, with the share of inputs it covers (T18)
 
@@ -276,8 +276,8 @@ class NetworkRecord(Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend; older runs do not say
-    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
+    choice: ChoiceRecord | None = None  # of a blend
+    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage
 
     @model_validator(mode="after")
     def _fits(self) -> NetworkRecord:
@@ -304,7 +304,7 @@ class Manifest(Record):
 
 class _PlanPruning(Record):
     levels: int | None = None
-    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # runs of older versions have levels only
+    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # instead of levels
     methods: Annotated[tuple[str, ...], Field(strict=False)]
 
     @property
