@@ -10,7 +10,7 @@ A model and a few data points go in; a sparse model and a statement of what was 
     pruned = sipp.prune(model, data, keep=0.15)
     print(pruned)
 
-A public name is imported when it is first asked for: `sipp --help` and `sipp report` need no torch. Type checkers read
+A public name is imported when it is first used, so `sipp --help` and `sipp report` load no torch. Type checkers read
 `__init__.pyi`, which a test compares with the table below.
 """
 

@@ -1,4 +1,4 @@
-"""The packages that only a part of `sipp` needs, and the error that names the extra where one is missing."""
+"""Optional packages, and an error that names the extra to install if one is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +26,9 @@ EXTRAS = {
 
 @contextmanager
 def needed_for(purpose: str) -> Iterator[None]:
-    """A context for imports of optional packages: a missing one is an OptionError that names its extra.
+    """A context for imports of optional packages; if one is missing, an OptionError names its extra.
 
-    An installed package that fails to import for another reason keeps its own error.
+    A package that is installed but fails to import raises its own error.
 
     >>> with needed_for("drawing the page"):
     ...     import jinja2

@@ -5,7 +5,6 @@ tests/validity/test_copies.py shows by simulation why simpler rules would be wro
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.records import binomial
-from sipp.records.certificate import OF_POINTS, OLDER, from_json, to_json
+from sipp.records.certificate import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
 
@@ -121,24 +120,6 @@ def test_a_certificate_with_copies_survives_json() -> None:
         assert from_json(text) == cert
         assert verify(cert, DENSE, PRUNED, data)
         assert not verify(cert, DENSE, PRUNED, x[:200] if data is x else labelled(x[:200], y[:200]))
-
-
-def test_certificates_of_earlier_versions_are_read_but_not_one_that_counted_copies() -> None:
-    x = torch.cat([points(200, n_bad=2), points(50)])
-    y = torch.zeros(250, dtype=torch.int64)
-    for cert in (sipp.certify(DENSE, PRUNED, x), certify_accuracy(DENSE, PRUNED, labelled(x, y))):
-        values = json.loads(to_json(cert))
-        old = {key: value for key, value in values.items() if key != "measure"}
-        assert from_json(json.dumps(old | {"schema": OLDER[1], "sentence": "in the words of that version"})) == cert
-        with pytest.raises(DataError, match="missing keys \\['measure'\\]"):
-            from_json(json.dumps(old))
-        with pytest.raises(DataError, match=r"50 copies among its inputs.*counted as independent; certify again"):
-            from_json(json.dumps(old | {"schema": OF_POINTS}))
-        assert from_json(json.dumps(values | {"schema": OLDER[2]})) == cert
-    alone = sipp.certify(DENSE, PRUNED, points(100), epsilon=0.5)
-    values = json.loads(to_json(alone))
-    del values["measure"]
-    assert from_json(json.dumps(values | {"schema": OF_POINTS})) == alone
 
 
 def test_a_comparison_counts_different_points() -> None:

@@ -58,7 +58,7 @@ def test_a_folder_goes_in_and_one_that_transformers_reads_comes_out(llama: Path,
 def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = on_disk._OutputFolder.finish
+    finish = on_disk.BlockFolder.finish
     goal = ("--pattern", "2:4", "--repair")
 
     def stopping(self: Any, i: int, *args: Any) -> None:
@@ -66,9 +66,9 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
             raise KeyboardInterrupt
         finish(self, i, *args)
 
-    monkeypatch.setattr(on_disk._OutputFolder, "finish", stopping)
+    monkeypatch.setattr(on_disk.BlockFolder, "finish", stopping)
     assert prune(llama, tmp_path / "stopped", *goal).returncode == 130
-    monkeypatch.setattr(on_disk._OutputFolder, "finish", finish)
+    monkeypatch.setattr(on_disk.BlockFolder, "finish", finish)
     done = prune(llama, tmp_path / "stopped", *goal)
     assert done.returncode == 0 and "2 blocks, 1 of them by an earlier run" in done.stdout
     assert prune(llama, tmp_path / "whole", *goal).returncode == 0

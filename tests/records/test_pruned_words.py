@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records.test_html import Page
 from shorter import narrow_resnets, search_once
 from torch import Tensor, nn
 
@@ -36,22 +36,7 @@ def test_repr_is_one_short_line_and_says_what_it_is(pruned: sipp.Pruned) -> None
 
 
 def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
-    seen: list[str] = []
-    depth: list[str] = []
-
-    class Check(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            depth.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            assert depth.pop() == tag
-
-        def handle_data(self, data: str) -> None:
-            seen.append(data)
-
-    Check().feed(pruned._repr_html_())
-    assert not depth
-    text = "".join(seen)
+    text = "".join(Page(pruned._repr_html_()).texts)
     assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
     assert pruned.details in text and text.index("what it costs") < text.index("head.weight")  # in step with print
 

@@ -144,7 +144,9 @@ def test_a_pruned_network_is_written_as_the_schema_reads_it() -> None:
     values = pruned_values(pruned)
     assert given_values(checked(PrunedRecord, values, "here")) == values == json.loads(json.dumps(values))
     assert set(values).issuperset(PrunedRecord.model_fields) and set(values["layers"][0]) >= {"n_rows", "dead_rows"}
-    assert values["bound"]["words"] == str(pruned.bound) and values["repaired"]["words"] == pruned.repair.sentence
+    assert values["bound"]["words"] == str(pruned.bound)
+    for one in (pruned, sipp.repair(net, pruned, points, steps=2)):  # the second with a polish
+        assert checked(PrunedRecord, pruned_values(one), "here").repaired == one.repair
     assert pruning_values(pruned).items() <= values.items()
     assert values["conditions"]["n_refuting"] == pruned.guarantee.n_never_above  # the key that files have
 

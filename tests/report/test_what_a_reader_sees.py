@@ -5,6 +5,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
+from sipp.records.repair import LayerRepair, Repair
 from sipp.report.rendering import render
 from sipp.report.results import read_results
 
@@ -36,12 +38,13 @@ return grave.map((one) => one.id + " " + one.nodes[0].html);
 
 
 def repaired(after: float) -> dict[str, Any]:
-    layers = [
-        {"name": "0.weight", "error_before": 0.5, "error_after": after, "left_alone": ""},
-        {"name": "1.weight", "error_before": None, "error_after": None, "left_alone": "its input is not seen"},
-    ]
-    counts = {"n_points": 90, "n_aside": 10, "n_judged": 10, "output_before": 0.8, "output_after": after}
-    return {"layers": layers, **counts, "undone": "", "words": "1 of 2 layers refitted on 90 inputs"}
+    layers = (
+        LayerRepair("0.weight", 0.5, after, 1e-3, "none", ""),
+        LayerRepair("1.weight", None, None, None, "none", "its input is not seen"),
+    )
+    counts = {"n_points": 90, "n_aside": 10, "n_judged": 10}
+    errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_chosen": after}
+    return asdict(Repair(layers, **counts, **errors, polish=None, undone=""))
 
 
 @pytest.fixture(scope="module")

@@ -92,10 +92,10 @@ def by_position() -> Callable[..., Tensor]:
     """Dense outputs cached by the number of the batch, as they were once."""
     original = WALK["_Walker"]._dense
 
-    def dense(self: Any, batch: Any, keys: list[bytes], role: str) -> Tensor:
+    def dense(self: Any, batch: Any, keys: list[bytes]) -> Tensor:
         cache = self.__dict__.setdefault("by_position", {})
         if batch.index not in cache:
-            cache[batch.index] = original(self, batch, keys, role)
+            cache[batch.index] = original(self, batch, keys)
         return cache[batch.index]
 
     return dense

@@ -150,20 +150,9 @@ class Explodes(nn.Module):
         return torch.where(lost, torch.inf, 1.0) * self.net(x)
 
 
-class Named(nn.Module):
-    """A network that names its output, as those of Hugging Face do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"loss": x.sum(), "logits": self.net(x)}
-
-
 def test_methods_that_need_labels_take_the_loss_of_the_output_that_is_compared() -> None:
     data = [(points(), labels(points()))]
-    named = sipp.compare(Named(), data, keeps=(0.5,), methods=("snip",), output="logits").rows[0]
+    named = sipp.compare(Pair(), data, keeps=(0.5,), methods=("snip",), output="logits").rows[0]
     plain = sipp.compare(net(), data, keeps=(0.5,), methods=("snip",)).rows[0]
     assert named.moved == plain.moved and named.accuracy is not None
 

@@ -11,9 +11,8 @@ from torch import nn
 import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
-from sipp.inputs.data import data_of
 from sipp.records.options import Repairing
-from sipp.repairing.data_split import held_out_error, split_batches
+from sipp.repairing.data_split import held_out_error, split_data
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import METHODS
@@ -32,6 +31,15 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double()
 
 
+def even_masks(net: nn.Module) -> dict[str, torch.Tensor]:
+    """The largest 40 % of each layer's weights."""
+    masks = {}
+    for name, n_kept in (("0.weight", 115), ("2.weight", 58)):
+        size_FK = net.get_parameter(name).detach().abs()
+        masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
+    return masks
+
+
 def test_one_layer_has_the_mask_and_the_values_of_the_definition() -> None:
     net = nn.Sequential(nn.Linear(12, 6)).double()
     pruned = sipp.prune(net, points(), keep=0.5, method="sparsegpt", progress=False)
@@ -45,12 +53,8 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
     net = network()
     first = sipp.prune(net, points(), keep=0.4, method=method, progress=False)
     assert [layer.kept for layer in first.layers] == [115, 58] and first.kept == 173
-    masks = {}
-    for name, n_kept in (("0.weight", 115), ("2.weight", 58)):
-        size_FK = net.get_parameter(name).detach().abs()
-        masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
-    parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
-    wanted = repair_network(net, masks, parts, RepairOptions(method=method))  # type: ignore[arg-type]
+    parts = split_data(net, points())
+    wanted = repair_network(net, even_masks(net), parts, RepairOptions(method=method))  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
     assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence
 
@@ -75,12 +79,8 @@ def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_before_repair_is_what_the_method_found_without_the_points_that_judge(method: str, repair: Repairing) -> None:
     net = network()
-    masks = {}
-    for name, n_kept in (("0.weight", 115), ("2.weight", 58)):
-        size_FK = net.get_parameter(name).detach().abs()
-        masks[name] = size_FK >= size_FK.flatten().topk(n_kept).values[-1]
-    parts = split_batches(data_of(points(), device=torch.device("cpu"), n_points=None, seed=0).batches())
-    first = repair_network(net, masks, parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]
+    parts = split_data(net, points())
+    first = repair_network(net, even_masks(net), parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
     assert done is not None and done.output_before == pytest.approx(held_out_error(net, first.model, parts), rel=1e-9)
     assert first.record.n_points == 180 and done.n_judged == 10

@@ -1,24 +1,18 @@
 """The whole way: exact budgets, the given model untouched, the same seed the same bits, a table to read."""
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-from one_layer import eps_det
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.utils.data import TensorDataset
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.scoring_task import task_of
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
-from sipp.records.options import Method, PruneOptions
-from sipp.verbs.prune import pruned_of
+from sipp.records.options import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]
@@ -91,17 +85,6 @@ def test_det_keeps_the_globally_largest_sensitivities(method: Method) -> None:
     assert torch.equal(torch.cat([pruned.masks[name].flatten() for name in scores]), expected)
 
 
-def test_det_masks_are_nested() -> None:
-    ranking = rank(task_of(small_net(), batches()), PruneOptions(method="sipp-det"))
-    previous = None
-    for budget in (ranking.n_weights, 300, 200, 60, 7):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            masks = cut(ranking, budget).masks
-        assert previous is None or all(bool((previous[name] | ~mask).all()) for name, mask in masks.items())
-        previous = masks
-
-
 def test_the_given_model_is_left_alone_and_the_copy_is_plain() -> None:
     model = small_net().train()
     before = copy.deepcopy(model.state_dict())
@@ -136,14 +119,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(draws: str) -
     assert not torch.equal(states[0], states[2])
 
 
-def test_fixed_draws_keep_a_random_number_near_the_budget() -> None:
-    model = nn.Linear(60, 40)
-    data = torch.rand(50, 60)
-    kept = [quiet_prune(model, data, budget=600, method="sipp-rand", draws="fixed", seed=s).kept for s in range(20)]
-    assert len(set(kept)) > 1
-    assert abs(sum(kept) / len(kept) - 600) < 30
-
-
 def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
     model = nn.Linear(10, 4)
     data = torch.rand(20, 10)
@@ -152,32 +127,6 @@ def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
     assert (pruned.budget, pruned.kept) == (32, 20)
     assert "only 20 weights" in str(pruned)
     assert sipp.prune(model, data, keep=0.8, method="sipp-det").kept == 32
-
-
-def test_hybrid_takes_per_row_the_smaller_bound() -> None:
-    from one_layer import draws_for, eps_rand
-
-    torch.manual_seed(1)
-    model = nn.Linear(300, 12, bias=False)
-    with torch.no_grad():
-        model.weight.uniform_(0.9, 1.1)
-        model.weight[6:, :40] *= 1e5  # rows led by a few weights, beside rows without a leader
-    ranking = rank(
-        task_of(model, torch.rand(40, 300) + 0.5),
-        PruneOptions(method="sipp-hybrid", delta=0.5, constants=sipp.Constants(c_constant=1.0)),
-    )
-    pruned = cut(ranking, 1500)
-    layer = pruned_of(ranking, pruned).layers[0]
-    kept = pruned.masks["weight"].sum(1)
-    det = eps_det(ranking.scores[0], kept, c_constant=1.0)
-    n_draws = draws_for(ranking.scores[0], kept)
-    sampled = eps_rand(ranking.scores[0].double().sum(1), n_draws, n_outputs=12, delta=0.5, c_constant=1.0)
-    took_rand = torch.tensor(
-        [not torch.equal(pruned.model.weight[i], model.weight[i] * pruned.masks["weight"][i]) for i in range(12)]
-    )
-    assert torch.equal(took_rand, ~(sampled > det) & (det > 0))  # a row kept whole has both bounds at 0
-    assert layer.strategies["rand"] == int(took_rand.sum()) > 0
-    assert layer.strategies["det"] > 0
 
 
 def test_include_and_exclude_choose_what_is_pruned() -> None:
@@ -422,14 +371,6 @@ def test_the_table_shows_what_a_person_asks() -> None:
         assert word in text, word
     for shown in (text, str(pruned)):
         assert max(map(len, shown.splitlines())) <= 120 and "…" not in shown
-
-
-def test_ties_keep_exact_counts_in_a_stable_order() -> None:
-    model = nn.Linear(8, 6, bias=False)
-    nn.init.constant_(model.weight, 0.5)
-    for method, budget in itertools.product(("sipp-det", "wt"), (1, 7, 8, 9, 47)):
-        pruned = quiet_prune(model, torch.ones(3, 8), budget=budget, method=method)
-        assert pruned.masks["weight"].flatten().tolist() == [i < budget for i in range(48)]
 
 
 def test_what_a_holdout_or_a_sound_bound_needs_is_asked_for() -> None:

@@ -119,7 +119,7 @@ def test_one_block_is_in_memory_at_a_time(source: Path, tmp_path: Path, monkeypa
         return rank(*args, **kwargs)
 
     network_of: list[Any] = []
-    rank, init = on_disk.rank, on_disk._NetworkInFiles.__init__
+    rank, init = on_disk.rank, on_disk.NetworkInFiles.__init__
 
     def noted(self: Any, model: nn.Module, *args: Any) -> None:
         network_of.append(model)
@@ -127,7 +127,7 @@ def test_one_block_is_in_memory_at_a_time(source: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(on_disk, "_prune_block", counted)
     monkeypatch.setattr(on_disk, "rank", weights)
-    monkeypatch.setattr(on_disk._NetworkInFiles, "__init__", noted)
+    monkeypatch.setattr(on_disk.NetworkInFiles, "__init__", noted)
     sipp.prune_on_disk(empty(), source, points(), tmp_path / "out", keep=0.5)
     one = sum(p.numel() for p in Block().parameters())
     assert loaded == [one, 0] * N_BLOCKS
@@ -145,7 +145,7 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
         return sipp.prune_on_disk(empty(), source, points(), tmp_path / folder, keep=0.5, repair=repair)
 
     run("undisturbed")
-    write, finish = on_disk._OutputFolder.write, on_disk._OutputFolder.finish
+    write, finish = on_disk.BlockFolder.write, on_disk.BlockFolder.finish
     stops = (("write", write, 1), ("finish", finish, 1), ("write", write, 3))  # before any note, and between two states
     for method, whole, at in stops:
 
@@ -154,10 +154,10 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
                 raise Stopped
             return whole(self, i, *args)
 
-        monkeypatch.setattr(on_disk._OutputFolder, method, stopping)
+        monkeypatch.setattr(on_disk.BlockFolder, method, stopping)
         with pytest.raises(Stopped):
             run("stopped")
-        monkeypatch.setattr(on_disk._OutputFolder, method, whole)
+        monkeypatch.setattr(on_disk.BlockFolder, method, whole)
     done = run("stopped")
     assert done.n_resumed == 2 and "2 of them by an earlier run" in done.sentence
     assert same(tensors_in(tmp_path / "stopped"), tensors_in(tmp_path / "undisturbed"))

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -282,3 +283,39 @@ def test_options_that_only_prune_takes_are_refused() -> None:
     for options, named in ((PruneOptions(keep=0.5), "keep"), (PruneOptions(statements=False), "statements")):
         with pytest.raises(OptionError, match=f"{named} cannot be chosen with a tolerance"):
             prune_to_with(net, torch.rand(9, 4), torch.rand(99, 4), options, epsilon=0.5)
+
+
+class Talker(nn.Module):
+    """Scores of the next token, at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids) * attention_mask[..., None])  # type: ignore[no-any-return]
+
+
+class PaddedOtherwise:
+    """Sequences that every pass pads by another number of tokens, as a loader that shuffles does."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.ids, self.n_passes = torch.randint(1, 50, (n, 5), generator=torch.Generator().manual_seed(seed)), 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        self.n_passes += 1
+        ids = nn.functional.pad(self.ids, (0, 1 + self.n_passes % 3))
+        yield {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def test_padding_may_change_from_pass_to_pass() -> None:
+    whole = prune_to(Talker(), PaddedOtherwise(100, 1), PaddedOtherwise(200, 2), epsilon=0.3, method="wt")
+    assert whole.certificate is not None and whole.keep < 1 and whole.certificate.n == 200
+    with torch.no_grad():
+        ids = PaddedOtherwise(200, 2).ids
+        f, g = (model(ids, torch.ones_like(ids)).flatten(1) for model in (Talker(), whole.model))
+    assert int(((g - f).norm(dim=1) / f.norm(dim=1) > 0.3).sum()) == whole.certificate.violations

@@ -108,17 +108,6 @@ def test_same_seed_same_bits() -> None:
     assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
 
 
-def test_a_walk_certifies_searched_networks_and_chooses_once() -> None:
-    model, holdout = net(), points(400, 5)
-    plain, searched = (
-        sipp.prune_to(model, points(), holdout, epsilon=0.3, method="wt", repair=repair, progress=False)
-        for repair in (False, True)
-    )
-    assert searched.pruned is not None and searched.pruned.repair is not None
-    assert searched.keep < plain.keep and searched.pruned.repair.way == "joint"
-    assert searched.certificate is not None and searched.certificate.verdict == "certified"
-
-
 class Counted(nn.Module):
     """A network that counts the points it is given, together with all its copies."""
 

@@ -67,6 +67,7 @@ def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -
     fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
     assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
     assert fixed.pruned is not None and fixed.pruned.repair is not None and fixed.pruned.model is fixed.model
+    assert fixed.pruned.repair.way == "joint"
     with torch.no_grad():
         ratios = (fixed.model(holdout) - model(holdout)).norm(dim=1) / model(holdout).norm(dim=1)
     assert int((ratios > 0.2).sum()) == fixed.certificate.violations
@@ -80,8 +81,6 @@ def test_what_repair_cannot_read_again_is_refused_before_the_work() -> None:
             sipp.prune(trained(), data, keep=0.5, method="wt", repair=True)
     with pytest.raises(OptionError, match="repair"):
         sipp.prune_to(trained(), iter([points(50, 1)]), points(100, 2), epsilon=0.5, method="wt", repair=True)
-    with pytest.raises(OptionError, match="repair"):
-        sipp.prune(trained(), points(50, 1), keep=0.5, repair="yes")
 
 
 def test_repair_and_a_sound_statement_speak_of_the_same_network() -> None:

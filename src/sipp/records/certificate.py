@@ -23,8 +23,6 @@ from sipp.records.display import WIDTH, exactly, percent, percent_up, plain_tabl
 from sipp.records.html import folded, table_html, text_html, view
 
 SCHEMA = "sipp-certificate/5"
-OF_POINTS = "sipp-certificate/1"  # counted copies as independent points; neither it nor the next names its measure
-OLDER = (OF_POINTS, "sipp-certificate/2", "sipp-certificate/3", "sipp-certificate/4")
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
 USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
 DERIVED_RTOL = 1e-9  # tolerance for limits computed by another version of SciPy
@@ -379,7 +377,7 @@ def from_json(text: str) -> AnyCertificate:
     if len(content) != len(pairs):
         raise DataError("the certificate holds a key twice")
     cert = from_values(content)
-    if content["schema"] == SCHEMA and content["sentence"] != cert.sentence:  # earlier versions had other words
+    if content["sentence"] != cert.sentence:
         raise DataError(
             f"certificate key 'sentence' says {content['sentence']!r:.80}, its counts say {cert.sentence!r:.80}: it "
             "was changed, or written by another version"
@@ -389,26 +387,18 @@ def from_json(text: str) -> AnyCertificate:
 
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
     """The certificate with these JSON values; its sentence is computed again from the counts."""
-    content = dict(values)
-    schema, kind = content.get("schema"), content.get("kind")
-    if schema not in (SCHEMA, *OLDER) or kind not in (*KINDS,):
-        raise DataError(f"schema must be {SCHEMA!r} or an older one, kind one of {[*KINDS]}; got {schema!r}")
-    if schema != SCHEMA:
-        content = {"measure": KINDS[kind].measure, **content}
+    schema, kind = values.get("schema"), values.get("kind")
+    if schema != SCHEMA or kind not in (*KINDS,):
+        raise DataError(f"schema must be {SCHEMA!r}, kind one of {[*KINDS]}; got {schema!r} and {kind!r}")
     names = [field.name for field in fields(KINDS[kind])]
     expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
-    if set(content) != expected:
-        raise DataError(
-            f"unknown keys {sorted(set(content) - expected)}, missing keys {sorted(expected - set(content))}"
-        )
+    if set(values) != expected:
+        raise DataError(f"unknown keys {sorted(set(values) - expected)}, missing keys {sorted(expected - set(values))}")
     try:
-        cert = SCHEMAS[kind].validate_python({name: content[name] for name in names})
+        cert: AnyCertificate = SCHEMAS[kind].validate_python({name: values[name] for name in names})
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
-    if schema == OF_POINTS and cert.n_duplicates:
-        what = f"{cert.n_duplicates:,} copies among its inputs, and was made when each counted as independent"
-        raise DataError(f"the certificate has {what}", fix="certify again")
-    _check_consistent(cert, {name: content[name] for name in DERIVED[kind]})
+    _check_consistent(cert, {name: values[name] for name in DERIVED[kind]})
     return cert
 
 

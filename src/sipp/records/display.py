@@ -74,11 +74,6 @@ def _numbered(names: Sequence[str], length: int) -> list[str]:
     return [short[name] for name in names]
 
 
-PATH_WORDS = (
-    "  bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
-)
-
-
 def labelled_line(label: str, text: str) -> str:
     """One line that begins with a label (or with as many spaces), never wrapped: paths and numbers stay whole."""
     return f"{label + ':' if label else '':<{LABEL}}{text}"

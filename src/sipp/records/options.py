@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from sipp.errors import OptionError
@@ -157,6 +157,11 @@ class CliOption:
     most: int | None = None
 
 
+_goal = partial(CliOption, group="What to prune")
+_guarantee = partial(CliOption, group="Guarantee")
+_repair = partial(CliOption, group="Repair")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
@@ -170,76 +175,52 @@ class PruneOptions:
         'method'
     """
 
-    keep: Annotated[float | None, CliOption("Share of the prunable weights to keep, in (0, 1].", "What to prune")] = (
-        None
-    )
-    budget: Annotated[int | None, CliOption("Instead of --keep: the number of weights to keep.", "What to prune")] = (
-        None
-    )
-    pattern: Annotated[
-        str | None, CliOption("Instead of --keep: n of every m weights of a row, such as 2:4.", "What to prune")
-    ] = None
+    keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
+    budget: Annotated[int | None, _goal("Instead of --keep: the number of weights to keep.")] = None
+    pattern: Annotated[str | None, _goal("Instead of --keep: n of every m weights of a row, such as 2:4.")] = None
     method: Annotated[
-        Method,
-        CliOption(
-            "How weights are chosen: {methods}, or one that --code registers.",
-            "What to prune",
-            prune_to=True,
-            parse=str,
-        ),
+        Method, _goal("How weights are chosen: {methods}, or one that --code registers.", prune_to=True, parse=str)
     ] = DEFAULT_METHOD
     include: Annotated[
         Selector | None,
-        CliOption(
-            "Only layers with this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
-        ),
+        _goal("Only layers with this name or glob; may be repeated.", prune_to=True, repeated=True),
     ] = None
     exclude: Annotated[
         Selector | None,
-        CliOption(
-            "All layers except this name or glob; may be repeated.", "What to prune", prune_to=True, repeated=True
-        ),
+        _goal("All layers except this name or glob; may be repeated.", prune_to=True, repeated=True),
     ] = None
     floor: Annotated[
         Floor,
-        CliOption(
+        _goal(
             "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
-            "What to prune",
             prune_to=True,
             parse=floor_of,
         ),
     ] = "method"
     reduce: Annotated[
         Reduce | None,
-        CliOption(
+        _goal(
             "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
-            "What to prune",
             prune_to=True,
         ),
     ] = None
     draws: Annotated[
-        Draws,
-        CliOption("For methods that sample: until the budget is reached, or a fixed number of draws.", "What to prune"),
+        Draws, _goal("For methods that sample: until the budget is reached, or a fixed number of draws.")
     ] = "until"
-    confidence: Annotated[
-        float, CliOption("Confidence of certificates and of measured bounds.", "Guarantee", prune_to=True)
-    ] = CONFIDENCE
-    delta: Annotated[float, CliOption("Theory: the allowed failure probability.", "Guarantee")] = DELTA
-    bound: Annotated[
-        Mode, CliOption("Theory: the paper's bound, or a sound bound from operator norms.", "Guarantee")
-    ] = "paper"
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.", prune_to=True)] = (
+        CONFIDENCE
+    )
+    delta: Annotated[float, _guarantee("Theory: the allowed failure probability.")] = DELTA
+    bound: Annotated[Mode, _guarantee("Theory: the paper's bound, or a sound bound from operator norms.")] = "paper"
     statements: Annotated[
-        bool, CliOption("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).", "Guarantee")
+        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).")
     ] = True
     repair: Annotated[
-        Repairing,
-        CliOption("Find the mask and the weights together, without labels or training.", "Repair", prune_to=True),
+        Repairing, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
     ] = False
     blocks: Annotated[
         str | None,
-        CliOption(
-            "The list of modules to prune one by one, such as model.layers; default: found automatically.", "Repair"
-        ),
+        _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
     ] = None
     seed: Annotated[
         int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)

@@ -11,13 +11,16 @@ from torch import nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.records.certificate import AnyCertificate
-from sipp.records.display import PATH_WORDS, WIDTH, percent_up, plain_table, text_of
+from sipp.records.display import WIDTH, percent_up, plain_table, text_of
 from sipp.records.html import folded, table_html, text_html, view
 from sipp.records.network_hash import model_hash, tensors_hash
 from sipp.records.plots import curves
 from sipp.records.pruned import Pruned
 from sipp.records.shrunk import Shrunk
 
+PATH_WORDS = (
+    "  bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+)
 CHANGED_SINCE = (
     "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
     "sipp.certify with new inputs says what holds"

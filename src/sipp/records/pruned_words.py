@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 
-from rich import box
 from rich.table import Table
 
 from sipp.records.display import (
@@ -17,6 +16,7 @@ from sipp.records.display import (
     number,
     number_up,
     percent_up,
+    plain_table,
     short_names,
     text_of,
 )
@@ -69,7 +69,6 @@ def headline(pruned: Pruned) -> str:
 
 def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strategies: bool = False) -> Table:
     """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if strategies else []
     columns = ["weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if bounds else ())]
     labels = short_names([layer.name for layer in pruned.layers])
@@ -87,8 +86,7 @@ def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strat
         for label, layer in zip(labels, pruned.layers)
     ]
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]  # not what is empty
-    for i in shown:
-        table.add_column(columns[i].replace(" ", "\n"), justify="right" if i else "left", no_wrap=True)  # narrow
+    table = plain_table(*(columns[i].replace(" ", "\n") for i in shown), folds=False, tight=True)
     for at, row in enumerate(rows):
         if ends is None or at < ends or at >= len(rows) - ends:
             table.add_row(*(row[i] for i in shown))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import ConfigDict, with_config
 from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
@@ -17,6 +18,7 @@ from sipp.records.plots import layer_bars
 
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
 Budgets = Literal["given", "magnitude", "even", "between"]
+FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
@@ -53,6 +55,7 @@ class Trial:
     error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
+@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class LayerRepair:
     """The repair of one weight.
@@ -70,6 +73,7 @@ class LayerRepair:
     n_moved: int = 0  # kept weights that were not in the first mask
 
 
+@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class Polish:
     """The outcome of the polish by gradient descent."""
@@ -81,6 +85,7 @@ class Polish:
     mixes: bool = False  # the second round was kept, on mixtures of two inputs each
 
 
+@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class Repair:
     """The record of a repair. Output errors are relative to the output's norm, on test points that chose nothing.

@@ -129,10 +129,19 @@ class SavedFile:
         )
 
     def __str__(self) -> str:
-        return contents_text(self)
+        columns = _columns(self)
+        words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
+        lines = [
+            _headline(self),
+            text_of(_contents_table(self, columns)),
+            textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            *(labelled(label, text) for label, text in _words(self)),
+        ]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return contents_html(self)
+        table = table_html(_contents_table(self, _columns(self)), bars=("bytes", "bytes dense"))
+        return view(_headline(self), table, labels_html(_words(self)))
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes; returns the axes."""
@@ -196,25 +205,6 @@ def _headline(contents: SavedFile) -> str:
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
         f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
     )
-
-
-def contents_text(contents: SavedFile) -> str:
-    """The text for a shell: sizes, the table of tensors, how it was pruned, and the statements."""
-    columns = _columns(contents)
-    words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
-    lines = [
-        _headline(contents),
-        text_of(_contents_table(contents, columns)),
-        textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
-        *(labelled(label, text) for label, text in _words(contents)),
-    ]
-    return "\n".join(lines)
-
-
-def contents_html(contents: SavedFile) -> str:
-    """The same for a notebook."""
-    table = _contents_table(contents, _columns(contents))
-    return view(_headline(contents), table_html(table, bars=("bytes", "bytes dense")), labels_html(_words(contents)))
 
 
 def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:

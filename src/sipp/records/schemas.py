@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import DataError
-from sipp.records.certificate import Certificate, from_values
+from sipp.records.certificate import AnyCertificate, Certificate, from_values
 from sipp.records.checking import first_problem
 from sipp.records.display import labelled_line, size_headline, why_larger
+from sipp.records.repair import Repair
 from sipp.records.speed import Speed, speed_headline, speed_words
 
 Count = Annotated[int, Field(ge=0)]
@@ -46,7 +47,7 @@ def checked(model: type[Model], values: Any, where: object) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise DataError(f"{first_problem(error)}", where=where) from error
+        raise DataError(first_problem(error), where=where) from error
 
 
 def given_values(record: BaseModel) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class BoundRecord(Record):
     epsilon: MaybeNumber = None
     delta: MaybeNumber = None
     met: OnlyTrue = False
-    contradicted: bool = False  # the calibration data refute the assumption; records of older runs do not say
+    contradicted: bool = False  # the calibration data refute the assumption
     reason: MaybeText = ""
     words: MaybeText = ""  # the bound as a sentence, with the share of inputs it covers (T18)
 
@@ -84,24 +85,29 @@ class BoundRecord(Record):
 
 
 class CertificateRecord(Record):
-    """A certificate of the network before retraining; its numbers are computed again from its counts."""
+    """The values of a certificate of the network before retraining, or only a verdict why there is none."""
 
     verdict: str | None = None  # of T14
     mode: str | None = None  # of T16
     epsilon: float | Literal["inf"] | None = None
     drop_upper: float | None = None  # of T16
-    measure: str | None = None  # of T22; None: the usual one of its kind
+    measure: str | None = None  # of T22
+
+    @cached_property
+    def certificate(self) -> AnyCertificate | None:
+        """The certificate, checked against its counts; None if there is only a verdict."""
+        is_refusal = self.model_fields_set == {"verdict"} and not (self.verdict or "").startswith("certified")
+        return None if is_refusal else from_values(given_values(self))
 
     @model_validator(mode="after")
     def _follows_from_its_counts(self) -> CertificateRecord:
-        if not self.is_refusal:
-            from_values(given_values(self))
+        _ = self.certificate  # which raises
         return self
 
     @property
     def is_refusal(self) -> bool:
         """Whether it only says why there is no certificate."""
-        return self.model_fields_set == {"verdict"} and not (self.verdict or "").startswith("certified")
+        return self.certificate is None
 
     @property
     def limit(self) -> float | None:
@@ -111,18 +117,17 @@ class CertificateRecord(Record):
     @property
     def output_limit(self) -> float | None:
         """The certified epsilon if it limits the error of the output, not of tokens (T22)."""
-        return self.limit if self.measure in (None, "output") else None
+        return self.limit if self.measure == "output" else None
 
     @property
     def is_useless(self) -> bool:
         """Whether the certified epsilon is too large to mean anything."""
-        certificate = None if self.is_refusal else from_values(given_values(self))
-        return isinstance(certificate, Certificate) and certificate.is_useless
+        return isinstance(self.certificate, Certificate) and self.certificate.is_useless
 
-    @cached_property
+    @property
     def sentence(self) -> str:
         """The certificate as a sentence, computed again from its counts."""
-        return self.verdict or "" if self.is_refusal else from_values(given_values(self)).sentence
+        return self.verdict or "" if self.certificate is None else self.certificate.sentence
 
 
 class TriedRecord(Record):
@@ -185,34 +190,6 @@ class MovedRecord(Record):
     error: MaybeNumber = None
 
 
-class RepairedLayerRecord(Record):
-    """The repair of one weight: the error of its layer before and after, on validation points."""
-
-    name: str
-    error_before: MaybeNumber = None
-    error_after: MaybeNumber = None
-    left_alone: str = ""  # why it was not refitted; empty if it was
-    n_moved: Count = 0  # weights that are kept and were not in the mask before
-
-
-class RepairedRecord(Record):
-    """The record of a repair; errors are relative to the output's norm.
-
-    Output errors are on test points; in records of older versions, which lack `n_judged`, on validation points.
-    """
-
-    layers: Annotated[tuple[RepairedLayerRecord, ...], Field(strict=False)] = ()
-    n_points: Count = 0
-    n_aside: Count = 0
-    n_judged: Count = 0
-    output_before: MaybeNumber = None
-    output_after: MaybeNumber = None
-    undone: str = ""  # why the repair was undone; empty if it was not
-    way: str = "refit"  # or "joint": mask and weights were found together (T21)
-    n_judged_fit: Count | None = None  # points fitted by the network that was judged
-    words: str = ""
-
-
 class PrunedRecord(Record):
     """The record that `sipp prune` writes beside a network; other keys (versions, seeds) are kept unread."""
 
@@ -230,9 +207,9 @@ class PrunedRecord(Record):
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
     moved: MovedRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend; older records do not say
-    repair: OnlyTrue = False  # whether it was asked for
-    repaired: RepairedRecord | None = None  # None: not repaired, or by a version that did not say how
+    choice: ChoiceRecord | None = None  # of a blend
+    repair: OnlyTrue = False
+    repaired: Repair | None = None
     seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
     seen_all: bool = False  # whether no others chose it
     sipp: str = ""  # whose keys are those of these versions
@@ -299,8 +276,8 @@ class NetworkRecord(Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend; older runs do not say
-    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage; empty in older runs
+    choice: ChoiceRecord | None = None  # of a blend
+    part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage
 
     @model_validator(mode="after")
     def _fits(self) -> NetworkRecord:
@@ -327,7 +304,7 @@ class Manifest(Record):
 
 class _PlanPruning(Record):
     levels: int | None = None
-    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # runs of older versions have levels only
+    keeps: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # instead of levels
     methods: Annotated[tuple[str, ...], Field(strict=False)]
 
     @property

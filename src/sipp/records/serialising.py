@@ -90,7 +90,7 @@ def pruning_values(pruned: Pruned) -> Values:
         and {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)},
         "moved": pruned.moved and asdict(pruned.moved),
         "choice": pruned.choice and _choice_values(pruned.choice),
-        "repaired": repair and {**asdict(repair), "words": repair.sentence},
+        "repaired": repair and asdict(repair),
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
     return {key: json_value(value) for key, value in values.items()}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sipp.records.display import listed
+from sipp.records.repair import Repair
 from sipp.records.schemas import (
     BenchRecord,
     BenchStep,
     ChoiceRecord,
     EvalRecord,
-    RepairedRecord,
     given_values,
 )
 from sipp.report import series
@@ -159,7 +159,7 @@ def _method_section(choice: ChoiceRecord, ident: str) -> Section:
 # --- repair, from `sipp prune --repair` -----------------------------------------------------------------------------
 
 
-def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
+def _repair_section(repaired: Repair, ident: str) -> Section:
     """The output error before and after repair, also layer by layer."""
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
@@ -182,7 +182,7 @@ def _repair_section(repaired: RepairedRecord, ident: str) -> Section:
     detail += f" Undone: {repaired.undone}." if repaired.undone else ""
     layers = repaired.layers
     alone = [f"{layer.name} ({layer.left_alone})" for layer in layers if layer.left_alone]
-    note = f"{repaired.words}." + (f" Left alone: {listed(alone)}." if alone else "")
+    note = f"{repaired.sentence}." + (f" Left alone: {listed(alone)}." if alone else "")
     rows = []
     if any(layer.error_before is not None for layer in layers):
         errors = {

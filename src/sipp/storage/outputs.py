@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
-from sipp.records.certificate import OLDER, SCHEMA
+from sipp.records.certificate import SCHEMA
 from sipp.records.schemas import BENCH_KIND, EVAL_KIND
 from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
 
@@ -76,7 +76,7 @@ FIGURE = OutputKind("figure of sipp", _is_figure)
 BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == BENCH_KIND)
 EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == EVAL_KIND)
 NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "schema") in (SCHEMA, *OLDER))
+CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "schema") == SCHEMA)
 PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)
 
 

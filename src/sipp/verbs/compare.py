@@ -24,7 +24,7 @@ from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, cut, cut_as_given, dead_rows
+from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import rank, set_points_aside, starts_search
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
@@ -36,17 +36,15 @@ from sipp.records.options import (
     Method,
     PruneOptions,
     Repairing,
-    RepairMethod,
     Scoring,
     Selector,
     check_repair,
 )
-from sipp.records.ranking import Ranking
-from sipp.repairing.apply_repairs import apply_repairs
-from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.theory_points import resolve_points
+from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
@@ -106,37 +104,27 @@ def compare(
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
     split = split_data(task.model, choosing, seed=seed) if fits else None
-    repair_options = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
+    how = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():
-            ranking, options = rank(task, PruneOptions(method=method)), PruneOptions(method=method, repair=repair)
-            is_other = starts_search(task, method_of(method), options)  # then a repair begins with another mask
-            repair_ranking = rank(task, options) if is_other else ranking
-            own_fit, all_repairs = (repairs_of(method_of(method), asked) for asked in (False, repair))
+            info, ranking = method_of(method), rank(task, PruneOptions(method=method))
+            variants = [(False, ranking, repairs_of(info, False))]
+            if repair:
+                options = PruneOptions(method=method, repair=repair)
+                begins_with_other_mask = starts_search(task, info, options)
+                repair_ranking = rank(task, options) if begins_with_other_mask else ranking
+                variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):
-                start = cut(ranking, budgets[keep], seed=seed)
-                sparse = _repaired(ranking, start, split, own_fit, repair_options) if own_fit else start
-                rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=False))
-                if repair:
-                    start = cut(repair_ranking, budgets[keep], seed=seed) if is_other else start
-                    sparse = _repaired(repair_ranking, start, split, all_repairs, repair_options)
-                    rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=True))
+                for is_repaired, ranking, repairs in variants:
+                    sparse = cut(ranking, budgets[keep], seed=seed)
+                    if repairs:
+                        assert split is not None
+                        sparse, _ = repaired_cut(ranking, sparse, sparse.model, split, repairs, how)
+                    rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=is_repaired))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in choosing.batches())
     return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
-
-
-def _repaired(
-    ranking: Ranking,
-    start: Cut,
-    split: DataSplit | None,
-    repairs: Sequence[RepairMethod],
-    options: RepairOptions,
-) -> Cut:
-    assert split is not None
-    repaired = apply_repairs(ranking, start.masks, split, repairs, options, start=start.model)
-    return cut_as_given(ranking, repaired.model, repaired.masks)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ in `cuts` equal steps of t. Before BEGIN the network is dense; after END the mas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +34,9 @@ from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import checked_method, masks_within, only_alive, rank
 from sipp.records.checking import check_flag, check_whole, explain_unknown_options
-from sipp.records.display import plain_table
-from sipp.records.html import table_html, view
+from sipp.records.gradual import Gradual
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
-from sipp.records.plots import curves
 from sipp.records.ranking import Ranking
 from sipp.scoring.methods import refuse_fitted
 
@@ -48,45 +44,6 @@ BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
 CUTS = 10  # how often the masks shrink in between
 MOST_STEPS, MOST_CUTS = 10**9, 10**4  # a larger number is taken for a mistake
-
-
-@dataclass(frozen=True)
-class Gradual:
-    """A network that was pruned while it was trained. `print` it."""
-
-    model: nn.Module  # the one that was given, released
-    masks: dict[str, Tensor]
-    path: tuple[tuple[int, float], ...]  # (steps done, share of weights left), one pair a cut
-    method: str
-    n_weights: int
-    kept: int
-    seed: int
-
-    @property
-    def keep(self) -> float:
-        """The share of prunable weights that was kept."""
-        return self.kept / self.n_weights
-
-    def __str__(self) -> str:
-        steps = ", ".join(f"{keep:.2%} after step {step}" for step, keep in self.path)
-        return f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%}); {steps}"
-
-    def __repr__(self) -> str:
-        return (
-            f"<Gradual {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept>"
-        )
-
-    def _repr_html_(self) -> str:
-        table = plain_table("after step", "keep")
-        for step, keep in self.path:
-            table.add_row(f"{step:,}", f"{keep:.2%}")
-        title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
-        return view(title, table_html(table, bars=("keep",)))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights left over the steps, on `ax` or on new axes; returns the axes."""
-        steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
-        return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
 
 
 def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
@@ -140,19 +97,26 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    n_steps, n_cuts = _checked_counts(train_step, data, steps, cuts, progress)
+    _check_loop(train_step, data, steps, cuts, progress)
     options = PruneOptions(method=method, floor=floor, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
-    n_weights, last = _checked_model(model, keep, include, exclude, scoring)
-    checked_optimizers(model, optimizer)  # before any training
+    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    n_weights = sum(weight.n_weights for weight in weights)
+    last = budget_of(keep, n_weights)
+    check_can_be_written(model)
+    if masks_of(model):
+        raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
+    checked_optimizers(model, optimizer)
     averages = checked_averages(model, average)
     watched: list[Watched] = []
-    times = cut_times(n_steps, n_cuts)
+    times = cut_times(steps, cuts)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
-    with _released(model, *averages):
-        for step in range(n_steps):
+    with ExitStack() as at_the_end:
+        for held in (model, *averages):
+            at_the_end.callback(release, held)
+        for step in range(steps):
             _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
@@ -165,27 +129,13 @@ def gradual(
             for averaged in averages:
                 hold(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
-            progress_line(_line(*path[-1], n_steps, len(path), len(times)), shown=progress)
+            left = f"{path[-1][1]:.2%} of the weights left (cut {len(path)} of {len(times)})"
+            progress_line(f"gradual: step {step + 1:,} of {steps:,}, {left}", shown=progress)
     return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
-
-
-@contextmanager
-def _released(*models: nn.Module) -> Iterator[None]:
-    """A context that releases these models at its end, even after an error."""
-    try:
-        yield
-    finally:
-        for model in models:
-            release(model)
 
 
 def _n_kept(masks: dict[str, Tensor]) -> int:
     return sum(int(mask.sum()) for mask in masks.values())
-
-
-def _line(step: int, keep: float, n_steps: int, cut: int, n_cuts: int) -> str:
-    """The progress line after a cut."""
-    return f"gradual: step {step:,} of {n_steps:,}, {keep:.2%} of the weights left (cut {cut} of {n_cuts})"
 
 
 def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
@@ -212,29 +162,14 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 
 
-def _checked_counts(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> tuple[int, int]:
-    """The number of steps and of cuts."""
+def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> None:
+    """Raises unless these can be run as a loop that reads the data at every cut."""
     check_flag("progress", progress)
     if not callable(train_step):
         raise OptionError(
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
         )
-    n_steps, n_cuts = (
-        check_whole("steps", steps, least=1, most=MOST_STEPS),
-        check_whole("cuts", cuts, least=1, most=MOST_CUTS),
-    )
+    check_whole("steps", steps, least=1, most=MOST_STEPS)
+    check_whole("cuts", cuts, least=1, most=MOST_CUTS)
     if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")
-    return n_steps, n_cuts
-
-
-def _checked_model(
-    model: nn.Module, keep: float, include: Selector | None, exclude: Selector | None, scoring: Scoring
-) -> tuple[int, int]:
-    """The numbers of prunable weights before and after; raises if masks of the model are already held."""
-    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
-    check_can_be_written(model)
-    if masks_of(model):
-        raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
-    n_weights = sum(weight.n_weights for weight in weights)
-    return n_weights, budget_of(keep, n_weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ from sipp.records.options import (
 from sipp.records.pruned import OutputChange, Pruned, Repaired
 from sipp.records.ranking import Ranking
 from sipp.repairing.apply_repairs import apply_repairs
-from sipp.repairing.data_split import split_data
+from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import repairs_of
 
@@ -121,31 +122,50 @@ def prune_with(
     if options.bound == "sound" and data is not None and holdout is None:
         task, new_points = set_points_aside(task, options)
     ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
-    n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
-    with progress_bar("cutting", n_cuts, shown=progress) as advance:
-        sparse, repaired = cut(ranking, n_kept, seed=options.seed, advance=advance), None
-        ranking = ranking.without_scores()
-        give_back_freed()
-        moved = None if repairs else output_change(ranking, sparse, task)  # a repair measures its own
-    if repairs:  # never on the new points: what chooses values cannot judge them
-        masks, choice = sparse.masks, sparse.choice
-        start = sparse.model if info.is_sampled else None  # other methods leave the dense values
-        repair_options = RepairOptions(
-            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
-        )
-        del sparse  # frees its copies of all weights before the repair makes its own
-        repaired = apply_repairs(
-            ranking,
-            masks,
-            split_data(ranking.model, task.points, seed=options.seed),
-            repairs,
-            repair_options,
-            start=start,
-        )
-        sparse = cut_as_given(ranking, repaired.model, repaired.masks, seed=options.seed, budget=n_kept, choice=choice)
+    sparse = _cut_with_bar(ranking, n_kept, progress)
+    ranking, repaired = ranking.without_scores(), None
+    give_back_freed()
+    if repairs:
+        start = sparse.model if info.is_sampled else None  # the weights of other methods are the dense ones
+        sparse = replace(sparse, model=ranking.model, rows=(), dense=())  # frees copies before the repair makes its own
+        split = split_data(ranking.model, task.points, seed=options.seed)  # without new points, which only judge
+        how = repair_options(options, progress=progress)
+        sparse, repaired = repaired_cut(ranking, sparse, start, split, repairs, how)
+    moved = None if repairs else output_change(ranking, sparse, task)
     pruned = pruned_of(ranking, sparse, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired)
     warn_of_dead(pruned)
     return pruned
+
+
+def _cut_with_bar(ranking: Ranking, n_kept: int, progress: bool) -> Cut:
+    n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
+    with progress_bar("cutting", n_cuts, shown=progress) as advance:
+        return cut(ranking, n_kept, seed=ranking.options.seed, advance=advance)
+
+
+def repair_options(options: PruneOptions, *, progress: bool = False, fits_all: bool = True) -> RepairOptions:
+    """The options of a repair that follow from those of a pruning."""
+    seed, chunk_bytes = options.seed, options.scoring.chunk_bytes
+    return RepairOptions(
+        blocks=options.blocks, seed=seed, chunk_bytes=chunk_bytes, progress=progress, fits_all=fits_all
+    )
+
+
+def repaired_cut(
+    ranking: Ranking,
+    sparse: Cut,
+    start: nn.Module | None,
+    split: DataSplit,
+    repairs: Sequence[RepairMethod],
+    options: RepairOptions,
+) -> tuple[Cut, Repaired]:
+    """Repairs a cut on the points of the split: the cut with its new weights, and what the repair did.
+
+    `start` is the network to repair; None: the dense weights under the masks.
+    """
+    repaired = apply_repairs(ranking, sparse.masks, split, repairs, options, start=start)
+    kept, seed, choice = sparse.budget, sparse.seed, sparse.choice
+    return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=kept, choice=choice), repaired
 
 
 def pruned_of(
@@ -158,7 +178,10 @@ def pruned_of(
     moved: OutputChange | None = None,
     repaired: Repaired | None = None,
 ) -> Pruned:
-    """Builds the record of a cut network: how it was made, how far its output `moved`, and what is guaranteed."""
+    """Builds the record of a cut network: how it was made, how far its output `moved`, and what is guaranteed.
+
+    A repair has measured itself how far the output moved.
+    """
     stated = statements_of(ranking, cut, task, mode, new_points)
     seen, is_all = ranking_seen_keys(ranking)
     return Pruned(

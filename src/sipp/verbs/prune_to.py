@@ -39,7 +39,7 @@ from sipp.certificates.running import Output, check_model, run_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.point_keys import keys_of, sketch_of
+from sipp.inputs.point_keys import sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
@@ -70,9 +70,9 @@ from sipp.records.ranking import BlendChoice, Ranking
 from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.repairing.repair_options import BUDGETS
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.prune import pruned_of, warn_of_dead
+from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -273,16 +273,11 @@ class _Walker:
     ) -> None:
         self.ranking, self.output, self.tolerance, self.options = ranking, output, tolerance, options
         self.split = split  # None: levels are not repaired
-        self.repair_options = RepairOptions(
-            seed=options.seed,
-            chunk_bytes=options.scoring.chunk_bytes,
-            fits_all=False,
-        )
+        self.repair_options = repair_options(options, fits_all=False)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
         self.prepared = prepare_rows(ranking, n_cuts=n_levels)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
-        self.roles: set[str] = set()  # roles of data that was read to its end
         self.has_positions: bool | None = None if tolerance.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
@@ -307,14 +302,8 @@ class _Walker:
             sparse = cut(self.ranking, budget, seed=self.options.seed)
             if sparse.choice is not None and self.ranking.blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
-            repaired = apply_repairs(
-                self.ranking,
-                sparse.masks,
-                split,
-                repairs_asked(self.options.repair),
-                self.repair_options,
-                start=sparse.model,
-            )
+            repairs, how = repairs_asked(self.options.repair), self.repair_options
+            repaired = apply_repairs(self.ranking, sparse.masks, split, repairs, how, start=sparse.model)
             record = repaired.record
             is_chosen = self.repair_options.error_feedbacks is not None
             # a repair that was undone says what it went back to, not what was best
@@ -348,14 +337,13 @@ class _Walker:
         with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
             for batch, keys in read_again(data, role, points):
                 draws += [points.draw_of.get(key, key) for key in keys]  # one that is new is refused below
-                f, g = self._dense(batch, keys, role), run_model(self.sparse, batch, self.output)
+                f, g = self._dense(batch, keys), run_model(self.sparse, batch, self.output)
                 if f.shape != g.shape:
                     raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
                 if self.has_positions is None:
                     self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
                 measured.append(self.tolerance.measure(f, g, batch))
-        self.roles.add(role)
         judged, n = torch.cat(measured), points.n
         self.tolerance.check(judged, role)
         if n_counted is not None and n_counted < n:
@@ -365,14 +353,13 @@ class _Walker:
         count, limit, passed = self.tolerance.judge(judged, draws, n)
         return Level(keep, budget, count, limit, passed)
 
-    def _dense(self, batch: Batch, keys: list[bytes], role: str) -> Tensor:
+    def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
         """The dense outputs of these points, from the cache if all of them were met before."""
-        if batch.real_BT is not None:  # padded otherwise, an output has another shape
-            keys = keys_of(replace(batch, real_BT=None))
-        if all(key in self.dense_rows for key in keys):
+        is_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
+        if is_cached and all(key in self.dense_rows for key in keys):
             return torch.stack([self.dense_rows[key] for key in keys])
         f = run_model(self.ranking.model, batch, self.output)
-        if role not in self.roles:  # later on only padding is new, and would fill the memory
+        if is_cached:
             self.dense_rows.update(zip(keys, f))
         return f
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
 from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
-from sipp.records.html import text_html, view
 from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
+from sipp.records.verification import Verification
 
 HISTORY = (
     "calibration_checked",
@@ -28,26 +28,6 @@ HISTORY = (
     "prior_uses",
 )  # fields of a certificate that a new measurement cannot repeat
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The outcome of checking a certificate: whether it holds, what differs, and what could not be checked."""
-
-    ok: bool
-    reasons: tuple[str, ...]  # what differs from the networks, the points, the calibration or the ledger
-    unchecked: tuple[str, ...]  # what the certificate says and nothing here can confirm
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __str__(self) -> str:
-        lines = ["verified" if self.ok else "not verified:", *self.reasons]
-        return "\n".join(lines + [f"not checked: {text}" for text in self.unchecked])
-
-    def _repr_html_(self) -> str:
-        title, *lines = str(self).splitlines()
-        return view(title, *map(text_html, lines))
 
 
 def verify(

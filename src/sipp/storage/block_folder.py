@@ -1,0 +1,82 @@
+"""The folder of `prune_on_disk`: a journal of finished blocks, and the hidden states before the next block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sipp.errors import OptionError
+from sipp.records.pruned_on_disk import BlockWeight
+from sipp.storage.files import child_path, make_folder, read_json, write_json
+from sipp.storage.sharded_weights import companion_files
+from sipp.storage.state_files import load_state, save_state
+
+JOURNAL, WORK = "progress.json", "work"
+CONFIGS = ("config.json", "generation_config.json")  # copied together with tokenizer files
+
+
+def file_of_block(i: int) -> str:
+    return f"block-{i:05d}.safetensors"
+
+
+class BlockFolder:
+    """The output folder: a journal of finished blocks, and the hidden states before the next block."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self.folder, self.states_folder, self.task = folder, child_path(folder, WORK), task
+
+    def begin(self) -> int:
+        """The number of finished blocks; OptionError if the folder holds anything else."""
+        make_folder(self.folder)
+        path = child_path(self.folder, JOURNAL)
+        if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
+            raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+        journal = read_json(path) if path.is_file() else {"finished": 0}
+        if journal["finished"] == 0:
+            shutil.rmtree(self.states_folder, ignore_errors=True)
+            make_folder(self.states_folder)
+            write_json(self.folder / JOURNAL, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
+            return 0
+        if journal["task"] != self.task:
+            raise OptionError(
+                f"{self.folder} was started with other options, weights or inputs",
+                fix="give the same ones to go on, or another folder",
+                option="out",
+            )
+        return int(journal["finished"])
+
+    def finish(self, i: int, done: Sequence[BlockWeight], names: Iterable[str]) -> None:
+        """Marks block i as finished, with these tensors in its file, and deletes the states before it."""
+        before = self.journal()
+        weights = [*before["weights"], *map(asdict, done)]
+        file_of = before["file_of"] | dict.fromkeys(names, file_of_block(i))
+        values = {"task": self.task, "finished": i + 1, "weights": weights, "file_of": file_of}
+        write_json(self.folder / JOURNAL, values)
+        shutil.rmtree(self.states_folder / str(i), ignore_errors=True)
+
+    def journal(self) -> dict[str, Any]:
+        """The journal so far."""
+        values: dict[str, Any] = read_json(self.folder / JOURNAL)
+        return values
+
+    def end(self, source: Path) -> None:
+        """Copies the files that belong to the network (config, tokenizer), and deletes the states."""
+        for path in companion_files(source, *CONFIGS):
+            if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
+                shutil.copyfile(path, self.folder / path.name)
+        shutil.rmtree(self.states_folder, ignore_errors=True)
+
+    def write(self, i: int, side: str, j: int, state: Tensor) -> None:
+        """Writes the hidden states of batch j before block i."""
+        make_folder(self.states_folder / str(i))
+        save_state(self.states_folder / str(i), f"{side}-{j}", {"state": state}, {})
+
+    def read(self, i: int, side: str, j: int) -> Tensor:
+        state: Tensor = load_state(self.states_folder / str(i), f"{side}-{j}")[0]["state"]
+        return state
