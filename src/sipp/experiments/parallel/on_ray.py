@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
-from sipp.experiments.own_scores import load_scores
+from sipp.experiments.own_code import load_scores
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of

@@ -280,7 +280,7 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
-        return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
+        return Recipe.model_validate_json(json.dumps(values, default=str), context=_own_names(values))
     except ValidationError as error:
         problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
