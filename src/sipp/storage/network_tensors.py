@@ -249,6 +249,8 @@ def contents_of(
 def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     """Reads and checks a file of `save`: the state_dict, and a record of all else."""
     code, data, digest = unpack(path)
+    if not code:
+        raise DataError("is one part of a network", where=path, fix="give the file that sipp.save was told to write")
     index = read_index(code, len(data), path)
     lengths = [entry.n_bytes for entry in index.tensors]
     pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, lengths)

@@ -93,7 +93,7 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     After two steps the smaller half of the weights goes; where the processes quarrel, each cuts another place.
     """
     data = load_digits()
-    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), 10, torch.device("cpu"))
+    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), torch.device("cpu"))
     recipe = load_recipe(
         "digits-at-init", settings=("train.epochs=1", "train.warmup_epochs=0.0", "train.decay.every=1")
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, SippError
 from sipp.extras import needed_for
-from sipp.storage.files import sha256_of
+from sipp.records.network_hash import state_hash
 
 T = TypeVar("T")
 
@@ -109,12 +109,8 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
     """Raises ModelError in all processes if the tensors of one differ from the leader's."""
     if processes.count == 1:
         return
-    parts: list[bytes | memoryview] = []
-    for name in sorted(tensors):
-        parts.append(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        parts.append(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     digests: list[str] = [""] * processes.count
-    dist.all_gather_object(digests, sha256_of(*parts), group=processes.group)
+    dist.all_gather_object(digests, state_hash(tensors), group=processes.group)
     others = [index for index, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ModelError(

@@ -286,7 +286,7 @@ def stage_record(folder: Path, name: str) -> Values | None:
 
     Makes the same checks as a run before it resumes from a network.
     """
-    if not files.is_name(name) or not state_files.has_state(files.child_path(folder, name), FINAL):
+    if not state_files.has_state(files.child_path(folder, name), FINAL):
         return None
     values = state_files.load_sound_values(files.child_path(folder, name), FINAL)
     if not isinstance(values.get("record"), dict):

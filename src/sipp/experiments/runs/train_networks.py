@@ -245,5 +245,5 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
     state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
-    state.facts = values.get("facts", {})  # missing in old checkpoints
+    state.facts = values["facts"]
     return float(values["seconds"])
