@@ -79,7 +79,7 @@ def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(
         nonlocal n_saved
         save(folder, name, tensors, values)
         n_saved += 1
-        if n_saved % 3 == 0:  # of seven checkpoints a network: each network is killed several times
+        if n_saved % 3 == 0:  # of eight checkpoints a network: each network is killed several times
             raise Killed
 
     monkeypatch.setattr(runs, "save_checkpoint", dying)
@@ -94,7 +94,7 @@ def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(
             tensors, values = load_state(checkpoint.parent, checkpoint.stem)
             is_cut = any(key.startswith("mask.") for key in tensors)
             assert is_cut == ("keep" in values["facts"])  # masks and what is known of them travel together
-    assert n_killed == 3 * (N_STEPS - 1) // 3 and contents(done.folder) == contents(whole.folder)
+    assert n_killed == 3 * N_STEPS // 3 and contents(done.folder) == contents(whole.folder)
 
 
 def changes(*after: int) -> MaskChanges:

@@ -174,7 +174,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
     def kill_once() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not killed and time.monotonic() < deadline:
-            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/start.json")]
+            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/step-*.json")]
             found = workers() if under_way else []
             for pid in found:
                 os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
@@ -283,8 +283,8 @@ def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay)
     (job.folder / on_ray.STOP).touch()
     assert train_stage(job, dense).end == "stopped"
     (job.folder / on_ray.STOP).unlink()
-    assert [path.name for path in job.folder.glob("*/start.json")] == ["start.json"]
-    (job.folder / dense.name / "start.safetensors").write_bytes(b"damaged")
+    (first,) = job.folder.glob("*/step-*.safetensors")
+    first.write_bytes(b"damaged")
     done = train_stage(job, dense)
     assert done.end == "done" and len(done.warned) == 1 and "SHA-256" in done.warned[0]
 

@@ -4,7 +4,7 @@ ROOT/RECIPE-HASH/
     manifest.json    the configuration, and the data, code and device of its results
     lock             held by the process that works here
     records.jsonl    one line per finished stage, in the order of the plan
-    STAGE/           start.* and the last two step-*.* during training, final.* when done
+    STAGE/           the last two checkpoints step-*.* during training, final.* when done
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"
 RECORDS = "records.jsonl"
-START = "start"
 FINAL = "final"
 STEP = "step"
 N_CHECKPOINTS = 2  # the newest, and the previous one in case it is damaged
@@ -231,7 +230,7 @@ def drop_checkpoints(stage: Path) -> None:
     """Removes the intermediate files of a stage."""
     # a kill may leave tensors without values
     halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}
-    for name in (*checkpoints(stage), *halves, START):
+    for name in (*checkpoints(stage), *halves):
         state_files.remove_state(stage, name)
 
 
