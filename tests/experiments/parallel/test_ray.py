@@ -1,6 +1,5 @@
 """Sweeps on Ray: the records and weights of one process; workers that die, signals, errors, what must be refused."""
 
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import typer
+from experiments.small_runs import SMALL, contents, small
 from typer.testing import CliRunner
 
 from sipp.cli import run_display
@@ -34,11 +34,11 @@ from sipp.experiments.parallel.on_ray import (
 )
 from sipp.experiments.parallel.processes import Processes
 from sipp.experiments.pipelines import parent_of
-from sipp.experiments.recipes import Recipe, config_of, load_recipe
+from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
-from sipp.experiments.runs.store import code_version, open_run, without_times
+from sipp.experiments.runs.store import code_version, open_run
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
@@ -46,32 +46,11 @@ from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
-SMALL = (
-    "train.epochs=2",
-    "train.decay={factor: 0.5, milestones: [1]}",
-    "train.batch_size=256",
-    "prune.methods=[sipp-hybrid, wt]",
-    "prune.levels=2",
-    "data.n_calibration=40",
-    "data.n_holdout=100",
-)
-ITERATIVE = load_recipe("digits-iterative", settings=SMALL)
-AT_INIT = load_recipe("digits-at-init", settings=SMALL)
+TWO = "prune.methods=[sipp-hybrid, wt]"
+ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
 
 app = typer.Typer()
 app.command()(as_command(run_command.run))
-
-
-def contents(done: FinishedRun) -> dict[str, object]:
-    """All that a run left behind: the bytes of every file, of JSON files the records without their clock."""
-    left = [path for path in sorted(done.folder.rglob("*")) if path.is_file()]
-    tensors: dict[str, object] = {
-        str(path.relative_to(done.folder)): path.read_bytes() for path in left if path.suffix == ".safetensors"
-    }
-    names = [str(path.relative_to(done.folder)) for path in left]
-    written = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
-    assert written == done.records
-    return {**tensors, "files": names, "records": [without_times(record) for record in written]}
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -144,13 +123,13 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
 
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
     done = run(ITERATIVE, out=tmp_path, device="cpu", engine="ray", ray=RayOptions(n_at_once=2), on_progress=look)
-    assert contents(done) == contents(whole) and done.n_made == len(plan(ITERATIVE)) == 5
+    assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
     assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    settings = [part for setting in (*SMALL, TWO) for part in ("--set", setting)]
     command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
 
     def ask(console: object, progress: Progress) -> None:
@@ -163,7 +142,7 @@ def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monke
     assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
     assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]
     resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
-    assert 0 < resumed.n_made < 5 and contents(resumed) == contents(whole)
+    assert 0 < resumed.n_made < 5 and contents(resumed.folder) == contents(whole.folder)
 
 
 # the last of these: a worker that is started anew imports everything again
@@ -185,14 +164,14 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
                 os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
             time.sleep(0.001)
 
-    few = load_recipe("digits-at-init", settings=(*SMALL, "prune.methods=[sipp-hybrid]"))
+    few = small("digits-at-init", "prune.methods=[sipp-hybrid]")
     alone = run(few, out=tmp_path / "one", device="cpu")
     again = partial(run, few, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
     killer = threading.Thread(target=kill_once)
     killer.start()
     done = again(checkpoint_seconds=0.0)
     killer.join()
-    assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 3
+    assert len(killed) == 1 and contents(done.folder) == contents(alone.folder) and done.n_made == 3
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
 
