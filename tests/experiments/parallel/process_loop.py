@@ -177,7 +177,6 @@ def main(folder: Path) -> None:
     found["n_masks"] = len(masks)
     found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
     found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
-    found["train_loss"] = [[record["train_loss"] for record in records] for records in (one_records, two_records)]
     gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
     found["stopped"], _, found["gradual"] = zip(
         *spawn(

@@ -5,14 +5,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 import typer
@@ -68,7 +69,7 @@ def cluster() -> Iterator[None]:
         assert any("raylet" in name for name in started.values())
         yield
     deadline = time.monotonic() + PATIENCE_S
-    while (left := is_running(started)) and time.monotonic() < deadline:
+    while (left := [pid for pid in started if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
 
@@ -81,29 +82,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 def processes(root: int) -> dict[int, str]:
     """{process id: command line} of all that descend from `root`."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
-        except OSError:  # it has ended
-            continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: names[pid] for pid in found - {root} if pid in names}
+    found = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
-def is_running(pids: Iterable[int]) -> list[int]:
-    """Those of these processes that are running; zombies do not count."""
-    return [pid for pid in processes(1) if pid in pids and "Z" not in state_of(pid)]
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+def is_running(pid: int) -> bool:
+    """Whether this process is running; a zombie is not."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def workers() -> list[int]:
