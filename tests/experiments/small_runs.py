@@ -12,6 +12,7 @@ from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store
 from sipp.experiments.runs.run_recipe import FinishedRun, run
 from sipp.storage.state_files import load_state
+from sipp.storage.tensors import tensors_to_bytes
 
 SMALL = (
     "train.epochs=2", "train.decay={factor: 0.5, milestones: [1]}", "train.batch_size=256", "data.n_calibration=40",
@@ -37,7 +38,7 @@ def final(folder: Path, stage: str) -> Tensors:
 
 def saved(folder: Path) -> dict[str, Tensors]:
     """{stage: its trained network} of a run."""
-    return {path.parent.name: final(folder, path.parent.name) for path in sorted(folder.glob("*/final.json"))}
+    return {path.parent.name: final(folder, path.parent.name) for path in sorted(folder.glob("*/final.safetensors"))}
 
 
 def equal(a: Tensors, b: Tensors) -> bool:
@@ -45,11 +46,10 @@ def equal(a: Tensors, b: Tensors) -> bool:
 
 
 def contents(folder: Path) -> list[Any]:
-    """All that a run left behind: the names of its files, the bytes of tensors, and the records without their clock."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    tensors: list[Any] = [path.read_bytes() for path in paths if path.suffix == ".safetensors"]
-    names = [str(path.relative_to(folder)) for path in paths]
-    return [*names, *tensors, *(store.without_times(record) for record in store.read_records(folder))]
+    """All that a run left behind: the names of its files, its networks, and the records without their clock."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    networks = [tensors_to_bytes(tensors) for tensors in saved(folder).values()]
+    return [*names, *networks, *(store.without_times(record) for record in store.read_records(folder))]
 
 
 def killed_at_every(

@@ -83,7 +83,7 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
-        wait_for(tmp_path, "*/seed0.dense/step-*.json", process)
+        wait_for(tmp_path, "*/seed0.dense/step-*", process)
         assert [one.state for one in list_runs(tmp_path)] == ["running"]
         with pytest.raises(OptionError, match=f"in use by process {process.pid}"):
             run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), out=tmp_path, device="cpu")

@@ -186,13 +186,18 @@ def remove_leftovers(folder: Path) -> None:
 
 def write_json(path: Path, values: Values) -> None:
     """Writes the values as JSON, with a checksum."""
+    write_atomic(path, json_with_checksum(values))
+
+
+def json_with_checksum(values: Values) -> bytes:
+    """The content of a file for `read_json`."""
     text = json.dumps(seal({"format": FORMAT, "values": values}), sort_keys=True, allow_nan=False, indent=1)
-    write_atomic(path, text.encode())
+    return text.encode()
 
 
-def read_json(path: Path) -> Values:
-    """The inverse of `write_json`; the DataError names the file and what is wrong with it."""
-    content = read_sealed(path)
+def read_json(path: Path, data: bytes | None = None) -> Values:
+    """The values in a JSON file or its bytes; the DataError names the file and what is wrong with it."""
+    content = read_sealed(path, data)
     if content.get("format") != FORMAT or not isinstance(content.get("values"), dict):
         raise DataError(f"format {content.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
     values: Values = content["values"]

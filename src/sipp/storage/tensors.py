@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
+from sipp.records.hashing import entries_hash
 
 MOST_HEADER = 1 << 28  # bytes; a larger header is not parsed
 # What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
@@ -147,3 +148,8 @@ def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
             f"{unknown!r:.60} has the element type {tensors[unknown].kind}, which is not read here", where=where
         )
     return tensors
+
+
+def raw_hash(tensors: Mapping[str, RawTensor]) -> str:
+    """The hash of a state_dict with these tensors (`state_hash`), without torch."""
+    return entries_hash(tensors, lambda _, tensor: ([tensor.dtype, list(tensor.shape)], tensor.data))

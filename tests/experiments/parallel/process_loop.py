@@ -145,7 +145,9 @@ def whole_run(
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
     (folder,) = out.iterdir()
-    finals = {path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.json"))}
+    finals = {
+        path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.safetensors"))
+    }
     return finals, read_records(folder)
 
 

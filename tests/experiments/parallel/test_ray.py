@@ -143,12 +143,12 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
     def kill_once() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not killed and time.monotonic() < deadline:
-            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/step-*.json")]
+            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/step-*")]
             found = workers() if under_way else []
             for pid in found:
                 os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
-            if under_way and found and not (under_way[0] / "final.json").exists():
-                temporary_path(under_way[0] / "final.json").write_text("half")  # as a death in a save leaves it
+            if under_way and found and not (under_way[0] / "final.safetensors").exists():
+                temporary_path(under_way[0] / "final.safetensors").write_text("half")  # as a death in a save leaves it
                 killed.extend(found)
             for pid in found:
                 os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
@@ -253,7 +253,7 @@ def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay)
     assert train_stage(job, dense).end == "stopped"
     (job.folder / on_ray.STOP).unlink()
     (first,) = job.folder.glob("*/step-*.safetensors")
-    first.write_bytes(b"damaged")
+    first.write_bytes(first.read_bytes()[:-1] + b"\xff")
     done = train_stage(job, dense)
     assert done.end == "done" and len(done.warned) == 1 and "SHA-256" in done.warned[0]
 

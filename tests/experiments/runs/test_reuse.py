@@ -102,7 +102,7 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     assert len(read_run(done.folder).origins) == 2
     hurt = first.folder / "seed0.wt.01" / "final.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
-    (done.folder / "seed0.wt.01" / "final.json").unlink()
+    (done.folder / "seed0.wt.01" / "final.safetensors").unlink()
     with pytest.warns(UserWarning, match="SHA-256"):
         assert run(both, out=tmp_path, device="cpu", accept_changes=True).n_made == 1
 

@@ -1,7 +1,7 @@
 """Trains several networks of a run at once on Ray, with the same records and weights as one process.
 
     driver (holds the lock)        tasks, one stage each
-      starts what is ready    ->   train_network in the run folder: step-*.*, final.*
+      starts what is ready    ->   train_network in the run folder: step-*, final
       on a signal: stop       ->   checkpoint after the step under way, then end
 
 Driver and tasks communicate only through files in the run folder; "stop" is one of them. With several machines, the

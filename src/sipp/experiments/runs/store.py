@@ -4,7 +4,7 @@ ROOT/RECIPE-HASH/
     manifest.json    the configuration, and the data, code and device of its results
     lock             held by the process that works here
     records.jsonl    one line per finished stage, in the order of the plan
-    STAGE/           the last two checkpoints step-*.* during training, final.* when done
+    STAGE/           the last two checkpoints step-* during training, final.safetensors when done
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def step_name(epoch: int, step: int) -> str:
 
 def checkpoints(stage: Path) -> list[str]:
     """The names of a stage's checkpoints, newest first."""
-    return sorted((path.stem for path in stage.glob(f"{STEP}-*{state_files.VALUES}")), reverse=True)
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{state_files.SUFFIX}")), reverse=True)
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
@@ -227,10 +227,8 @@ def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> 
 
 
 def drop_checkpoints(stage: Path) -> None:
-    """Removes the intermediate files of a stage."""
-    # a kill may leave tensors without values
-    halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}
-    for name in (*checkpoints(stage), *halves):
+    """Removes the checkpoints of a stage."""
+    for name in checkpoints(stage):
         state_files.remove_state(stage, name)
 
 
@@ -287,10 +285,10 @@ def stage_record(folder: Path, name: str) -> Values | None:
     """
     if not state_files.has_state(files.child_path(folder, name), FINAL):
         return None
-    values = state_files.load_sound_values(files.child_path(folder, name), FINAL)
+    values = state_files.load_checked_values(files.child_path(folder, name), FINAL)
     if not isinstance(values.get("record"), dict):
         raise DataError(
-            "holds no record", where=f"{folder / name / FINAL}{state_files.VALUES}", fix="run the recipe again"
+            "holds no record", where=f"{folder / name / FINAL}{state_files.SUFFIX}", fix="run the recipe again"
         )
     return dict(values["record"])
 

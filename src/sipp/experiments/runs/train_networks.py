@@ -1,7 +1,7 @@
 """Trains the networks of a run: for each stage that is not done, prepare a network, train it, record it.
 
-Files of a stage: step-*.* (checkpoints, the first of them before training) -> final.*; what exists is not computed
-again. The recipe's pipeline decides which network a stage starts from, and whether its masks change during training.
+Files of a stage: step-* (checkpoints, the first of them before training) -> final; what exists is not computed again.
+The recipe's pipeline decides which network a stage starts from, and whether its masks change during training.
 """
 
 from __future__ import annotations
