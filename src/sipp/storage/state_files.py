@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from sipp.errors import DataError
 from sipp.storage.files import Values, child_path, json_with_checksum, make_folder, read_file, read_json, write_atomic
@@ -31,44 +31,27 @@ def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: V
 
 def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name; DataError if either was changed."""
-    data, values = _checked_state(folder, name)
+    data, values = _read_checked(child_path(folder, name + SUFFIX))
     return tensors_from_bytes(data, child_path(folder, name + SUFFIX)), values
 
 
-def load_checked_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, after the same checks as `load_state`."""
-    return _checked_state(folder, name)[1]
-
-
 def load_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, without reading the tensors."""
-    path = child_path(folder, name + SUFFIX)
-    try:
-        with open(path, "rb") as file:
-            values: Values = _header_in(file, path)["values"]
-            return values
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
+    """The values saved under this name, after the same checks as `load_state`. Needs no torch."""
+    return _read_checked(child_path(folder, name + SUFFIX))[1]
 
 
-def _checked_state(folder: Path, name: str) -> tuple[bytes, Values]:
+def _read_checked(path: Path) -> tuple[bytes, Values]:
     """The whole file and its values; DataError if it was changed."""
-    path = child_path(folder, name + SUFFIX)
     data = read_file(path)
-    header, digest = _header_in(io.BytesIO(data), path), raw_hash(raw_tensors(data, path))
-    if digest != header["tensors_sha256"]:
+    text = metadata_in(io.BytesIO(data)).get(KEY)
+    if not isinstance(text, str):
+        raise DataError("holds no state of a run; it was changed after it was written, or truncated", where=path)
+    state, digest = read_json(path, text.encode(errors="surrogatepass")), raw_hash(raw_tensors(data, path))
+    if digest != state["tensors_sha256"]:
         raise DataError(
             f"SHA-256 {digest[:12]} is not the one it was saved with; it was changed after it was written", where=path
         )
-    return data, header["values"]
-
-
-def _header_in(file: BinaryIO, path: Path) -> Values:
-    """What `save_state` wrote into the header."""
-    text = metadata_in(file).get(KEY)
-    if not isinstance(text, str):
-        raise DataError("holds no state of a run; it was changed after it was written, or truncated", where=path)
-    return read_json(path, text.encode(errors="surrogatepass"))
+    return data, state["values"]
 
 
 def has_state(folder: Path, name: str) -> bool:

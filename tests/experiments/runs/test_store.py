@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import _TYPES
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
@@ -34,7 +35,8 @@ def same(found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None, values: d
 
 def test_saved_tensors_and_values_are_read_back(tmp_path: Path) -> None:
     shared = torch.rand(4)
-    save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
+    others = {str(dtype): torch.tensor([0.5, -1.0]).to(dtype) for dtype in _TYPES.values()}
+    save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS, **others}, {"k": 0.1})
     assert same(load_state(tmp_path / "s", "final"), {"k": 0.1})
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["final.safetensors"]
 

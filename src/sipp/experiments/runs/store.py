@@ -14,7 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -235,16 +235,19 @@ def drop_checkpoints(stage: Path) -> None:
 # --- records --------------------------------------------------------------------------------------------------------
 
 
+def stage_record(folder: Path, name: str) -> Values | None:
+    """The record stored with the network of a stage; None if there is none, DataError if either was changed."""
+    stage = files.child_path(folder, name)
+    return dict(state_files.load_values(stage, FINAL)["record"]) if state_files.has_state(stage, FINAL) else None
+
+
 def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
-    """The records of those of these stages that are finished, from their folders."""
-    records = {}
+    """The records of those of these stages that are finished."""
+    records: dict[str, Values] = {}
     for name in names:
-        stage = files.child_path(folder, name)
-        if state_files.has_state(stage, FINAL):
-            try:
-                records[name] = state_files.load_values(stage, FINAL)["record"]
-            except DataError:  # damaged: training reports it and repeats the stage
-                continue
+        with suppress(DataError):  # damaged: training reports it and repeats the stage
+            record = stage_record(folder, name)
+            records |= {} if record is None else {name: record}
     return records
 
 
@@ -276,21 +279,6 @@ def read_records(folder: Path) -> list[Values]:
             where=path,
             fix="run the recipe again with the same --out, records are rebuilt from the stages",
         ) from error
-
-
-def stage_record(folder: Path, name: str) -> Values | None:
-    """The record stored with the network of a stage; None if there is none, DataError if either was changed.
-
-    Makes the same checks as a run before it resumes from a network.
-    """
-    if not state_files.has_state(files.child_path(folder, name), FINAL):
-        return None
-    values = state_files.load_checked_values(files.child_path(folder, name), FINAL)
-    if not isinstance(values.get("record"), dict):
-        raise DataError(
-            "holds no record", where=f"{folder / name / FINAL}{state_files.SUFFIX}", fix="run the recipe again"
-        )
-    return dict(values["record"])
 
 
 def without_times(record: Values) -> Values:
