@@ -238,24 +238,24 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
     elsewhere = train_stage(replace(job, folder=tmp_path / "elsewhere"), dense)
-    assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
+    assert isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
     other_run = train_stage(replace(job, recipe=AT_INIT), dense)
-    assert other_run.end == "error" and isinstance(other_run.error, DataError)
+    assert isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
         found = train_stage(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
-        assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
+        assert isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
 def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay) -> None:
     dense = plan(ITERATIVE)[0]
     (job.folder / on_ray.STOP).touch()
-    assert train_stage(job, dense).end == "stopped"
+    assert train_stage(job, dense) == StageOutcome()
     (job.folder / on_ray.STOP).unlink()
     (first,) = job.folder.glob("*/step-*.safetensors")
     first.write_bytes(first.read_bytes()[:-1] + b"\xff")
     done = train_stage(job, dense)
-    assert done.end == "done" and len(done.warned) == 1 and "SHA-256" in done.warned[0]
+    assert done.done == (dense,) and len(done.warned) == 1 and "SHA-256" in done.warned[0]
 
 
 class FakeRef(NamedTuple):
@@ -301,7 +301,7 @@ class FakeRay:
     def get(self, ref: Any) -> Any:
         if not isinstance(ref, FakeRef):
             return ref
-        outcome = self.script.get(ref.stage.name, StageOutcome("done"))
+        outcome = self.script.get(ref.stage.name, StageOutcome((ref.stage,)))
         if outcome is None:
             raise self.exceptions.RayError
         return outcome
@@ -352,7 +352,7 @@ def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.
 def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, events = swept(job, {"seed0.wt.01": StageOutcome("error", ModelError("training diverged"))}, monkeypatch)
+    made, events = swept(job, {"seed0.wt.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
     assert "stop" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 
