@@ -72,13 +72,13 @@ def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
     n_data = len(content) - start - n_index
     if _header(kind, digest, n_index, n_data) != content[:start] or (kind == MARK_OF_PARTS and n_data):
         raise DataError(
-            f"its header does not fit its {len(content):,} bytes; it was changed or cut, copy again", where=path
+            f"its header does not fit its {len(content):,} bytes; it was changed or cut; copy it again", where=path
         )
     index, data = content[start : start + n_index], content[start + n_index :]
     if sha256_of(index, data) != digest:
         raise DataError(
             f"its content does not have the SHA-256 {digest[:12]} it was saved with; it was changed after "
-            "it was written, copy or save it again",
+            "it was written; copy or save it again",
             where=path,
         )
     return index, data, digest

@@ -125,7 +125,7 @@ def _encode(
     if mask is not None and tensor.dtype not in FLOATS:
         raise ModelError(f"has a mask, but its dtype is {tensor.dtype}; only floats have masks here", where=names[0])
     kept_K = None if mask is None else mask.detach().to("cpu").reshape(-1).numpy()
-    may_be_sparse = tensor.dtype in FLOATS and (mask is not None or tensor.dim() >= 2)  # zeros of norms are no matter
+    may_be_sparse = tensor.dtype in FLOATS and (mask is not None or tensor.dim() >= 2)  # zeros of norms stay numbers
     kind, code, is_stored_K = _where(flat_K, kept_K, names[0], may_be_sparse=may_be_sparse)
     value_K = flat_K if kind == "all" else from_bits(raw_bits(flat_K)[is_stored_K], flat_K.dtype)
     n_rows = tensor.shape[0] if tensor.dim() else 1
