@@ -8,45 +8,30 @@ import pytest
 import torch
 from experiments.hyperparameters import hyperparameters
 from experiments.more_pipelines.halving import halved
+from experiments.small_runs import contents, final, killed_at_every, small
 from experiments.training.test_loop import bits, equal, make_feed, make_net
 
 from sipp.errors import OptionError
 from sipp.experiments import pipelines
-from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs import store as runs
+from sipp.experiments.recipes import Recipe
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.store import without_times
 from sipp.experiments.training.loop import MaskChanges, TrainState, new_state, train
 from sipp.report.rendering import render
-from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-SMALL = (
-    "pipeline=halving",
-    "train.epochs=2",
-    "train.decay={factor: 0.5, milestones: [1]}",
-    "train.batch_size=256",
-    "prune.methods=[wt]",
-    "prune.levels=2",
-    "data.n_calibration=40",
-)
-N_STEPS = 8  # of a network: two epochs of four
-
-
-class Killed(BaseException):
-    """Stands for a process that is killed."""
+HALVING = ("pipeline=halving", "prune.methods=[wt]")
 
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A recipe of a pipeline that is one file in one more folder, and known nowhere else."""
     with pytest.raises(OptionError, match="pipeline='halving' is not one of at-init, gradual, iterative"):
-        load_recipe("digits-iterative", settings=SMALL)
+        small("digits-iterative", *HALVING)
     more = str(Path(__file__).parent / "more_pipelines")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, more])
-    return load_recipe("digits-iterative", settings=SMALL)
+    return small("digits-iterative", *HALVING)
 
 
 def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Path) -> None:
@@ -54,7 +39,7 @@ def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Pat
     dense, *levels = done.records
     assert dense["kind"] == "dense" and "keep" not in dense
     for level, record in enumerate(levels, start=1):
-        tensors = load_state(done.folder / f"seed0.wt.{level:02d}", "final")[0]
+        tensors = final(done.folder, f"seed0.wt.{level:02d}")
         assert record["keep"] == pytest.approx(0.5**level, rel=1e-3)
         for layer in record["layers"]:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
@@ -64,37 +49,19 @@ def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Pat
     assert "halving: train, and lose half of the weights on the way" in page
 
 
-def contents(folder: Path) -> list[Any]:
-    tensors: list[Any] = [path.read_bytes() for path in sorted(folder.glob("*/final.safetensors"))]
-    return tensors + [without_times(record) for record in runs.read_records(folder)]
-
-
 def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(recipe, out=tmp_path / "whole", device="cpu")
-    save, n_saved = runs.save_checkpoint, 0
+    whole, n_killed = run(recipe, out=tmp_path / "whole", device="cpu"), 0
 
-    def dying(folder: Path, name: str, tensors: Any, values: Any) -> None:
-        nonlocal n_saved
-        save(folder, name, tensors, values)
-        n_saved += 1
-        if n_saved % 3 == 0:  # of seven checkpoints a network: each network is killed several times
-            raise Killed
+    def look(tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        nonlocal n_killed
+        n_killed += 1
+        is_cut = any(key.startswith("mask.") for key in tensors)
+        assert is_cut == ("keep" in values["facts"])  # masks and what is known of them travel together
 
-    monkeypatch.setattr(runs, "save_checkpoint", dying)
-    n_killed = 0
-    while True:
-        try:
-            done = run(recipe, out=tmp_path / "parts", device="cpu", checkpoint_seconds=0.0, accept_changes=True)
-            break
-        except Killed:
-            n_killed += 1
-            checkpoint = max((tmp_path / "parts").glob("*/*/step-*.json"))
-            tensors, values = load_state(checkpoint.parent, checkpoint.stem)
-            is_cut = any(key.startswith("mask.") for key in tensors)
-            assert is_cut == ("keep" in values["facts"])  # masks and what is known of them travel together
-    assert n_killed == 3 * (N_STEPS - 1) // 3 and contents(done.folder) == contents(whole.folder)
+    done = killed_at_every(3, recipe, tmp_path / "parts", monkeypatch, look)
+    assert n_killed == 8 and contents(done.folder) == contents(whole.folder)  # three networks, eight checkpoints each
 
 
 def changes(*after: int) -> MaskChanges:

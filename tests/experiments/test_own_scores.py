@@ -8,7 +8,7 @@ from test_own_code import MINE, SETTINGS
 
 from sipp.cli.commands.report_command import report
 from sipp.errors import OptionError
-from sipp.experiments.own_scores import load_scores, score_digest
+from sipp.experiments.own_code import load_scores, score_digest
 from sipp.experiments.recipes import Code, load_recipe
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run

@@ -83,7 +83,7 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
-        wait_for(tmp_path, "*/seed0.dense/start.json", process)
+        wait_for(tmp_path, "*/seed0.dense/step-*", process)
         assert [one.state for one in list_runs(tmp_path)] == ["running"]
         with pytest.raises(OptionError, match=f"in use by process {process.pid}"):
             run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), out=tmp_path, device="cpu")
@@ -94,7 +94,7 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM" in errors
     (listed,) = list_runs(tmp_path)
-    assert listed.state == "stopped" and len(checkpoints(listed.folder / "seed0.dense")) <= 1
+    assert listed.state == "stopped" and 1 <= len(checkpoints(listed.folder / "seed0.dense")) <= 2
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Results edited by hand: what `sipp run` refuses or makes anew is not drawn; what cannot be checked is marked."""
 
 import copy
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from sipp.experiments.runs.run_recipe import run as run_recipe
 from sipp.report.results import read_pruned_result, read_whole_results
 from sipp.storage.files import read_json, read_sealed, seal, write_json
 from sipp.storage.pruned_folder import OTHER_COPY
+from sipp.storage.state_files import KEY
+from sipp.storage.tensors import metadata_in, tensors_from_bytes, tensors_to_bytes
 
 SMALL = (
     "train.epochs=1",
@@ -140,17 +143,15 @@ def test_every_field_of_a_record(folder: Path) -> None:
 
 
 def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
-    path = folder / LEVEL / "final.json"
-    text = path.read_text()
-    good = json.loads(text)
+    path = folder / LEVEL / "final.safetensors"
+    data = bytearray(path.read_bytes())
+    tensors = tensors_from_bytes(bytes(data), path)
+    good = json.loads(metadata_in(io.BytesIO(data))[KEY])
     for place in leaves(good):
-        path.write_text(json.dumps(forged(good, place)))
-        refused(folder, "final.json")
-    path.write_text(text)
-    tensors = folder / LEVEL / "final.safetensors"
-    data = bytearray(tensors.read_bytes())
+        path.write_bytes(tensors_to_bytes(tensors, {KEY: json.dumps(forged(good, place))}))
+        refused(folder, "final.safetensors")
     data[-1] ^= 1
-    tensors.write_bytes(data)
+    path.write_bytes(data)
     refused(folder, "final.safetensors: SHA-256")
 
 

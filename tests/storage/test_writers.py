@@ -74,7 +74,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "far") == [target.name]
     loop = tmp_path / "loop"
     loop.symlink_to(loop.name)
-    with pytest.raises(DataError, match=r"loop: could not be written \(Too many"):
+    with pytest.raises(DataError, match=r"loop: could not be written \(it is not a plain file"):
         sipp.save(nn.Linear(4, 2), loop)
     assert loop.is_symlink()
 
@@ -95,8 +95,8 @@ def test_permissions_stay_and_new_files_follow_the_umask(tmp_path: Path) -> None
 def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, reason in (("pipe", "not a plain file"), ("folder", "Is a directory")):
-        with pytest.raises(DataError, match=reason):
+    for name in ("pipe", "folder"):
+        with pytest.raises(DataError, match="not a plain file"):
             sipp.save(nn.Linear(4, 2), tmp_path / name)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
 

@@ -244,7 +244,7 @@ Json = Annotated[
 def load_code(paths: list[Path] | None) -> None:
     """Registers the methods in the user's own files."""
     if paths:
-        from sipp.experiments.own_scores import load_scores
+        from sipp.experiments.own_code import load_scores
 
         for path in paths:
             load_scores(path)

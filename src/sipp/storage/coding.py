@@ -92,7 +92,7 @@ def encode_numbers(tensor_K: Tensor, *, coded: bool) -> list[bytes]:
         bits = tensor_K.view(torch.uint8).numpy()
     rows = bits.reshape(-1, width)
     planes = [np.ascontiguousarray(rows[:, i]).tobytes() for i in reversed(range(width))]
-    # As long as the plane itself means: not coded
+    # A code as long as its plane is the plane itself
     return [min(plane, huffman(plane), key=len) for plane in planes] if coded else planes
 
 

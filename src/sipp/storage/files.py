@@ -34,14 +34,9 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
 Values = dict[str, Any]
 
 
-def is_name(name: str) -> bool:
-    """Whether this is a valid name of a run, a stage or a file: letters, digits, and single dots or dashes between."""
-    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
-
-
 def check_name(name: str) -> str:
-    """The name, if it is valid."""
-    if not is_name(name):
+    """The name of a run, a stage or a file, if it is letters and digits with single dots or dashes between them."""
+    if _NAME.fullmatch(name) is None or len(name) > MAX_NAME:
         raise OptionError(
             f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
         )
@@ -85,21 +80,15 @@ def target_of_temporary(path: Path) -> str | None:
 
 
 def write_synced(path: Path, data: bytes | memoryview, like: os.stat_result | None = None) -> None:
-    """Writes a new file and syncs it to disk.
-
-    It gets the owner and the permissions of the file `like`, or the defaults for new files.
-    """
+    """Writes a new file and syncs it to disk, with the permissions and (if allowed) the owner of the file `like`."""
     mode = 0o666 if like is None else like.st_mode & 0o777
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        if like is not None and os.name == "posix":
+            with contextlib.suppress(OSError):  # only some may give files away
+                os.chown(path, like.st_uid, like.st_gid)
+            os.chmod(path, mode)  # the umask may have taken some away
         file.write(data)
         file.flush()
-        status = os.fstat(file.fileno())
-        if like is not None and os.name == "posix":
-            if (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid):
-                with contextlib.suppress(OSError):  # only some may give files away
-                    os.chown(path, like.st_uid, like.st_gid)
-            if status.st_mode & 0o777 != mode:  # the umask took some away
-                os.chmod(path, mode)
         os.fsync(file.fileno())
 
 
@@ -150,8 +139,7 @@ def _plain_file(path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        what = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.ELOOP if stat.S_ISLNK(status.st_mode) else None
-        raise OSError(what or errno.EINVAL, os.strerror(what) if what else "it is not a plain file")
+        raise OSError(errno.EINVAL, "it is not a plain file")
     return status
 
 
@@ -198,13 +186,18 @@ def remove_leftovers(folder: Path) -> None:
 
 def write_json(path: Path, values: Values) -> None:
     """Writes the values as JSON, with a checksum."""
+    write_atomic(path, json_with_checksum(values))
+
+
+def json_with_checksum(values: Values) -> bytes:
+    """The content of a file for `read_json`."""
     text = json.dumps(seal({"format": FORMAT, "values": values}), sort_keys=True, allow_nan=False, indent=1)
-    write_atomic(path, text.encode())
+    return text.encode()
 
 
-def read_json(path: Path) -> Values:
-    """The inverse of `write_json`; the DataError names the file and what is wrong with it."""
-    content = read_sealed(path)
+def read_json(path: Path, data: bytes | None = None) -> Values:
+    """The values in a JSON file or its bytes; the DataError names the file and what is wrong with it."""
+    content = read_sealed(path, data)
     if content.get("format") != FORMAT or not isinstance(content.get("values"), dict):
         raise DataError(f"format {content.get('format')!r} is not {FORMAT}, the one this version reads", where=path)
     values: Values = content["values"]

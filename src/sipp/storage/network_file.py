@@ -30,7 +30,6 @@ from sipp.storage.rounding import FORMATS, Rounding
 
 MARK = "sipp-file/1"
 MARK_OF_PARTS = "sipp-file/2"  # the data are in parts beside it
-PART_MARK = "sipp-part/1"  # one of these parts, which has no index
 ALIGNMENT = 8  # safetensors pads its header with spaces
 LENGTH = struct.Struct("<Q")  # the header's length, in front of it
 MOST_HEADER_BYTES = 1024
@@ -41,7 +40,7 @@ FOREIGN = (
     "is not a file from sipp.save, or its beginning was changed; for a plain safetensors file use "
     "safetensors.torch.load_file"
 )
-_OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-(?:file|part)/[0-9]{1,4})"')
+_OURS = re.compile(rb'\{"__metadata__":\{"format":"(sipp-file/[0-9]{1,4})"')
 _DIGEST = r"[0-9a-f]{64}"
 _FACTS = re.compile(rb'"sha256":"([0-9a-f]{64})".*?"index":.*?"shape":\[([0-9]{1,18})\]')
 
@@ -55,11 +54,8 @@ def pack(index: bytes, *data: bytes, mark: str = MARK) -> tuple[bytes, str]:
     return b"".join((_header(mark, digest, len(index), sum(map(len, data))), index, *data)), digest
 
 
-def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
-    """The index, the data and their SHA-256, which is checked.
-
-    `marks` are the allowed formats; by default those of a network.
-    """
+def unpack(path: Path) -> tuple[memoryview, memoryview, str]:
+    """The index (empty in a part), the data and their SHA-256, which is checked."""
     if not path.is_file():  # a device or a pipe may never end
         raise DataError("is not a file", where=path, fix="give the path of a file that sipp.save wrote")
     content = memoryview(read_file(path))
@@ -68,9 +64,7 @@ def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
     header = bytes(content[LENGTH.size : start])
     mark, facts = _OURS.match(header), _FACTS.search(header)
     kind = "" if mark is None else mark.group(1).decode()
-    if kind == PART_MARK and PART_MARK not in marks:
-        raise DataError("is one part of a network", where=path, fix="give the file that sipp.save was told to write")
-    if kind and kind not in (marks or (MARK, MARK_OF_PARTS)):
+    if kind and kind not in (MARK, MARK_OF_PARTS):
         raise DataError(f"has the format {kind}, this version reads {MARK_OF_PARTS}; update sipp", where=path)
     if mark is None or facts is None:
         raise DataError(FOREIGN, where=path)
@@ -78,13 +72,13 @@ def unpack(path: Path, *marks: str) -> tuple[memoryview, memoryview, str]:
     n_data = len(content) - start - n_index
     if _header(kind, digest, n_index, n_data) != content[:start] or (kind == MARK_OF_PARTS and n_data):
         raise DataError(
-            f"its header does not fit its {len(content):,} bytes; it was changed or cut, copy again", where=path
+            f"its header does not fit its {len(content):,} bytes; it was changed or cut; copy it again", where=path
         )
     index, data = content[start : start + n_index], content[start + n_index :]
     if sha256_of(index, data) != digest:
         raise DataError(
             f"its content does not have the SHA-256 {digest[:12]} it was saved with; it was changed after "
-            "it was written, copy or save it again",
+            "it was written; copy or save it again",
             where=path,
         )
     return index, data, digest

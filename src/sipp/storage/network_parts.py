@@ -17,7 +17,7 @@ from pathlib import Path
 from sipp.errors import DataError
 from sipp.storage.coding import pieces_of
 from sipp.storage.files import DAY_S, sha256_of, write_atomic
-from sipp.storage.network_file import MARK_OF_PARTS, PART_MARK, Index, Part, pack, read_index, unpack
+from sipp.storage.network_file import MARK_OF_PARTS, Index, Part, pack, read_index, unpack
 
 SUFFIX = ".safetensors"
 HEAD = 128  # bytes that contain the mark
@@ -43,7 +43,7 @@ def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequen
     """Writes the parts, then the index file; returns the total number of bytes."""
     before, n_bytes = {part.name for part in _parts_of(path)}, len(content)
     for part, group in parts:
-        packed, _ = pack(b"", *group, mark=PART_MARK)
+        packed, _ = pack(b"", *group)
         file = _folder_of(path) / part.name
         if file.is_symlink():  # no reader follows it, and it may lead anywhere
             raise DataError("is a symbolic link, and leads elsewhere", where=file, fix="remove it")
@@ -77,7 +77,7 @@ def pieces_in_parts(path: Path, index: Index) -> Iterator[memoryview]:
     for part, file in zip(index.parts, part_files(path, index)):
         if file.is_symlink() or not file.is_file():
             raise DataError(f"its part {part.name} is not there", where=path, fix="copy all files of the network")
-        _, data, digest = unpack(file, PART_MARK)
+        _, data, digest = unpack(file)
         if digest != part.sha256 or len(data) != part.n_bytes:
             raise DataError(f"{part.name} is not the part that it was saved with", where=path, fix="copy it again")
         lengths: list[int] = []
@@ -96,7 +96,7 @@ def _parts_of(path: Path) -> tuple[Part, ...]:
         with open(path, "rb") as file:
             if MARK_OF_PARTS.encode() not in file.read(HEAD):  # before a large file is read for nothing
                 return ()
-        code, data, _ = unpack(path, MARK_OF_PARTS)
+        code, data, _ = unpack(path)
         return read_index(code, len(data), path).parts
     except (OSError, DataError):
         return ()

@@ -125,7 +125,7 @@ def _encode(
     if mask is not None and tensor.dtype not in FLOATS:
         raise ModelError(f"has a mask, but its dtype is {tensor.dtype}; only floats have masks here", where=names[0])
     kept_K = None if mask is None else mask.detach().to("cpu").reshape(-1).numpy()
-    may_be_sparse = tensor.dtype in FLOATS and (mask is not None or tensor.dim() >= 2)  # zeros of norms are no matter
+    may_be_sparse = tensor.dtype in FLOATS and (mask is not None or tensor.dim() >= 2)  # zeros of norms stay numbers
     kind, code, is_stored_K = _where(flat_K, kept_K, names[0], may_be_sparse=may_be_sparse)
     value_K = flat_K if kind == "all" else from_bits(raw_bits(flat_K)[is_stored_K], flat_K.dtype)
     n_rows = tensor.shape[0] if tensor.dim() else 1
@@ -249,6 +249,8 @@ def contents_of(
 def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     """Reads and checks a file of `save`: the state_dict, and a record of all else."""
     code, data, digest = unpack(path)
+    if not code:
+        raise DataError("is one part of a network", where=path, fix="give the file that sipp.save was told to write")
     index = read_index(code, len(data), path)
     lengths = [entry.n_bytes for entry in index.tensors]
     pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, lengths)

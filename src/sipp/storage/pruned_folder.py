@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, warn_caller
-from sipp.records.hashing import entries_hash, with_buffers
+from sipp.records.hashing import with_buffers
 from sipp.records.json_values import json_value
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
 from sipp.storage.files import CHANGED, Values, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
-from sipp.storage.tensors import metadata_in, raw_tensors, tensors_to_bytes
+from sipp.storage.tensors import metadata_in, raw_hash, raw_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
 OTHER_COPY = (
@@ -95,8 +95,7 @@ def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
         raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
     record = _record(path, own)
     tensors = raw_tensors(data, path)
-    stored = entries_hash(tensors, lambda name, tensor: ([tensor.dtype, list(tensor.shape)], tensor.data))
-    if with_buffers(stored, record.buffers_hash) != record.pruned_hash:
+    if with_buffers(raw_hash(tensors), record.buffers_hash) != record.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     for layer in record.layers:
         weight = tensors.get(layer.name)  # of which one that is kept may be zero

@@ -6,6 +6,7 @@ torch and NumPy are imported inside the functions, because commands that only re
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -13,28 +14,15 @@ from typing import Any, BinaryIO
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
+from sipp.records.hashing import entries_hash
 
 MOST_HEADER = 1 << 28  # bytes; a larger header is not parsed
-# What safetensors calls an element type: torch's name, and the whole number of the same size that holds its bits.
-_FLOATS = {
-    "F64": ("torch.float64", "u8"),
-    "F32": ("torch.float32", "u4"),
-    "F16": ("torch.float16", "u2"),
-    "BF16": ("torch.bfloat16", "u2"),
-    "F8_E4M3": ("torch.float8_e4m3fn", "u1"),
-    "F8_E5M2": ("torch.float8_e5m2", "u1"),
-}
-_WHOLE = {
-    "I64": ("torch.int64", "i8"),
-    "I32": ("torch.int32", "i4"),
-    "I16": ("torch.int16", "i2"),
-    "I8": ("torch.int8", "i1"),
-    "U64": ("torch.uint64", "u8"),
-    "U32": ("torch.uint32", "u4"),
-    "U16": ("torch.uint16", "u2"),
-    "U8": ("torch.uint8", "u1"),
-    "BOOL": ("torch.bool", "u1"),
-}
+_DTYPES = {  # what safetensors calls an element type, and its name in torch
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,16 +36,17 @@ class RawTensor:
     @property
     def dtype(self) -> str:
         """The dtype, named by torch."""
-        return (_FLOATS | _WHOLE)[self.kind][0]
+        return f"torch.{_DTYPES[self.kind]}"
 
     def n_nonzero(self) -> int:
         """The number of non-zero entries; -0.0 is zero, NaN is not."""
         import numpy as np
 
-        if self.kind in _WHOLE:
-            return int(np.count_nonzero(np.frombuffer(self.data, "<" + _WHOLE[self.kind][1])))
-        bits = np.frombuffer(self.data, "<" + _FLOATS[self.kind][1])
-        return int(np.count_nonzero(bits << bits.dtype.type(1)))  # all but the sign
+        if not self.data:
+            return 0
+        bits = np.frombuffer(self.data, f"<u{len(self.data) // math.prod(self.shape)}")
+        is_float = "float" in self.dtype
+        return int(np.count_nonzero(bits << bits.dtype.type(1) if is_float else bits))  # of floats all but the sign
 
 
 def metadata_in(file: BinaryIO) -> dict[str, Any]:
@@ -141,9 +130,14 @@ def raw_tensors(data: bytes, where: object) -> dict[str, RawTensor]:
         }
     except (SafetensorError, ValueError, KeyError) as error:
         raise DataError(f"not a safetensors file: {error}", where=where) from error
-    unknown = next((name for name, stored in tensors.items() if stored.kind not in _FLOATS | _WHOLE), None)
+    unknown = next((name for name, stored in tensors.items() if stored.kind not in _DTYPES), None)
     if unknown is not None:
         raise DataError(
             f"{unknown!r:.60} has the element type {tensors[unknown].kind}, which is not read here", where=where
         )
     return tensors
+
+
+def raw_hash(tensors: Mapping[str, RawTensor]) -> str:
+    """The hash of a state_dict with these tensors (`state_hash`), without torch."""
+    return entries_hash(tensors, lambda _, tensor: ([tensor.dtype, list(tensor.shape)], tensor.data))

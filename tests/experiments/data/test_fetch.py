@@ -9,21 +9,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
+from experiments.data.test_cifar10 import N, fake_records
 
 from sipp.errors import DataError
 from sipp.experiments.data import cifar10 as module
-from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, fetch_cifar10
+from sipp.experiments.data.cifar10 import BIN_FOLDER, fetch_cifar10
 
-N = 3
 NOWHERE = "http://127.0.0.1:9/nothing-listens-here"
-
-
-def records() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    labels = {name: rng.integers(0, 10, (N, 1), np.uint8) for name in FILES}
-    return {name: np.concatenate([labels[name], rng.integers(0, 256, (N, 3072), np.uint8)], axis=1) for name in FILES}
 
 
 def tar(members: dict[str, bytes]) -> bytes:
@@ -37,7 +30,7 @@ def tar(members: dict[str, bytes]) -> bytes:
 
 
 def official_tar(change: dict[str, bytes] | None = None) -> bytes:
-    files = {f"{BIN_FOLDER}/{name}.bin": value.tobytes() for name, value in reversed(records().items())}
+    files = {f"{BIN_FOLDER}/{name}.bin": value.tobytes() for name, value in reversed(fake_records().items())}
     return tar({f"{BIN_FOLDER}/readme.html": b"hello", **files, **(change or {})})
 
 
@@ -68,7 +61,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    whole = b"".join(value.tobytes() for value in records().values())
+    whole = b"".join(value.tobytes() for value in fake_records().values())
     monkeypatch.setattr(module, "SHA256", hashlib.sha256(whole).hexdigest())
     monkeypatch.setattr(module, "N_PER_FILE", N)
     server = Server()
@@ -78,7 +71,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def assert_whole(folder: Path) -> None:
-    for name, value in records().items():
+    for name, value in fake_records().items():
         assert (folder / BIN_FOLDER / f"{name}.bin").read_bytes() == value.tobytes()
     assert os.listdir(folder) == [BIN_FOLDER]  # and nothing of the work is left
     assert len(os.listdir(folder / BIN_FOLDER)) == 6
@@ -101,7 +94,7 @@ def test_nowhere_says_what_to_put_where(tmp_path: Path, server: Server) -> None:
 
 
 def tampered(kind: str) -> bytes:
-    value = records()["data_batch_2"].copy()
+    value = fake_records()["data_batch_2"].copy()
     name = f"{BIN_FOLDER}/data_batch_2.bin"
     value[1, 5] ^= 1
     if kind == "bit":
@@ -109,7 +102,7 @@ def tampered(kind: str) -> bytes:
     if kind == "short":
         return official_tar({name: value.tobytes()[:-1]})
     if kind == "long":
-        return official_tar({name: records()["data_batch_2"].tobytes() + b"x"})
+        return official_tar({name: fake_records()["data_batch_2"].tobytes() + b"x"})
     if kind == "missing":
         return tar({name: value.tobytes()})
     if kind == "cut":

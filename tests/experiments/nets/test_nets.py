@@ -1,5 +1,7 @@
 """Every network: parameter count, output shape, a traceable graph, an initialisation that the seed fixes."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,14 +75,18 @@ def test_another_seed_gives_other_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn5", "resnet56", "densenet22", "lenet-5"])
-def test_he_initialisation(name: str) -> None:
-    for module in seeded(name).modules():
+@pytest.mark.parametrize(("init", "variance"), [("he", 2.0), ("pytorch", 1 / 3)])
+def test_initialisations(name: str, init: Any, variance: float) -> None:
+    torch.manual_seed(0)
+    for module in build(name, init=init).modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             weight = module.weight
-            expected = (2 / weight[0].numel()) ** 0.5
+            expected = (variance / weight[0].numel()) ** 0.5
             # The standard deviation of n normal draws is off by a relative 1 / sqrt(2 n); six of those.
             assert abs(weight.std().item() / expected - 1) < 6 / (2 * weight.numel()) ** 0.5 + 1e-3
-            assert module.bias is None or not module.bias.any()
+            assert init != "he" or module.bias is None or not module.bias.any()
+    with pytest.raises(OptionError, match="init"):
+        build(name, init="xavier")  # type: ignore[arg-type]
 
 
 def test_cifar_resnet_names() -> None:

@@ -93,7 +93,7 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     After two steps the smaller half of the weights goes; where the processes quarrel, each cuts another place.
     """
     data = load_digits()
-    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), 10, torch.device("cpu"))
+    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), torch.device("cpu"))
     recipe = load_recipe(
         "digits-at-init", settings=("train.epochs=1", "train.warmup_epochs=0.0", "train.decay.every=1")
     )
@@ -145,7 +145,9 @@ def whole_run(
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
     (folder,) = out.iterdir()
-    finals = {path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.json"))}
+    finals = {
+        path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.safetensors"))
+    }
     return finals, read_records(folder)
 
 
@@ -177,7 +179,6 @@ def main(folder: Path) -> None:
     found["n_masks"] = len(masks)
     found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
     found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
-    found["train_loss"] = [[record["train_loss"] for record in records] for records in (one_records, two_records)]
     gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
     found["stopped"], _, found["gradual"] = zip(
         *spawn(

@@ -1,22 +1,23 @@
 """Sweeps on Ray: the records and weights of one process; workers that die, signals, errors, what must be refused."""
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 import typer
+from experiments.small_runs import SMALL, contents, small
 from typer.testing import CliRunner
 
 from sipp.cli import run_display
@@ -34,11 +35,11 @@ from sipp.experiments.parallel.on_ray import (
 )
 from sipp.experiments.parallel.processes import Processes
 from sipp.experiments.pipelines import parent_of
-from sipp.experiments.recipes import Recipe, config_of, load_recipe
+from sipp.experiments.recipes import Recipe, config_of
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.reading import list_runs
 from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
-from sipp.experiments.runs.store import code_version, open_run, without_times
+from sipp.experiments.runs.store import code_version, open_run
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
 from sipp.records.schemas import OriginRecord
@@ -46,32 +47,11 @@ from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
-SMALL = (
-    "train.epochs=2",
-    "train.decay={factor: 0.5, milestones: [1]}",
-    "train.batch_size=256",
-    "prune.methods=[sipp-hybrid, wt]",
-    "prune.levels=2",
-    "data.n_calibration=40",
-    "data.n_holdout=100",
-)
-ITERATIVE = load_recipe("digits-iterative", settings=SMALL)
-AT_INIT = load_recipe("digits-at-init", settings=SMALL)
+TWO = "prune.methods=[sipp-hybrid, wt]"
+ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
 
 app = typer.Typer()
 app.command()(as_command(run_command.run))
-
-
-def contents(done: FinishedRun) -> dict[str, object]:
-    """All that a run left behind: the bytes of every file, of JSON files the records without their clock."""
-    left = [path for path in sorted(done.folder.rglob("*")) if path.is_file()]
-    tensors: dict[str, object] = {
-        str(path.relative_to(done.folder)): path.read_bytes() for path in left if path.suffix == ".safetensors"
-    }
-    names = [str(path.relative_to(done.folder)) for path in left]
-    written = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
-    assert written == done.records
-    return {**tensors, "files": names, "records": [without_times(record) for record in written]}
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -89,7 +69,7 @@ def cluster() -> Iterator[None]:
         assert any("raylet" in name for name in started.values())
         yield
     deadline = time.monotonic() + PATIENCE_S
-    while (left := is_running(started)) and time.monotonic() < deadline:
+    while (left := [pid for pid in started if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
 
@@ -102,29 +82,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 def processes(root: int) -> dict[int, str]:
     """{process id: command line} of all that descend from `root`."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
-        except OSError:  # it has ended
-            continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: names[pid] for pid in found - {root} if pid in names}
+    found = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
-def is_running(pids: Iterable[int]) -> list[int]:
-    """Those of these processes that are running; zombies do not count."""
-    return [pid for pid in processes(1) if pid in pids and "Z" not in state_of(pid)]
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+def is_running(pid: int) -> bool:
+    """Whether this process is running; a zombie is not."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def workers() -> list[int]:
@@ -144,13 +113,13 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
 
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
     done = run(ITERATIVE, out=tmp_path, device="cpu", engine="ray", ray=RayOptions(n_at_once=2), on_progress=look)
-    assert contents(done) == contents(whole) and done.n_made == len(plan(ITERATIVE)) == 5
+    assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
     assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    settings = [part for setting in (*SMALL, TWO) for part in ("--set", setting)]
     command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
 
     def ask(console: object, progress: Progress) -> None:
@@ -163,7 +132,7 @@ def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monke
     assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
     assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]
     resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
-    assert 0 < resumed.n_made < 5 and contents(resumed) == contents(whole)
+    assert 0 < resumed.n_made < 5 and contents(resumed.folder) == contents(whole.folder)
 
 
 # the last of these: a worker that is started anew imports everything again
@@ -174,25 +143,25 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
     def kill_once() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not killed and time.monotonic() < deadline:
-            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/start.json")]
+            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/step-*")]
             found = workers() if under_way else []
             for pid in found:
                 os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
-            if under_way and found and not (under_way[0] / "final.json").exists():
-                temporary_path(under_way[0] / "final.json").write_text("half")  # as a death in a save leaves it
+            if under_way and found and not (under_way[0] / "final.safetensors").exists():
+                temporary_path(under_way[0] / "final.safetensors").write_text("half")  # as a death in a save leaves it
                 killed.extend(found)
             for pid in found:
                 os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
             time.sleep(0.001)
 
-    few = load_recipe("digits-at-init", settings=(*SMALL, "prune.methods=[sipp-hybrid]"))
+    few = small("digits-at-init", "prune.methods=[sipp-hybrid]")
     alone = run(few, out=tmp_path / "one", device="cpu")
     again = partial(run, few, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
     killer = threading.Thread(target=kill_once)
     killer.start()
     done = again(checkpoint_seconds=0.0)
     killer.join()
-    assert len(killed) == 1 and contents(done) == contents(alone) and done.n_made == 3
+    assert len(killed) == 1 and contents(done.folder) == contents(alone.folder) and done.n_made == 3
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
 
@@ -269,24 +238,24 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
     elsewhere = train_stage(replace(job, folder=tmp_path / "elsewhere"), dense)
-    assert elsewhere.end == "error" and isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
+    assert isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
     other_run = train_stage(replace(job, recipe=AT_INIT), dense)
-    assert other_run.end == "error" and isinstance(other_run.error, DataError)
+    assert isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
         found = train_stage(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
-        assert found.end == "error" and isinstance(found.error, OptionError) and "same version" in str(found.error)
+        assert isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 
 
 def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay) -> None:
     dense = plan(ITERATIVE)[0]
     (job.folder / on_ray.STOP).touch()
-    assert train_stage(job, dense).end == "stopped"
+    assert train_stage(job, dense) == StageOutcome()
     (job.folder / on_ray.STOP).unlink()
-    assert [path.name for path in job.folder.glob("*/start.json")] == ["start.json"]
-    (job.folder / dense.name / "start.safetensors").write_bytes(b"damaged")
+    (first,) = job.folder.glob("*/step-*.safetensors")
+    first.write_bytes(first.read_bytes()[:-1] + b"\xff")
     done = train_stage(job, dense)
-    assert done.end == "done" and len(done.warned) == 1 and "SHA-256" in done.warned[0]
+    assert done.done == (dense,) and len(done.warned) == 1 and "SHA-256" in done.warned[0]
 
 
 class FakeRef(NamedTuple):
@@ -332,7 +301,7 @@ class FakeRay:
     def get(self, ref: Any) -> Any:
         if not isinstance(ref, FakeRef):
             return ref
-        outcome = self.script.get(ref.stage.name, StageOutcome("done"))
+        outcome = self.script.get(ref.stage.name, StageOutcome((ref.stage,)))
         if outcome is None:
             raise self.exceptions.RayError
         return outcome
@@ -383,7 +352,7 @@ def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.
 def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, events = swept(job, {"seed0.wt.01": StageOutcome("error", ModelError("training diverged"))}, monkeypatch)
+    made, events = swept(job, {"seed0.wt.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
     assert "stop" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
     assert "seed0.wt.01" not in made and len(set(made)) == len(made)
 

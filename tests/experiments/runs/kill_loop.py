@@ -24,6 +24,8 @@ from sipp.experiments.nets import plain
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.runs.store import read_records, without_times
+from sipp.storage.state_files import load_state
+from sipp.storage.tensors import tensors_to_bytes
 from sipp.verbs.prune import prune
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
@@ -37,7 +39,7 @@ SETTINGS = (
 )
 MIN_DELAY = 0.02
 LONGEST_SHARE = 0.5  # of the time an undisturbed run takes: the longest that a child lives
-MOST_SYNCS = 60  # a checkpoint has 4, and one is made after every step: 10 a stage, 3 stages
+MOST_SYNCS = 60  # a checkpoint has 2, and one is made after every step: 10 a stage, 3 stages
 
 
 def die_in_save(after: int) -> None:
@@ -77,7 +79,8 @@ def contents(out: Path) -> dict[str, object]:
     """All that a finished run left behind: the bytes of every tensor file, and the records without their clock."""
     (folder,) = out.iterdir()
     tensors: dict[str, object] = {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))
+        str(path.relative_to(folder)): tensors_to_bytes(load_state(path.parent, path.stem)[0])
+        for path in sorted(folder.rglob("*.safetensors"))
     }
     return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
 

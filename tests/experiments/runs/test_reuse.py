@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
+from experiments.small_runs import equal, final
 
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs import store as runs
@@ -13,7 +13,6 @@ from sipp.experiments.runs.reuse import stage_key
 from sipp.experiments.runs.run_recipe import FinishedRun, run
 from sipp.experiments.runs.store import TAKEN_FROM
 from sipp.storage.files import read_json, write_json
-from sipp.storage.state_files import load_state
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -46,16 +45,12 @@ def test_a_networks_key_depends_on_every_setting_but_the_lists() -> None:
     assert old.items() <= more.items() and len(set(more.values())) == len(more)
     for setting in ("seed=1", "train.rate=0.2", "init=pytorch", "data.split_seed=1", "n_threads=2"):
         assert not set(keys(small("digits-iterative", setting)).values()) & set(old.values()), setting
-    pruned = (
+    for setting in (
         "pipeline=gradual",
         "prune.delta=0.1",
         "prune.batch_size=9",
         "retrain.epochs=2",
         "prune.draws=fixed",
-        "prune.repair=true",
-    )
-    for setting in (
-        *pruned,
         "prune.repair=true",
         "prune.keeps=[0.6, 0.2]",
         "retrain.distill={weight: 0.5, temperature: 1.0}",
@@ -87,8 +82,7 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     }  # trained there, or copied
     alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
     for stage in ("seed0.dense", "seed0.wt.01"):
-        a, b = (load_state(one.folder / stage, "final")[0] for one in (gradual, alone))
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+        assert equal(final(gradual.folder, stage), final(alone.folder, stage))
     assert read_run(again.folder).marks == () and len(read_run(again.folder).origins) == 1
 
 
@@ -108,7 +102,7 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     assert len(read_run(done.folder).origins) == 2
     hurt = first.folder / "seed0.wt.01" / "final.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
-    (done.folder / "seed0.wt.01" / "final.json").unlink()
+    (done.folder / "seed0.wt.01" / "final.safetensors").unlink()
     with pytest.warns(UserWarning, match="SHA-256"):
         assert run(both, out=tmp_path, device="cpu", accept_changes=True).n_made == 1
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import _TYPES
 
 from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
-from sipp.experiments.runs.store import load_if_intact, newest_checkpoint, open_run, run_name, save_checkpoint
+from sipp.experiments.runs.store import newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
 from sipp.records.schemas import OriginRecord
 from sipp.storage import files
@@ -34,61 +35,39 @@ def same(found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None, values: d
 
 def test_saved_tensors_and_values_are_read_back(tmp_path: Path) -> None:
     shared = torch.rand(4)
-    save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS}, {"k": 0.1})
+    others = {str(dtype): torch.tensor([0.5, -1.0]).to(dtype) for dtype in _TYPES.values()}
+    save_state(tmp_path / "s", "final", {"x": shared, "y": shared, **TENSORS, **others}, {"k": 0.1})
     assert same(load_state(tmp_path / "s", "final"), {"k": 0.1})
-    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["final.json", "final.safetensors"]
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["final.safetensors"]
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """Every way a file is damaged here: cut at 0, 30 and 99 %, and one bit flipped in each of twenty regions."""
+    """Every way a file is damaged here: cut at 0, 30 and 99 %, and one bit flipped in every byte."""
     for share in (0, 30, 99):
         yield data[: len(data) * share // 100]
-    for k in range(20):
-        at = min(len(data) - 1, len(data) * k // 20)
+    for at in range(len(data)):
         yield data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
-@pytest.mark.parametrize("name", ["step-000001-000000000.json", "step-000001-000000000.safetensors"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, name: str) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    name = "step-000001-000000000"
     save_checkpoint(tmp_path, "step-000000-000000005", TENSORS, {"n": 0})
-    save_checkpoint(tmp_path, "step-000001-000000000", TENSORS, {"n": 1})
+    save_checkpoint(tmp_path, name, TENSORS, {"n": 1})
     assert same(newest_checkpoint(tmp_path), {"n": 1})
-    whole = (tmp_path / name).read_bytes()
-    for damaged in flips(whole):
-        (tmp_path / name).write_bytes(damaged)
-        with pytest.warns(UserWarning, match=name.split(".")[0]):
+    path = tmp_path / f"{name}.safetensors"
+    for damaged in flips(path.read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.warns(UserWarning, match=name):
             assert same(newest_checkpoint(tmp_path), {"n": 0})
-    (tmp_path / name).unlink()
-    if name.endswith("safetensors"):
-        with pytest.warns(UserWarning, match="cannot be read"):
-            assert same(newest_checkpoint(tmp_path), {"n": 0})
-    else:
-        assert same(newest_checkpoint(tmp_path), {"n": 0})
+    path.unlink()
+    assert same(newest_checkpoint(tmp_path), {"n": 0})
 
 
 def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
     for n in range(4):
         save_checkpoint(tmp_path, store.step_name(n, 0), TENSORS, {"n": n})
     assert store.checkpoints(tmp_path) == [store.step_name(3, 0), store.step_name(2, 0)]
-    assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_half_a_checkpoint_that_a_kill_left_goes_with_the_others(tmp_path: Path) -> None:
-    """A kill between the two files of one, when it is saved or removed, leaves tensors that are no checkpoint."""
-    for n in range(2):
-        save_checkpoint(tmp_path, store.step_name(n, 0), TENSORS, {"n": n})
-    (tmp_path / f"{store.step_name(0, 0)}.json").unlink()
-    assert store.checkpoints(tmp_path) == [store.step_name(1, 0)]
-    store.finish_stage(tmp_path, TENSORS, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["final.json", "final.safetensors"]
-
-
-def test_a_pickle_is_never_read(tmp_path: Path) -> None:
-    save_state(tmp_path, "final", TENSORS, {})
-    (tmp_path / "final.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.")
-    with pytest.warns(UserWarning, match="SHA-256"):
-        assert load_if_intact(tmp_path, "final") is None
-    assert not Path("canary").exists()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_file_is_synced_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

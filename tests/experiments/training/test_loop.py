@@ -28,7 +28,7 @@ def make_feed(*, n_train: int = 30, device: str = "cpu", uint8: bool = False) ->
         images = (images * 255).to(torch.uint8)
     labels = torch.randint(4, (n_train + 20,), generator=generator)
     data = ImageSet("toy", images, labels, n_train, 4)
-    return Feed(data, split_images(data, n_calibration=4, n_holdout=0, seed=0), 4, torch.device(device))
+    return Feed(data, split_images(data, n_calibration=4, n_holdout=0, seed=0), torch.device(device))
 
 
 def make_net(*, channels: int = 1, dropout: float = 0.0) -> nn.Module:

@@ -45,13 +45,6 @@ def test_rates_that_decay_every_few_epochs(every: int, epoch: float) -> None:
     assert math.isclose(learning_rate(hyper, epoch), expected, rel_tol=1e-9)
 
 
-def test_starts_at_zero_and_decays_at_the_milestone_itself() -> None:
-    hyper = hyperparameters(182, 1, 0.1, warmup_epochs=5.0, factor=0.1, milestones=(91, 136))
-    assert [learning_rate(hyper, e) for e in (0.0, 2.5, 5.0, 90.999)] == [0.0, 0.05, 0.1, 0.1]
-    assert learning_rate(hyper, 91) == pytest.approx(0.01, rel=1e-12)
-    assert learning_rate(hyper, 136) == pytest.approx(0.001)
-
-
 @pytest.mark.parametrize(
     "options",
     [

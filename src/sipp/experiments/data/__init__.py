@@ -3,7 +3,7 @@
 from sipp.experiments.data.cifar10 import fetch_cifar10, load_cifar10
 from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.imagefolder import FolderIndex, folder_batches, index_folders
-from sipp.experiments.data.imageset import ImageSet, content_hash
+from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.mnist import load_mnist
 from sipp.experiments.data.splits import Splits, epoch_order, split_images
 from sipp.experiments.data.transforms import draw_shifts, join_shifts, normalise, shift
@@ -12,7 +12,6 @@ __all__ = [
     "FolderIndex",
     "ImageSet",
     "Splits",
-    "content_hash",
     "draw_shifts",
     "epoch_order",
     "fetch_cifar10",

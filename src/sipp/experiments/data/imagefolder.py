@@ -5,7 +5,6 @@ Augmentation depends only on (seed, epoch, item number), not on the number of wo
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sipp.errors import DataError
+from sipp.experiments.seeds import generator_for
 from sipp.extras import needed_for
 from sipp.storage.files import sha256_of
 
@@ -52,6 +52,10 @@ class FolderIndex:
     @property
     def n_test(self) -> int:
         return len(self.paths) - self.n_train
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
 
 
 def index_folders(root: Path | str) -> FolderIndex:
@@ -147,8 +151,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         item = int(self.items[position])
         image = _decode(self.index.root / self.index.paths[item], item)
         if self.mode == "train":
-            key = hashlib.sha256(f"crop {self.seed} {self.epoch} {item}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
+            generator = generator_for(f"crop {self.seed} {self.epoch} {item}")
             width, height = image.size
             cropped = resized_crop(image, draw_crop(width, height, generator))
         else:

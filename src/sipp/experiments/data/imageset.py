@@ -34,15 +34,15 @@ class ImageSet:
     def n_test(self) -> int:
         return len(self.images) - self.n_train
 
+    @property
+    def content(self) -> str:
+        """SHA-256 of shapes, dtypes and all bytes of images and labels; the same on every device."""
+        parts: list[bytes | memoryview] = [f"{self.name} {self.n_train} {self.n_classes}".encode()]
+        for tensor in (self.images, self.labels):
+            parts.append(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            parts.append(tensor.detach().cpu().contiguous().numpy().data)
+        return sha256_of(*parts)
+
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same set with both tensors on `device`."""
         return ImageSet(self.name, self.images.to(device), self.labels.to(device), self.n_train, self.n_classes)
-
-
-def content_hash(data: ImageSet) -> str:
-    """SHA-256 of shapes, dtypes and all bytes of images and labels; the same on every device."""
-    parts: list[bytes | memoryview] = [f"{data.name} {data.n_train} {data.n_classes}".encode()]
-    for tensor in (data.images, data.labels):
-        parts.append(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        parts.append(tensor.detach().cpu().contiguous().numpy().data)
-    return sha256_of(*parts)

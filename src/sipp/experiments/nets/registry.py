@@ -24,10 +24,8 @@ from sipp.experiments.nets.plain import (
 )
 from sipp.records.checking import check_choice, nearest
 
-CIFAR = (3, 32, 32)
-IMAGENET = (3, 224, 224)
-MNIST = (1, 28, 28)
-DIGITS = (1, 8, 8)
+DIGITS, MNIST, CIFAR, IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
+INPUT_SHAPES = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR, "imagenet": IMAGENET}  # by data set
 Init = Literal["he", "pytorch"]
 
 

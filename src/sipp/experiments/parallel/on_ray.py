@@ -1,7 +1,7 @@
 """Trains several networks of a run at once on Ray, with the same records and weights as one process.
 
     driver (holds the lock)        tasks, one stage each
-      starts what is ready    ->   train_network in the run folder: start.*, step-*.*, final.*
+      starts what is ready    ->   train_network in the run folder: step-*, final
       on a signal: stop       ->   checkpoint after the step under way, then end
 
 Driver and tasks communicate only through files in the run folder; "stop" is one of them. With several machines, the
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
-from sipp.experiments.own_scores import load_scores
+from sipp.experiments.own_code import load_scores
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
@@ -74,20 +74,16 @@ class RunOnRay:
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """How a stage ended (done, stopped by a signal, or an error), and its warnings.
+    """What a task did: the stages it finished, its error, and its warnings. A task that was stopped finished none."""
 
-    `parents`: damaged stages before it that were trained again.
-    """
-
-    end: Literal["done", "stopped", "error"]
+    done: tuple[Stage, ...] = ()  # its own stage last, after damaged parents that were trained again
     error: SippError | None = None
     warned: tuple[str, ...] = ()
-    parents: tuple[Stage, ...] = ()
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
-    """Runs in a Ray process: trains the stage into the run folder, and returns how it ended."""
-    outcome = StageOutcome("done")
+    """Runs in a Ray process: trains the stage into the run folder, and returns how that ended."""
+    outcome = StageOutcome()
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open_run(run)
@@ -101,12 +97,12 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
                 lambda name, row: None,
                 memory=memory,
             )
-            trained = tuple(train_network(context, stage))
-            outcome = StageOutcome("done", parents=tuple(done for done in trained if done != stage))
+            trained = tuple(train_network(context, stage))  # none if an earlier try finished it
+            outcome = StageOutcome(trained or (stage,))
         except Interrupted:
-            outcome = StageOutcome("stopped")
+            pass
         except SippError as error:
-            outcome = StageOutcome("error", error)
+            outcome = StageOutcome(error=error)
     return replace(outcome, warned=tuple(str(warning.message) for warning in caught))
 
 
@@ -184,9 +180,8 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
                     stage, outcome = running.pop(ref), _get_outcome(ray, ref)
                     for text in outcome.warned:
                         warnings.warn(f"{stage.name}: {text}", stacklevel=2)
-                    if outcome.end == "done":
-                        unfinished.remove(stage)
-                        yield from (*outcome.parents, stage)
+                    unfinished.difference_update(outcome.done)
+                    yield from outcome.done
                     if outcome.error is not None and error is None:
                         error = outcome.error.inside(stage.name)
                         stop.touch()
@@ -210,7 +205,7 @@ def _get_outcome(ray: Any, ref: Any) -> StageOutcome:
         raise
     except ray.exceptions.RayError:
         what = f"the process died {N_TRIES} times: is there too little memory? Make fewer networks at once (--at-once)"
-        return StageOutcome("error", DataError(what, fix="the same command resumes from the last checkpoints"))
+        return StageOutcome(error=DataError(what, fix="the same command resumes from the last checkpoints"))
 
 
 def _resources(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, SippError
 from sipp.extras import needed_for
-from sipp.storage.files import sha256_of
+from sipp.records.network_hash import state_hash
 
 T = TypeVar("T")
 
@@ -60,6 +60,14 @@ def leave_processes(processes: Processes) -> None:
         dist.destroy_process_group()
 
 
+def gather(processes: Processes, value: T) -> list[T]:
+    """The values of all processes, in each of them; any that can be pickled."""
+    values = [value] * processes.count
+    if processes.count > 1:
+        dist.all_gather_object(values, value, group=processes.group)
+    return values
+
+
 def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
     """Calls `make` in every process and returns its result here; an error in one is raised in all."""
     if processes.count == 1:
@@ -73,7 +81,8 @@ def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
         error = raised.inside(place)
     except Exception as raised:  # other exceptions may not be picklable
         error = RuntimeError(f"{type(raised).__name__}: {place}: {raised}")
-    _raise_first(processes, error)
+    if first := next((raised for raised in gather(processes, error) if raised is not None), None):
+        raise first
     return result  # type: ignore[return-value]
 
 
@@ -84,16 +93,6 @@ def from_leader(processes: Processes, make: Callable[[], T]) -> T:
     box = [in_every_process(processes, make) if processes.leads else in_every_process(processes, lambda: None)]
     dist.broadcast_object_list(box, src=0, group=processes.group)
     return box[0]  # type: ignore[return-value]
-
-
-def _raise_first(processes: Processes, error: Exception | None) -> None:
-    flag = torch.tensor([int(error is not None)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=processes.group)
-    if not int(flag):
-        return
-    errors: list[Exception | None] = [None] * processes.count
-    dist.all_gather_object(errors, error, group=processes.group)
-    raise next(raised for raised in errors if raised is not None)
 
 
 def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]:
@@ -109,12 +108,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
     """Raises ModelError in all processes if the tensors of one differ from the leader's."""
     if processes.count == 1:
         return
-    parts: list[bytes | memoryview] = []
-    for name in sorted(tensors):
-        parts.append(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        parts.append(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    digests: list[str] = [""] * processes.count
-    dist.all_gather_object(digests, sha256_of(*parts), group=processes.group)
+    digests = gather(processes, state_hash(tensors))
     others = [index for index, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ModelError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -68,19 +67,15 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
     """Scores all weights of a network with the stage's method, on all calibration points."""
     feed, spec = context.feed, context.recipe.prune
     assert stage.method is not None
-    arm, label = arm_of(stage.method), stage.method
+    arm, seed = arm_of(stage.method), prune_seed(stage.seed, stage.method, stage.level)
     options = PruneOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
     model = module_of(context, network)
-
-    def rank_batches(batches: list[Any]) -> Ranking:
-        seed = prune_seed(stage.seed, label, stage.level)
-        task = task_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed)
-        return rank(task, options)
-
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
-    return in_every_process(
-        context.processes, lambda: rank_batches(batches)
-    )  # every process scores all of them: the same bits
+
+    def score() -> Ranking:
+        return rank(task_of(model, batches, scoring=Scoring(norm_stats=norm_stats), seed=seed), options)
+
+    return in_every_process(context.processes, score)  # each scores all points: the same bits
 
 
 def cut_to(

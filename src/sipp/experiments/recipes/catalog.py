@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
-import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -12,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import OptionError
-from sipp.experiments.own_scores import score_digest
-from sipp.experiments.recipes.schema import NAME_PATTERN, OWN, Code, Recipe, check_recipe
+from sipp.experiments.own_code import score_digest
+from sipp.experiments.recipes.schema import OWN, Code, Recipe, check_recipe
 from sipp.scoring.methods import own_methods
 
 BASE_PREFIX = "base"  # files with this prefix only serve as bases
 SUFFIX = ".yaml"
 SHORT = "short"  # key with the changes for the recipe NAME-short
-MAX_CHAIN = 8
 # Keys that exclude each other: one in a recipe removes those from its base. These names are unique among all sections.
 ALTERNATIVES = {
     "keeps": ("alpha", "levels"),
@@ -34,12 +31,12 @@ MAX_BYTES = 1 << 20  # of a recipe file
 def recipe_names() -> list[str]:
     """The names of all built-in recipes."""
     names = [name for name in _file_names() if not name.startswith(BASE_PREFIX)]
-    return sorted(names + [f"{name}-{SHORT}" for name in names if _built_in(name, ()).get(SHORT)])
+    return sorted(names + [f"{name}-{SHORT}" for name in names if _read(name).get(SHORT)])
 
 
 def recipe_descriptions() -> dict[str, str]:
     """The description of each built-in recipe; they are not validated here, which would import torch."""
-    return {name: str(_built_in(name, ()).get("description", "")) for name in recipe_names()}
+    return {name: str(_built_in(name).get("description", "")) for name in recipe_names()}
 
 
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
@@ -56,12 +53,11 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot be read as a recipe: {error}", where=path) from error
-        values = {"name": path.name.removesuffix(SUFFIX), **_with_base(_parse(text, where), where, ())}
+        values = {"name": path.name.removesuffix(SUFFIX), **_with_base(_parse(text, where), where)}
     else:
-        values, where = (
-            {**_without_short(_built_in(name_or_path, ())), "name": name_or_path},
-            f"recipe {name_or_path!r}",
-        )
+        if name_or_path.startswith(BASE_PREFIX):
+            raise _unknown(name_or_path)
+        values, where = {**_built_in(name_or_path), "name": name_or_path}, f"recipe {name_or_path!r}"
     values = _with_settings(values, settings)
     if "code" in values:
         raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
@@ -77,7 +73,7 @@ def derived_recipe(values: dict[str, Any], *, where: str, settings: Sequence[str
 
     Its name defaults to that of the base.
     """
-    recipe = {"name": values.get("base"), **_with_base({"base": None, **values}, where, ())}
+    recipe = {"name": values.get("base"), **_with_base({"base": None, **values}, where)}
     return check_recipe(_with_own_methods(_with_settings(recipe, settings)), where=where)
 
 
@@ -95,26 +91,35 @@ def _file_names() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX))
 
 
-def _built_in(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    known, whole = _file_names(), name.removesuffix(f"-{SHORT}")
-    if whole in known and name not in known and not whole.startswith(BASE_PREFIX):
-        values = _built_in(whole, (*chain, name))
-        if values.get(SHORT):
-            return merge(_without_short(values), {"description": f"short form of {whole}", **values[SHORT]})
-    if not re.fullmatch(NAME_PATTERN, name) or name not in known or (not chain and name.startswith(BASE_PREFIX)):
-        near = difflib.get_close_matches(name, known if chain else recipe_names(), n=3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
-    text = resources.files("sipp.experiments.recipes").joinpath(name + SUFFIX).read_text(encoding="utf-8")
-    return _with_base(_parse(text, f"recipe {name!r}"), f"recipe {name!r}", (*chain, name))
+def _built_in(name: str) -> dict[str, Any]:
+    """The values of a built-in recipe, of its short form, or of a base."""
+    if name in _file_names():
+        return {key: value for key, value in _read(name).items() if key != SHORT}
+    whole = name.removesuffix(f"-{SHORT}")
+    short = _read(whole).get(SHORT) if whole in _file_names() and not whole.startswith(BASE_PREFIX) else None
+    if not short:
+        raise _unknown(name)
+    return merge(_built_in(whole), {"description": f"short form of {whole}", **short})
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
-    return copy.deepcopy(_read(text, where))  # callers may change it
+def _unknown(name: str) -> OptionError:
+    near = difflib.get_close_matches(name, recipe_names(), n=3)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    return OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
 
 
 @cache  # listing all recipes reads each base many times
-def _read(text: str, where: str) -> dict[str, Any]:
+def _read(name: str) -> dict[str, Any]:
+    """The values in a recipe's file over those of its bases, with `short`. Callers must not change them."""
+    text = resources.files("sipp.experiments.recipes").joinpath(name + SUFFIX).read_text(encoding="utf-8")
+    values = _parse(text, f"recipe {name!r}")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    return merge(_read(base) if base in _file_names() else _built_in(base), values)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
     from sipp.experiments.recipes.yamlfile import read_yaml  # imported here: listing runs needs no YAML
 
     values = read_yaml(text, where=where)
@@ -123,21 +128,14 @@ def _read(text: str, where: str) -> dict[str, Any]:
     return values
 
 
-def _with_base(values: dict[str, Any], where: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Merges the values into those of their base, if they name one."""
+def _with_base(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Merges a user's values into those of the built-in recipe that is their base, if they name one."""
     if "base" not in values:
         return values
     base, above = values["base"], {key: value for key, value in values.items() if key != "base"}
     if not isinstance(base, str):
         raise OptionError(f"'base' must be the name of one recipe, not {base!r}", where=where)
-    if base in chain or len(chain) >= MAX_CHAIN:
-        raise OptionError(f"'base' is circular or nested too deeply: {' -> '.join((*chain, base))}", where=where)
-    below = _built_in(base, chain or (where,))
-    return merge(below if chain else _without_short(below), above)
-
-
-def _without_short(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != SHORT}
+    return merge(_built_in(base), above)
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

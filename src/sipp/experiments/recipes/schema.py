@@ -24,7 +24,6 @@ StepKind = Literal["auto", "eager", "graph", "compiled"]
 OWN = "own"  # a network or data from the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
-INPUT_SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "imagenet": (3, 224, 224)}
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -234,7 +233,7 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        from sipp.experiments.nets import net_spec  # imports torch
+        from sipp.experiments.nets import INPUT_SHAPES, net_spec  # imports torch
 
         code = self.code or Code()
         if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
@@ -280,7 +279,7 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
-        return Recipe.model_validate_json(json.dumps(values), context=_own_names(values))
+        return Recipe.model_validate_json(json.dumps(values, default=str), context=_own_names(values))
     except ValidationError as error:
         problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error

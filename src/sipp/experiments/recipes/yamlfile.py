@@ -1,7 +1,7 @@
 """Reads a plain subset of YAML: dictionaries, lists, numbers and text.
 
-Tags (which construct objects), anchors and aliases (which can expand exponentially), merge keys, repeated keys and
-dates are refused: a recipe needs none of them.
+Tags (which construct objects), anchors and aliases (which can expand exponentially), merge keys and repeated keys are
+refused: a recipe needs none of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ with needed_for("reading a recipe"):
     import yaml  # type: ignore[import-untyped]
 
 MAX_CHARACTERS = 65_536
-_PREFIX = "tag:yaml.org,2002:"
-_PLAIN = {_PREFIX + kind for kind in ("str", "int", "float", "bool", "null")}
+TEXT = "tag:yaml.org,2002:str"
 
 
 def read_yaml(text: str, *, where: str) -> Any:
@@ -24,15 +23,14 @@ def read_yaml(text: str, *, where: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise OptionError(f"{len(text)} characters are too many for a recipe (at most {MAX_CHARACTERS})", where=where)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # before anything is constructed
-            at = f"{where}, line {event.start_mark.line + 1}"
-            if getattr(event, "anchor", None) is not None:  # aliases have one too
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):  # before anything is constructed
+            at = f"{where}, line {token.start_mark.line + 1}"
+            if isinstance(token, yaml.AnchorToken | yaml.AliasToken):
                 raise OptionError("anchors and aliases are not allowed", where=at, fix="derive recipes with 'base:'")
-            if getattr(event, "tag", None) is not None:
-                raise OptionError(f"the tag {event.tag!r} is not allowed", where=at, fix="give plain values")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        return None if node is None else _construct(loader, node, where)
+            if isinstance(token, yaml.TagToken):
+                raise OptionError(f"the tag {token.value[1]!r} is not allowed", where=at, fix="give plain values")
+        _check_keys(yaml.compose(text, Loader=yaml.SafeLoader), where)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise OptionError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from error
     except RecursionError as error:
@@ -43,21 +41,17 @@ def read_yaml(text: str, *, where: str) -> Any:
         raise OptionError(f"a value cannot be read: {error}", where=where) from error
 
 
-def _construct(loader: Any, node: Any, where: str) -> Any:
-    at = f"{where}, line {node.start_mark.line + 1}"
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(loader, item, where) for item in node.value]
+def _check_keys(node: Any, where: str) -> None:
+    """Raises if a key is given twice, or is not plain text."""
+    children, seen = node.value if isinstance(node, yaml.CollectionNode) else [], set[str]()
     if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = key_node.value
-            if key_node.tag != _PREFIX + "str":
-                raise OptionError(f"the key {key!r} is not plain text", where=at)
-            if key in mapping:
-                line = key_node.start_mark.line + 1
-                raise OptionError(f"the key {key!r} is given twice", where=f"{where}, line {line}")
-            mapping[key] = _construct(loader, value_node, where)
-        return mapping
-    if node.tag not in _PLAIN:
-        raise OptionError(f"{node.value!r} is not a number, text, true, false or null", where=at)
-    return loader.construct_object(node)
+        for key, _ in children:
+            at = f"{where}, line {key.start_mark.line + 1}"
+            if key.tag != TEXT:
+                raise OptionError(f"the key {key.value!r:.60} is not plain text", where=at)
+            if key.value in seen:
+                raise OptionError(f"the key {key.value!r} is given twice", where=at)
+            seen.add(key.value)
+        children = [value for _, value in children]
+    for child in children:
+        _check_keys(child, where)

@@ -92,7 +92,7 @@ def _build(context: RunContext) -> nn.Module:
     recipe = context.recipe
     if recipe.code is not None and recipe.code.net is not None:
         return own_network(recipe.code.net)
-    return build(recipe.net, n_classes=context.feed.n_classes, init=recipe.init)
+    return build(recipe.net, n_classes=context.feed.data.n_classes, init=recipe.init)
 
 
 def initial_network(context: RunContext, seed: int) -> Network:

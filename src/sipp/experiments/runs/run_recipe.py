@@ -101,10 +101,17 @@ def run(
         add_records(names)
         n_before = len(records)
         if engine == "ray":
-            kind: Literal["cpu", "cuda"] = "cuda" if target.type == "cuda" else "cpu"
-            code = tuple(path.resolve() for path in code_files)
-            places, n_threads = (folder.resolve(), data_root.resolve()), torch.get_num_threads()
-            job = RunOnRay(recipe, *places, kind, n_workers, n_threads, checkpoint_seconds, origin, code)
+            job = RunOnRay(
+                recipe=recipe,
+                folder=folder.resolve(),
+                data_root=data_root.resolve(),
+                device="cuda" if target.type == "cuda" else "cpu",
+                n_workers=n_workers,
+                n_threads=torch.get_num_threads(),
+                checkpoint_seconds=checkpoint_seconds,
+                origin=origin,
+                code=tuple(path.resolve() for path in code_files),
+            )
             finished = run_on_ray(job, ray or RayOptions(), stop_signal)
         else:
             context = RunContext(recipe, folder, feed, stop_signal, checkpoint_seconds, show, processes)

@@ -4,7 +4,7 @@ ROOT/RECIPE-HASH/
     manifest.json    the configuration, and the data, code and device of its results
     lock             held by the process that works here
     records.jsonl    one line per finished stage, in the order of the plan
-    STAGE/           start.* and the last two step-*.* during training, final.* when done
+    STAGE/           the last two checkpoints step-* during training, final.safetensors when done
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +36,6 @@ HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"
 RECORDS = "records.jsonl"
-START = "start"
 FINAL = "final"
 STEP = "step"
 N_CHECKPOINTS = 2  # the newest, and the previous one in case it is damaged
@@ -191,7 +190,7 @@ def step_name(epoch: int, step: int) -> str:
 
 def checkpoints(stage: Path) -> list[str]:
     """The names of a stage's checkpoints, newest first."""
-    return sorted((path.stem for path in stage.glob(f"{STEP}-*{state_files.VALUES}")), reverse=True)
+    return sorted((path.stem for path in stage.glob(f"{STEP}-*{state_files.SUFFIX}")), reverse=True)
 
 
 def save_checkpoint(stage: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
@@ -228,26 +227,27 @@ def finish_stage(stage: Path, tensors: Mapping[str, Tensor], values: Values) -> 
 
 
 def drop_checkpoints(stage: Path) -> None:
-    """Removes the intermediate files of a stage."""
-    # a kill may leave tensors without values
-    halves = {path.stem for path in stage.glob(f"{STEP}-*{state_files.TENSORS}")}
-    for name in (*checkpoints(stage), *halves, START):
+    """Removes the checkpoints of a stage."""
+    for name in checkpoints(stage):
         state_files.remove_state(stage, name)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
 
 
+def stage_record(folder: Path, name: str) -> Values | None:
+    """The record stored with the network of a stage; None if there is none, DataError if either was changed."""
+    stage = files.child_path(folder, name)
+    return dict(state_files.load_values(stage, FINAL)["record"]) if state_files.has_state(stage, FINAL) else None
+
+
 def stage_records(folder: Path, names: Iterable[str]) -> dict[str, Values]:
-    """The records of those of these stages that are finished, from their folders."""
-    records = {}
+    """The records of those of these stages that are finished."""
+    records: dict[str, Values] = {}
     for name in names:
-        stage = files.child_path(folder, name)
-        if state_files.has_state(stage, FINAL):
-            try:
-                records[name] = state_files.load_values(stage, FINAL)["record"]
-            except DataError:  # damaged: training reports it and repeats the stage
-                continue
+        with suppress(DataError):  # damaged: training reports it and repeats the stage
+            record = stage_record(folder, name)
+            records |= {} if record is None else {name: record}
     return records
 
 
@@ -279,21 +279,6 @@ def read_records(folder: Path) -> list[Values]:
             where=path,
             fix="run the recipe again with the same --out, records are rebuilt from the stages",
         ) from error
-
-
-def stage_record(folder: Path, name: str) -> Values | None:
-    """The record stored with the network of a stage; None if there is none, DataError if either was changed.
-
-    Makes the same checks as a run before it resumes from a network.
-    """
-    if not files.is_name(name) or not state_files.has_state(files.child_path(folder, name), FINAL):
-        return None
-    values = state_files.load_sound_values(files.child_path(folder, name), FINAL)
-    if not isinstance(values.get("record"), dict):
-        raise DataError(
-            "holds no record", where=f"{folder / name / FINAL}{state_files.VALUES}", fix="run the recipe again"
-        )
-    return dict(values["record"])
 
 
 def without_times(record: Values) -> Values:

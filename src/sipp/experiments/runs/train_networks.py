@@ -1,7 +1,7 @@
 """Trains the networks of a run: for each stage that is not done, prepare a network, train it, record it.
 
-Files of a stage:  prepare -> start.* -> train (step-*.*) -> final.*; what exists is not computed again. The recipe's
-pipeline decides which network a stage starts from, and whether its masks change during training.
+Files of a stage: step-* (checkpoints, the first of them before training) -> final; what exists is not computed again.
+The recipe's pipeline decides which network a stage starts from, and whether its masks change during training.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from sipp.experiments.runs.context import (
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
 from sipp.experiments.training.feed import n_steps
-from sipp.experiments.training.loop import TrainState, new_state, set_masks, train
+from sipp.experiments.training.loop import TrainState, new_state, train
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
 from sipp.records.schemas import EpochRow, NetworkRecord, checked, given_values
 from sipp.storage.files import Values
-from sipp.storage.state_files import save_state
 
 OPTIMIZER = "optimizer."
 SUMS = "sums"
@@ -64,17 +63,21 @@ def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
     parent = parent_of(context.recipe.pipeline, stage)
     if parent is not None:
         yield from train_network(context, parent)  # normally done already
-    prepared = _prepare(context, stage)
+    newest = _newest_checkpoint(context, stage)
+    if newest is None:
+        _prepare(context, stage)
+        newest = _newest_checkpoint(context, stage)
+        assert newest is not None
     _stop_if_signalled(context)
     with training_stream(context.feed.device):
-        model, masks = module_of(context, prepared.network), prepared.network.masks or None
-        state, spent = new_state(model, context.hyper(stage), masks=masks), float(prepared.facts["seconds"])
-        newest = from_leader(context.processes, lambda: runs.newest_checkpoint(context.stage_folder(stage)))
-        if newest is not None:
-            spent = _restore(state, *newest, leads=context.processes.leads)
+        state, spent = _restored(context, stage, *newest)
         seconds = _train(context, stage, state, spent)
-        _record(context, stage, state, dict(prepared.facts), seconds)
+        _record(context, stage, state, seconds)
     yield stage
+
+
+def _newest_checkpoint(context: RunContext, stage: Stage) -> tuple[dict[str, Tensor], Values] | None:
+    return from_leader(context.processes, lambda: runs.newest_checkpoint(context.stage_folder(stage)))
 
 
 def finished_network(processes: Processes, folder: Path) -> Network | None:
@@ -86,31 +89,31 @@ def finished_network(processes: Processes, folder: Path) -> Network | None:
     return network_from_tensors(saved[0])
 
 
-def _prepare(context: RunContext, stage: Stage) -> Prepared:
-    """The network that training starts from: loaded, or created and saved."""
-    folder, clock, compiled = context.stage_folder(stage), time.monotonic(), compiling_seconds()
-    saved = from_leader(context.processes, lambda: runs.load_if_intact(folder, runs.START))
-    if saved is not None:
-        return Prepared(network_from_tensors(saved[0]), dict(saved[1]))
+def _prepare(context: RunContext, stage: Stage) -> None:
+    """Creates the network that training starts from, and saves it as the first checkpoint."""
+    began, compiled = time.monotonic(), compiling_seconds()
     if stage.method is None:
         prepared = Prepared(initial_network(context, stage.seed), {})
     else:
         parent = parent_of(context.recipe.pipeline, stage)
         network = None if parent is None else finished_network(context.processes, context.stage_folder(parent))
         prepared = pipeline_of(context.recipe.pipeline).prepare(context, stage, network)
-    tensors, facts = prepared.network.tensors(), {**prepared.facts, "seconds": time.monotonic() - clock}
-    if "part_seconds" in facts:
-        facts["part_seconds"] = {**facts["part_seconds"], "compile": compiling_seconds() - compiled}
-    check_same(context.processes, tensors, what="weights and masks")
-    from_leader(context.processes, lambda: save_state(folder, runs.START, tensors, facts))
-    return Prepared(prepared.network, facts)
+    check_same(context.processes, prepared.network.tensors(), what="weights and masks")
+    state = _new_state(context, stage, prepared.network)
+    state.facts = dict(prepared.facts)
+    if "part_seconds" in state.facts:
+        state.facts["part_seconds"] = {**state.facts["part_seconds"], "compile": compiling_seconds() - compiled}
+    _save(context, stage, state, time.monotonic() - began)
 
 
-def _record(context: RunContext, stage: Stage, state: TrainState, facts: Values, seconds: float) -> None:
-    """Saves the trained network and its record, which finishes the stage; `facts` are those from before training."""
-    recipe, prepared_in = context.recipe, facts.pop("seconds")
-    cuts = state.facts.pop("part_seconds", {})  # of pruning during training
-    parts = {**facts.pop("part_seconds", {}), **cuts, "train": seconds - prepared_in - sum(cuts.values())}
+def _new_state(context: RunContext, stage: Stage, network: Network) -> TrainState:
+    return new_state(module_of(context, network), context.hyper(stage), masks=network.masks or None)
+
+
+def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float) -> None:
+    """Saves the trained network and its record, which finishes the stage."""
+    recipe, parts = context.recipe, state.facts.pop("part_seconds", {})
+    parts = {**parts, "train": seconds - sum(parts.values())}
     release(state.model)
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result, final = Network(tensors, state.masks), state.rows[-1].test
@@ -124,7 +127,6 @@ def _record(context: RunContext, stage: Stage, state: TrainState, facts: Values,
         "seed": stage.seed,
         "method": stage.method,
         "level": stage.level,
-        **facts,
         **state.facts,
         "after": accuracy_values(final),
         "train_loss": state.rows[-1].train_loss,
@@ -230,20 +232,19 @@ def _stop_if_signalled(context: RunContext) -> None:
         raise Interrupted(asked)
 
 
-def _restore(state: TrainState, tensors: Mapping[str, Tensor], values: Values, *, leads: bool) -> float:
-    """Restores the state from a checkpoint; returns the seconds spent before. The sums go to the leader."""
-    saved = network_from_tensors(tensors)
-    if saved.masks:
-        set_masks(state, saved.masks)
-    state.model.load_state_dict(saved.state)
+def _restored(
+    context: RunContext, stage: Stage, tensors: Mapping[str, Tensor], values: Values
+) -> tuple[TrainState, float]:
+    """The state in a checkpoint, and the seconds spent before it. The sums go to the leader."""
+    state = _new_state(context, stage, network_from_tensors(tensors))
     entries: dict[int, dict[str, Any]] = {}
     for key, tensor in strip_prefix(tensors, OPTIMIZER).items():
         index, _, name = key.partition(".")
         entries.setdefault(int(index), {})[name] = tensor
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
-    if leads:
+    if context.processes.leads:
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
     state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
-    state.facts = values.get("facts", {})  # missing in old checkpoints
-    return float(values["seconds"])
+    state.facts = values["facts"]
+    return state, float(values["seconds"])

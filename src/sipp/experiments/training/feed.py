@@ -42,7 +42,6 @@ class Feed:
 
     data: ImageSet | FolderIndex
     splits: Splits
-    n_classes: int
     device: torch.device
     n_workers: int = 0
     channels_last: bool = False

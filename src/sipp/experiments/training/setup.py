@@ -29,12 +29,10 @@ Device = Literal["auto", "cpu", "cuda"]
 
 def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
     """Loads the recipe's data and splits it; images in memory are moved to the device."""
-    spec, channels_last = recipe.data, recipe.train.channels_last
-    data = _load(recipe, data_root)
+    spec, data = recipe.data, _load(recipe, data_root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
-    if isinstance(data, FolderIndex):
-        return Feed(data, splits, len(data.classes), device, n_workers, channels_last)
-    return Feed(data.to(device), splits, data.n_classes, device, n_workers, channels_last)
+    placed = data.to(device) if isinstance(data, ImageSet) else data
+    return Feed(placed, splits, device, n_workers, recipe.train.channels_last)
 
 
 def _load(recipe: Recipe, root: Path) -> ImageSet | FolderIndex:
