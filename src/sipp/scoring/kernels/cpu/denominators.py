@@ -8,19 +8,12 @@ other sum needs none. Terms are added in the same order whatever stands beside t
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sipp.native import memory
 from sipp.native.compiling import (
     INT,
-    INT64_BYTES,
     VOID,
     CompiledLoop,
-    as_numbers,
     calling,
     float_at,
     inlined,
@@ -44,9 +37,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
-from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     INDEX_BYTES,
@@ -56,13 +47,10 @@ from sipp.scoring.kernels.cpu.layout import (
     STRIP_VECTORS,
     SUM_BLOCK,
     VECTOR,
-    PackedWeights,
     read_weights,
 )
 
 N_PATTERNS = 2**PANEL
-PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
-KEPT_PANELS = 64  # numbers of rows whose panels are kept: a network has many layers of few sizes
 
 
 def _panel(n_rows: int, is_first: bool) -> Any:
@@ -204,44 +192,8 @@ def sums(
                         put_float(out, to + p, float_at(d, line * BLOCK + p))
 
 
-def pack_weights(weight_GRK: Tensor) -> PackedWeights:
-    """The weights as `denominators` reads them."""
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = _panels(n_rows)
-    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
-    packed = PackedWeights(
-        n_groups=n_groups,
-        n_rows=n_rows,
-        fan_in=fan_in,
-        n_panels=n_panels,
-        n_chunks=n_chunks,
-        panels=panels,
-        magnitudes_GX=memory.blank(n_groups, n_rows * fan_in),
-        places_GNK=memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32),
-        ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
-    )
-    weight = weight_GRK.detach().to(torch.float32).contiguous()
-    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
-    work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
-    weights_at = as_numbers(packed)
-    of_all = memory.address(weight), weights_at.ctypes.data
-    at, n_work = memory.address(work, torch.int64), work.shape[1] * INT64_BYTES
-    scratches = [(at + i * n_work, at + i * n_work + fan_in * INT64_BYTES) for i in range(len(cuts))]
-    call_each(_pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
-    return packed
-
-
-@lru_cache(maxsize=KEPT_PANELS)
-def _panels(n_rows: int) -> Tensor:
-    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
-    starts = list(range(0, n_rows, PANEL))
-    if n_rows % PANEL == 1 and n_rows > 1:
-        starts[-1] -= 1
-    return torch.tensor([*starts, n_rows], dtype=torch.int64, device="cpu")
-
-
 @CompiledLoop
-def _pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
+def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
     """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
 
     It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2]. A panel of fewer rows than three has

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import accumulate
 
 import numpy as np
@@ -40,26 +40,27 @@ from sipp.records.numerics import integers
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES
-from sipp.scoring.kernels.cpu.denominators import pack_weights
+from sipp.scoring.kernels.cpu.denominators import N_PATTERNS
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
     MOST_WEIGHTS,
     NOTHING,
+    PANEL,
     PATCH_BYTES,
     ROW_TILE,
+    SUM_BLOCK,
     TILE_BYTES,
     Calls,
     Layer,
     PackedWeights,
     Scratch,
 )
+from sipp.scoring.kernels.protocol import N_SQUARES, FusedFunctions, KernelFunctions, sum_chunk
 
-FUSED = True  # has `max_ratios` and `mean_ratios`
-IN_FLOAT64 = plain_loops
 ALIGNED = 64  # bytes: a line of the cache, and the widest vector
 KEPT_GEOMETRIES = 64  # where each position and column lies: a network has many layers of few shapes
-N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
 
 
@@ -165,7 +166,7 @@ def largest_ratios(ratios: Ratios) -> Tensor:
     return largest.transpose(1, 2)
 
 
-def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
+def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB: Tensor) -> Tensor:
     """Takes a_kp / D_rp of all patches into the largest, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point.
 
     These are Q x B, float64, of the points as they are scaled. `windows` is a float32 view (B, G, *positions, *fan_in);
@@ -186,9 +187,7 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors
     return _by_point(squares_QX, layer)
 
 
-def mean_ratios(
-    ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor, counts_B: Tensor
-) -> Tensor:
+def mean_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB: Tensor, counts_B: Tensor) -> Tensor:
     """The same for `mean` (T3): takes the means of a_kp / D_rp over a point's patches, of each sign, into the largest.
 
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
@@ -214,6 +213,14 @@ def mean_ratios(
     ]
     _run(ratios, layer, calls, squares_QX, means.scan_means, rest, bests)
     return _by_point(squares_QX, layer)
+
+
+KERNEL = KernelFunctions(
+    extremes,
+    partial(sum_chunk, quadrant_sums, sum_times),
+    fused=FusedFunctions(new_ratios, max_ratios, mean_ratios, largest_ratios),
+    in_float64=plain_loops.KERNEL,
+)
 
 
 def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
@@ -386,6 +393,42 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     for size, stride in zip(sizes, strides):
         total = (total[:, None] + integers(0, size) * stride).flatten()
     return total
+
+
+def pack_weights(weight_GRK: Tensor) -> PackedWeights:
+    """The weights as `denominators` reads them."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    panels = _panels(n_rows)
+    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
+    packed = PackedWeights(
+        n_groups=n_groups,
+        n_rows=n_rows,
+        fan_in=fan_in,
+        n_panels=n_panels,
+        n_chunks=n_chunks,
+        panels=panels,
+        magnitudes_GX=memory.blank(n_groups, n_rows * fan_in),
+        places_GNK=memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32),
+        ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
+    )
+    weight = weight_GRK.detach().to(torch.float32).contiguous()
+    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
+    work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
+    weights_at = as_numbers(packed)
+    of_all = memory.address(weight), weights_at.ctypes.data
+    at, n_work = memory.address(work, torch.int64), work.shape[1] * INT64_BYTES
+    scratches = [(at + i * n_work, at + i * n_work + fan_in * INT64_BYTES) for i in range(len(cuts))]
+    call_each(denominators.pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
+    return packed
+
+
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _panels(n_rows: int) -> Tensor:
+    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
+    starts = list(range(0, n_rows, PANEL))
+    if n_rows % PANEL == 1 and n_rows > 1:
+        starts[-1] -= 1
+    return torch.tensor([*starts, n_rows], dtype=torch.int64, device="cpu")
 
 
 def _signs(weight_GRK: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A band is a run of tiles of ROW_TILE rows. For a column k and a band, patch p can only matter where its activation times
 its reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar
 (the smallest of the band's maxima of that column, divided the same way). One number per patch and one per column
-replace the band's rows in that test; how the lines are scaled changes how much is skipped, never what is found.
+replace the band's rows in that test (`skipping.py`).
 """
 
 from __future__ import annotations
@@ -62,15 +62,9 @@ from sipp.scoring.kernels.cpu.layout import (
     read_scratch,
     read_weights,
 )
-
-# A test whose numbers are not normal proves nothing: it is made between these bounds only.
-LEAST_BAR, LARGEST_BAR = 2.0**-100, 2.0**126
-LEAST_REACH = 2.0**-60
-# Rounding of the five operations of a test, 2^-24 each, with room: a patch that only ties is not left out by it.
-BAR_SLACK = 1.0 - 2.0**-20
+from sipp.scoring.kernels.cpu.skipping import BAR_SLACK, LARGEST_BAR, LARGEST_SCALE, LEAST_BAR, LEAST_REACH
 
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
-LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
 _tile = vector(ROW_TILE)
 
@@ -260,12 +254,7 @@ def transpose_lines(scratch_at: int, n_tiles: int) -> None:
 
 @CompiledLoop
 def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
-    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
-
-    Skipping is exact: line k, patch p is left out of a band where
-    a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
-    a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
-    """
+    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed."""
     scratch = read_scratch(scratch_at)
     a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
     n_tiles = -(-n_rows // ROW_TILE)
