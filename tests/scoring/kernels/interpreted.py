@@ -142,9 +142,9 @@ def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     return launches.n
 
 
-def test_means_take_hardly_more_launches_than_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_take_no_more_launches_than_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
     largest, mean = n_launches("max", monkeypatch), n_launches("mean", monkeypatch)
-    assert largest <= 10 and mean <= 12
+    assert mean <= largest <= 10
 
 
 def test_stretches_of_patches_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,14 @@ def mean_chunk(
     """
     squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
     n_groups, n_rows, fan_in = weight_GRK.shape
-    divisors_B = counts_B.clamp(min=1).to(patches_GKP.device, torch.float32)
+    counts_B = counts_B.to(patches_GKP.device).contiguous()
     grid = triton.cdiv(n_rows * fan_in, MEAN_BLOCK), n_groups, triton.cdiv(n_points, MEAN_POINTS)
     found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
     for part_GKP, inverse_GLP, _ in found:
         _raise_means[grid](
             _sums_by_point(part_GKP, inverse_GLP, n_points),
             signed_GRK,
-            divisors_B,
+            counts_B,
             best_GRK.view(torch.int32),
             n_groups,
             n_rows * fan_in,
@@ -306,9 +306,9 @@ def _invert(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _raise_means(  # type: ignore[no-untyped-def]
-    sums, signed, divisors, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
+    sums, signed, counts, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
 ):
-    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / divisors[b] of these points, at most 1.
+    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / counts[b] of these points, at most 1.
 
     s is the sign of the weight. Programs meet as in `_raise_best`.
     """
@@ -323,7 +323,8 @@ def _raise_means(  # type: ignore[no-untyped-def]
         point = tl.program_id(2) * POINTS + i
         is_point = point < n_points
         total = tl.load(own + point.to(tl.int64) * n_groups * 2 * n_weights, inside & is_point, other=0.0)
-        found = tl.maximum(found, tl.div_rn(total * magnitude, tl.load(divisors + point, is_point, other=1.0)))
+        count = tl.maximum(tl.load(counts + point, is_point, other=1), 1).to(tl.float32)
+        found = tl.maximum(found, tl.div_rn(total * magnitude, count))
     found = tl.minimum(found, 1.0)
     tl.atomic_max(best + group * n_weights + w, found.to(tl.int32, bitcast=True), inside)
 
