@@ -21,7 +21,6 @@ from sipp.native.compiling import calling, compiled
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import maxima
-from sipp.scoring.kernels.cpu.layout import Calls, Layer
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -223,7 +222,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
     expected, expected_squares = max_ratios(windows, 2, weight, **factors)
     real, meanwhile, ready = cpu._calls, [], [cpu.new_ratios(rand(1, 4, k), torch.ones(1, 4).double()) for k in (6, 45)]
 
-    def interrupted(layer: Layer) -> Calls:
+    def interrupted(way: cpu.Way, in_runs: bool) -> np.ndarray:
         factors_TB = torch.tensor([[1.0], [0.0]])
         for i in range(cpu.KEPT_GEOMETRIES):
             for some in ready:
@@ -231,7 +230,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
                 cpu._layer("another thread", some, other, 1, factors_TB)
         # as long as what this layer reads: memory that was freed is written anew
         meanwhile.extend(torch.zeros(n, dtype=torch.int64) for n in (7 * 18, 45) * 40)
-        return real(layer)
+        return real(way, in_runs)
 
     monkeypatch.setattr(cpu, "_calls", interrupted)
     best, squares = max_ratios(windows, 2, weight, **factors)

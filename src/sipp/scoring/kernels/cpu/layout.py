@@ -65,7 +65,6 @@ class Layer(NamedTuple):
     point * point_stride + g * group_stride + positions[p % n] + fan[k].
     """
 
-    source: int  # where the windows begin
     n_points: int
     point_stride: int
     group_stride: int
@@ -74,6 +73,7 @@ class Layer(NamedTuple):
     fan: Array
     n_summed: int  # patches whose squares are one sum: BLOCK where blocks are of one point each, else 1
     step: int  # how far most patches lie from the one before
+    source: int  # where the windows begin
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is
     has_negative: int
@@ -101,6 +101,7 @@ class Scratch(NamedTuple):
 
     a_KP: int  # the patches
     d_LP: int  # line 2 r + s: denominators of row r and sign s
+    n_computed: int  # one number: the (row, column, patch) triples computed so far
     outputs_RP: int  # of the first sign of the activations, until the second is there; float64
     sums_P: int  # of each patch before it was divided by it
     squares_XP: int  # of both signs of weights, and of the outputs; float64
@@ -112,7 +113,6 @@ class Scratch(NamedTuple):
     reach: int  # [band, p]
     bars_K: int
     masks_K: int  # bit p: patch p is above the bar of the column
-    n_computed: int  # one number: the (row, column, patch) triples computed so far
 
 
 read_weights, read_layer, read_calls, read_scratch = map(reading, (PackedWeights, Layer, Calls, Scratch))
