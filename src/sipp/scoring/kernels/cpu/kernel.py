@@ -52,6 +52,7 @@ from sipp.scoring.kernels.cpu.layout import (
     SUM_BLOCK,
     TILE_BYTES,
     Calls,
+    Layer,
     PackedWeights,
     Scratch,
 )
@@ -203,7 +204,7 @@ def mean_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_T
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
     stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
     bests = _for_each(ratios.means, len(stretches))
-    n_totals = 0 if is_whole else 2  # signs of activations, where points have several blocks
+    n_totals = 0 if is_whole else 1 + layer.has_negative  # one or two signs, where points have several blocks
     totals, shares = [memory.zeros(n_totals, *shape) for _ in stretches], memory.address(shares_B)
     rest = [
         (memory.address(starts, torch.int64), len(starts) - 1, shares, memory.address(total), memory.address(best))
@@ -240,6 +241,7 @@ class _Layer(NamedTuple):
     """The windows of one call."""
 
     form: _Form
+    has_negative: bool
     numbers: np.ndarray  # `Layer`
     held: Tensor  # what these numbers are addresses of, beside the windows and the ratios, which the caller holds
 
@@ -257,8 +259,8 @@ def _layer(
     form, factors_TB = _form(tuple(windows.shape), windows.stride(), n_position_dims), factors_TB.contiguous()
     has_positive, has_negative = np.logical_or.reduce(factors_TB.numpy() != 0, axis=1).tolist()
     of_this_call = windows.data_ptr(), memory.address(factors_TB), has_positive, has_negative
-    numbers = np.array((*form.numbers, *of_this_call, *ratios.numbers), np.int64)
-    return _Layer(form, numbers, factors_TB)
+    numbers = np.array(Layer._make((*form.numbers, *of_this_call, *ratios.numbers)), np.int64)
+    return _Layer(form, has_negative, numbers, factors_TB)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
@@ -338,15 +340,15 @@ def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
     Only what no patch and no row will be written to is set to zero: the lines of padding, and the count behind them.
     """
     _, n_rows, fan_in = ratios.shape
-    starts, n_bytes = _scratch_pieces(n_rows, fan_in)
+    starts, n_bytes, numbers = _scratch_pieces(n_rows, fan_in)
     whole = memory.blank(n_bytes, dtype=torch.uint8)
-    memory.clear(whole, int(starts[1]) + 2 * n_rows * LINE, int(starts[3]))
-    return whole, whole.data_ptr() + starts
+    memory.clear(whole, starts.d_LP + 2 * n_rows * LINE, starts.outputs_RP)
+    return whole, whole.data_ptr() + numbers
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
-def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[np.ndarray, int]:
-    """Where the pieces of a thread's memory begin (`Scratch`), and its size, in bytes."""
+def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int, np.ndarray]:
+    """Where the pieces of a thread's memory begin, and its size, in bytes; the first again as an array."""
     n_tiles = _padded(n_rows) // ROW_TILE
     sizes = Scratch(
         a_KP=fan_in * LINE,
@@ -365,7 +367,8 @@ def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[np.ndarray, int]:
         masks_K=fan_in * INT64_BYTES,
     )
     ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
-    return np.array([0, *ends[:-1]], np.int64), ends[-1]
+    starts = Scratch(0, *ends[:-1])
+    return starts, ends[-1], np.array(starts, np.int64)
 
 
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:

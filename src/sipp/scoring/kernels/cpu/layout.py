@@ -21,6 +21,7 @@ STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 reg
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
 MEAN_COLUMNS = 6 if WIDE else 2  # of the sums for means: their signs stay in registers, of which there are 7 (or few)
+FEW_COLUMNS = 3 if WIDE else 1  # of those that are left
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
@@ -59,7 +60,7 @@ class PackedWeights(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The windows of a layer, and what is known of its rows.
+    """The windows of a layer (their form, then what belongs to one call), and what is known of its rows.
 
     Patch p is position p % n of point p / n, n = n_positions. Value k of its group g lies in `source` at
     point * point_stride + g * group_stride + positions[p % n] + fan[k].

@@ -71,20 +71,28 @@ _tile = vector(ROW_TILE)
 # --- Vector code ------------------------------------------------------------------------------------------------------
 
 
-@primitive(VOID, *[INT] * 4)
-def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
-    """transposed[p, 0, r] = 1 / lines[r, p] for ROW_TILE lines `step` bytes apart; adds them to sums[r].
+def _transpose_code(n_lines: int) -> Any:
+    """A function: transposed[p, 0, r] = 1 / lines[r, p] for lines `step` bytes apart, 0 after them; their sums[r] grow.
 
     The dividers work while lanes are exchanged.
     """
-    with each(b, 0, BLOCK, ROW_TILE) as first:
-        line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
-        lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(ROW_TILE))
-        vectors = transposed(b, [reciprocal(b, values) for values in lines_here])
-        for p, values in enumerate(vectors):
-            store(b, values, target, p * PATCH_BYTES)
-        total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
-        store(b, b.fadd(load(b, sums, _tile), total), sums)
+
+    @primitive(VOID, *[INT] * 4)
+    def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
+        padding = [constant(0.0, ROW_TILE)] * (ROW_TILE - n_lines)
+        with each(b, 0, BLOCK, ROW_TILE) as first:
+            line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
+            lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(n_lines))
+            vectors = transposed(b, [*(reciprocal(b, values) for values in lines_here), *padding])
+            for p, values in enumerate(vectors):
+                store(b, values, target, p * PATCH_BYTES)
+            total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
+            store(b, b.fadd(load(b, sums, _tile), total), sums)
+
+    return transpose
+
+
+transpose_tile, transpose_line = _transpose_code(ROW_TILE), _transpose_code(1)
 
 
 @primitive(VOID, *[INT] * 4)
@@ -220,24 +228,30 @@ def band_tiles(first: int, n_tiles: int) -> int:
 
 
 @inlined
-def transpose_rows(scratch: Scratch, n_tiles: int) -> None:
-    """Lays the reciprocals of a block out rows side by side, and fills scales[tile, s, r] with their sums."""
+def transpose_rows(scratch: Scratch, n_rows: int, n_tiles: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, and fills scales[tile, s, r] with their sums.
+
+    Groups of one row, as depthwise convolutions have, spare the division of the padding.
+    """
     fill(scratch.scales, n_tiles * 2 * ROW_TILE, 0.0)
     for tile in range(n_tiles):
         for s in range(2):
             line, sign = scratch.d_LP + (2 * ROW_TILE * tile + s) * LINE, s * TILE_VECTOR
             to, sums = scratch.transposed + tile * TILE_BYTES + sign, scratch.scales + tile * PATCH_BYTES + sign
-            transpose(line, 2 * LINE, to, sums)
+            if n_rows == 1:
+                transpose_line(line, 2 * LINE, to, sums)
+            else:
+                transpose_tile(line, 2 * LINE, to, sums)
 
 
 @CompiledLoop
-def transpose_lines(scratch_at: int, n_tiles: int) -> None:
+def transpose_lines(scratch_at: int, n_rows: int, n_tiles: int) -> None:
     """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
     scratch = read_scratch(scratch_at)
-    transpose_rows(scratch, n_tiles)
+    transpose_rows(scratch, n_rows, n_tiles)
     for i in range(n_tiles * 2 * ROW_TILE):
         total = float_at(scratch.scales, i)
         is_zero = not total > 0.0
@@ -341,5 +355,5 @@ def scan(
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_lay_out(calls.lay_out, *of_all, *block)
                 if calls.transpose_lines != NOTHING:
-                    _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_tiles)
+                    _call_transpose_lines(calls.transpose_lines, scratch_at, n_rows, layer.n_tiles)
                 _call_raise_lines(calls.raise_lines, scratch_at, signs, n_rows, fan_in, best)
