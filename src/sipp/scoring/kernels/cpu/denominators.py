@@ -53,15 +53,15 @@ from sipp.scoring.kernels.cpu.layout import (
 N_PATTERNS = 2**PANEL
 
 
-def _panel(n_rows: int, is_first: bool) -> Any:
+def _panel(n_rows: int) -> Any:
     """A function: out[2 i + s, strip] += sum of magnitudes[j, i] * a[places[j], strip] over columns j, for rows i.
 
-    Of the first columns it is = and not +=: what `out` held before is not read. Columns come sorted by the signs of
-    their weights in these rows, bit i of the pattern for row i; those of pattern q end at ends[q].
+    Of the first chunk of columns, 0, it is = and not +=: what `out` held before is not read. Columns come sorted by the
+    signs of their weights in these rows, bit i of the pattern for row i; those of pattern q end at ends[q].
     """
 
-    @primitive(VOID, *[INT] * 5)
-    def panel(b: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
+    @primitive(VOID, *[INT] * 6)
+    def panel(b: Any, chunk: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
         sums = [variables(b, [constant(0.0, LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
         start = I64(0)
         for pattern in range(2**n_rows):
@@ -77,18 +77,17 @@ def _panel(n_rows: int, is_first: bool) -> Any:
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
                         b.store(fused(b, w, term, b.load(cell)), cell)
             start = stop
-        for i, line_cells in enumerate(sums):
-            for v, cell in enumerate(line_cells):
-                offset, total = i * LINE + v * VECTOR, b.load(cell)
-                if not is_first:
-                    total = b.fadd(load(b, out, vector(LANES), offset), total)
-                store(b, total, out, offset)
+        cells = [(i * LINE + v * VECTOR, cell) for i, line in enumerate(sums) for v, cell in enumerate(line)]
+        with b.if_then(b.icmp_signed("!=", chunk, I64(0))):
+            for offset, cell in cells:
+                b.store(b.fadd(load(b, out, vector(LANES), offset), b.load(cell)), cell)
+        for offset, cell in cells:
+            store(b, b.load(cell), out, offset)
 
     return panel
 
 
-first_3, first_2, first_1 = (_panel(n, True) for n in (3, 2, 1))
-panel_3, panel_2, panel_1 = (_panel(n, False) for n in (3, 2, 1))
+panel_3, panel_2, panel_1 = map(_panel, (3, 2, 1))
 
 
 @primitive(VOID, INT, INT)
@@ -134,30 +133,12 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
             ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX_BYTES
             for strip in range(0, BLOCK, STRIP):
                 source, target = a + strip * FLOAT_BYTES, d + 2 * first * LINE + strip * FLOAT_BYTES
-                if chunk == 0:
-                    _first_panel(n_rows, source, magnitudes, places, ends, target)
+                if n_rows == 3:
+                    panel_3(chunk, source, magnitudes, places, ends, target)
+                elif n_rows == 2:
+                    panel_2(chunk, source, magnitudes, places, ends, target)
                 else:
-                    _next_panel(n_rows, source, magnitudes, places, ends, target)
-
-
-@inlined
-def _first_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
-    if n_rows == 3:
-        first_3(a, magnitudes, places, ends, out)
-    elif n_rows == 2:
-        first_2(a, magnitudes, places, ends, out)
-    else:
-        first_1(a, magnitudes, places, ends, out)
-
-
-@inlined
-def _next_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
-    if n_rows == 3:
-        panel_3(a, magnitudes, places, ends, out)
-    elif n_rows == 2:
-        panel_2(a, magnitudes, places, ends, out)
-    else:
-        panel_1(a, magnitudes, places, ends, out)
+                    panel_1(chunk, source, magnitudes, places, ends, target)
 
 
 _call_denominators = calling(denominators)
