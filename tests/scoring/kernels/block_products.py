@@ -49,7 +49,7 @@ def counted(
                 d_LP[: 2 * n_rows, :n] = d.transpose(0, 1).flatten(0, 1).numpy()  # line 2 r + s
                 given = at.ctypes.data, signs[g].data_ptr(), n_rows, fan_in, best[g].data_ptr()
                 if skip:
-                    maxima.transpose_lines(at.ctypes.data, signs.shape[-1])
+                    maxima.transpose_lines(at.ctypes.data, n_rows, signs.shape[-1])
                     reach[:] *= understate
                     maxima.raise_best(*given)
                 else:

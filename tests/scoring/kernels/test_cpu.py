@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.native.compiling import calling, compiled
-from sipp.scoring.kernels import chunk_ratios, reference
+from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import maxima
-from sipp.scoring.kernels.cpu.layout import Calls, Layer
 
 AGREEMENT = 1e-5
 SHAPES = [
@@ -223,7 +222,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
     expected, expected_squares = max_ratios(windows, 2, weight, **factors)
     real, meanwhile, ready = cpu._calls, [], [cpu.new_ratios(rand(1, 4, k), torch.ones(1, 4).double()) for k in (6, 45)]
 
-    def interrupted(layer: Layer) -> Calls:
+    def interrupted(way: cpu.Way, in_runs: bool) -> np.ndarray:
         factors_TB = torch.tensor([[1.0], [0.0]])
         for i in range(cpu.KEPT_GEOMETRIES):
             for some in ready:
@@ -231,7 +230,7 @@ def test_other_geometries_meanwhile_take_no_memory_away(monkeypatch: pytest.Monk
                 cpu._layer("another thread", some, other, 1, factors_TB)
         # as long as what this layer reads: memory that was freed is written anew
         meanwhile.extend(torch.zeros(n, dtype=torch.int64) for n in (7 * 18, 45) * 40)
-        return real(layer)
+        return real(way, in_runs)
 
     monkeypatch.setattr(cpu, "_calls", interrupted)
     best, squares = max_ratios(windows, 2, weight, **factors)
@@ -323,7 +322,7 @@ def layer(geometry: tuple[int, ...], sign: str, n_points: int) -> Operands:
 
 
 def in_float64(windows: Tensor, weight: Tensor) -> tuple[Tensor, int, Tensor]:
-    """The patches, the number of points and the weights, as `chunk_ratios` takes them."""
+    """The patches, the number of points and the weights, as functions of a chunk take them."""
     patches = windows.permute(1, 4, 5, 6, 0, 2, 3).reshape(len(weight), weight.shape[2], -1)
     return patches.double(), len(windows), weight.double()
 
@@ -334,7 +333,7 @@ def test_max_ratios_against_the_definition(geometry: tuple[int, ...], sign: str)
     windows, weight, factors, occurs = layer(geometry, sign, 3)
     best, squares = max_ratios(windows, 2, weight, **factors)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
-    expected, expected_squares = chunk_ratios.max_chunk(reference, *given, torch.zeros_like(weight))
+    expected, expected_squares = reference.KERNEL.max_chunk(*given, torch.zeros_like(weight))
     assert agree(best, expected)
     torch.testing.assert_close(squares / SCALES.square(), expected_squares, rtol=1e-5, atol=1e-12)
     ratios = cpu.new_ratios(weight, factors["row_factors_GR"])
@@ -351,7 +350,7 @@ def test_mean_ratios_against_the_definition(geometry: tuple[int, ...], sign: str
     counts = torch.cat((counts, counts[-1:].repeat(11 - len(counts))))
     mean, squares = mean_ratios(windows, 2, weight, **factors, counts_B=counts)
     given = *in_float64(windows, weight), factors["row_factors_GR"], occurs
-    sums, expected_squares = chunk_ratios.sum_chunk(reference, *given)
+    sums, expected_squares = reference.KERNEL.sum_chunk(*given)
     assert agree(mean, (sums / counts.view(1, -1, 1, 1, 1)).amax((0, 1)))
     scale = SCALES.repeat(4)[:11]
     torch.testing.assert_close(squares / scale.square(), expected_squares, rtol=1e-5, atol=1e-12)
@@ -373,7 +372,7 @@ def test_linear_inputs_with_gaps_match_the_reference(fan_in: int, n_points: int,
     factors = {"factors_TB": torch.stack((scale, -scale)), "row_factors_GR": torch.ones(1, 5).double()}
     best, squares = max_ratios(windows, 1, weight, **factors)
     given = x.T[None].double(), n_points, weight.double(), factors["row_factors_GR"], (True, True)
-    expected, expected_squares = chunk_ratios.max_chunk(reference, *given, torch.zeros_like(weight))
+    expected, expected_squares = reference.KERNEL.max_chunk(*given, torch.zeros_like(weight))
     assert agree(best, expected)
     torch.testing.assert_close(squares / scale.square(), expected_squares, rtol=1e-5, atol=1e-12)
 

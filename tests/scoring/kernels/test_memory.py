@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sipp.records.options import Reduce, Scoring
 from sipp.records.ranking import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
@@ -30,26 +32,22 @@ def model_and_data() -> tuple[nn.Module, Tensor]:
     ).view(4, 1, 1, 1)
 
 
-def limited(kernel: ModuleType, most_patches: int, error: BaseException) -> SimpleNamespace:
-    """The kernel with room for `most_patches` patches at once."""
+def limited(most_patches: int, error: BaseException) -> KernelFunctions:
+    """The reference with room for `most_patches` patches at once."""
 
-    def guard(patches: Tensor) -> None:
-        if patches.shape[2:].numel() > most_patches:
-            raise error
+    def guarded(real: Any) -> Any:
+        def chunk(patches_GKP: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+            if patches_GKP.shape[2] > most_patches:
+                raise error
+            return real(patches_GKP, *rest)
 
-    def max_times(patches: Tensor, *rest: Tensor) -> Tensor:
-        guard(patches)
-        return kernel.max_times(patches, *rest)
+        return chunk
 
-    def sum_times(patches: Tensor, *rest: Tensor) -> Tensor:
-        guard(patches)
-        return kernel.sum_times(patches, *rest)
-
-    names = {name: getattr(kernel, name) for name in ("quadrant_sums", "extremes")}
-    return SimpleNamespace(FUSED=False, max_times=max_times, sum_times=sum_times, **names)
+    kernel = reference.KERNEL
+    return replace(kernel, max_chunk=guarded(kernel.max_chunk), sum_chunk=guarded(kernel.sum_chunk))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[LayerSensitivities, ...]:
+def run(monkeypatch: pytest.MonkeyPatch, kernel: KernelFunctions, reduce: str) -> tuple[LayerSensitivities, ...]:
     monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: kernel)
     model, data = model_and_data()
     return measure_sensitivities(task_of(model, [data]), reduce=reduce).layers  # type: ignore[arg-type]
@@ -60,9 +58,9 @@ def run(monkeypatch: pytest.MonkeyPatch, kernel: object, reduce: str) -> tuple[L
 def test_a_smaller_chunk_and_the_same_result(
     error: BaseException, reduce: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = run(monkeypatch, limited(reference, 10**9, error), reduce)
+    expected = run(monkeypatch, limited(10**9, error), reduce)
     assert not caplog.records
-    got = run(monkeypatch, limited(reference, 20, error), reduce)
+    got = run(monkeypatch, limited(20, error), reduce)
     assert "chunk_bytes" in caplog.text
     for one, other in zip(got, expected, strict=True):
         assert torch.allclose(one.sensitivity_FK, other.sensitivity_FK, rtol=1e-6)
@@ -74,12 +72,12 @@ def test_a_smaller_chunk_and_the_same_result(
 @pytest.mark.parametrize("reduce", ["max", "mean"])
 def test_too_little_memory_for_one_patch_is_an_error(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"0\.weight.*bytes"):
-        run(monkeypatch, limited(reference, 0, ERRORS[0]), reduce)
+        run(monkeypatch, limited(0, ERRORS[0]), reduce)
 
 
 def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run(monkeypatch, limited(reference, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
+        run(monkeypatch, limited(0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
 
 
 def packed() -> tuple[nn.Module, PackedSequence]:
@@ -95,24 +93,29 @@ def test_the_fused_kernel_takes_fewer_points(
 ) -> None:
     model, data = given()
     expected = sipp.sensitivity(model, [data], reduce=reduce)
-    name = f"{reduce}_ratios"
-    real, asked = getattr(cpu, name), []
+    name, fused = f"{reduce}_ratios", cpu.KERNEL.fused
+    assert fused is not None
+    real, asked = getattr(fused, name), []
 
-    def tight(ratios: cpu.Ratios, windows: Tensor, *args: object, **rest: object) -> Tensor:
+    def use(function: Any) -> None:
+        kernel = replace(cpu.KERNEL, fused=replace(fused, **{name: function}))
+        monkeypatch.setattr("sipp.scoring.kernels.pick", lambda *_: kernel)
+
+    def tight(ratios: cpu.Ratios, windows: Tensor, *rest: object) -> Tensor:
         asked.append(len(windows))
         if len(windows) > 1:
             raise MemoryError
-        return real(ratios, windows, *args, **rest)
+        return real(ratios, windows, *rest)
 
-    monkeypatch.setattr(cpu, name, tight)
+    use(tight)
     got = sipp.sensitivity(model, [data], reduce=reduce)
     assert all(torch.equal(got[weight], expected[weight]) for weight in expected)
     assert asked[0] == 4 and asked.count(1) >= 4
 
-    def never(*args: object, **rest: object) -> tuple[Tensor, Tensor]:
+    def never(*_: object) -> Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(cpu, name, never)
+    use(never)
     with pytest.raises(ModelError, match="out of memory"):
         sipp.sensitivity(model, [data], reduce=reduce)
 

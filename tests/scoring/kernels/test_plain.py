@@ -10,7 +10,7 @@ from fresh_process import run_python
 from torch import Tensor, nn
 
 import sipp
-from sipp.scoring.kernels import float64_kernel, reference
+from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import plain_loops
 
 ELSEWHERE = """
@@ -68,4 +68,3 @@ def test_plain_maxima_are_those_of_the_definition(shape: tuple[int, int, int, in
     inverse = torch.rand(2, groups, rows, patches, generator=generator, dtype=torch.float64)
     positive = torch.rand(groups, rows, fan_in, generator=generator) > 0.5
     assert torch.equal(plain_loops.max_times(a, inverse, positive), reference.max_times(a, inverse, positive))
-    assert float64_kernel(plain_loops) is plain_loops

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 import sipp
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk
 
 EXPONENTS = st.integers(-148, 127)  # of float32, subnormal numbers too
 
@@ -69,30 +72,25 @@ def test_patches_of_any_scale(
     agree(layer, x, reduce, kernel)
 
 
-class Narrow:
-    """A kernel as on a GPU: float32, patches are not divided by their sums."""
+def narrow_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
+    return torch.stack((weight_GRK.clamp(min=0), (-weight_GRK).clamp(min=0))) @ patches_GKP
 
-    FUSED = False
-    extremes = staticmethod(reference.extremes)
 
-    @staticmethod
-    def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
-        both = torch.stack((weight_GRK.float().clamp(min=0), (-weight_GRK.float()).clamp(min=0)))
-        return both @ patches_GKP.float()
+def narrow_max(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
+    return torch.where(positive_GRK, *(patches_GKP[None, :, None] * inverse_SGRP[:, :, :, None]).amax(-1))
 
-    @staticmethod
-    def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
-        best = (patches_GKP.float()[None, :, None] * inverse_SGRP.float()[:, :, :, None]).amax(-1)
-        return torch.where(positive_GRK, best[0], best[1])
 
-    @staticmethod
-    def sum_times(*given: Tensor) -> Tensor:
-        return cpu.sum_times(*given)
+NARROW = KernelFunctions(  # as on a GPU: float32, patches are not divided by their sums
+    reference.extremes,
+    cpu.KERNEL.sum_chunk,
+    partial(max_chunk, narrow_sums, narrow_max),
+    in_float64=reference.KERNEL,
+)
 
 
 @pytest.mark.parametrize("gap", [20, 90, 110, 125, 140])
 def test_a_kernel_that_scales_nothing(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: Narrow)
+    monkeypatch.setattr("sipp.scoring.kernels.pick", lambda name, device: NARROW)
     layer = nn.Linear(4, 3, bias=False)
     layer.weight.data = values(torch.tensor([0, -10, -20, -40]).expand(3, 4), 1, 0.0)
     agree(layer, values(torch.tensor([[100], [100 - gap]]).expand(1, 2, 4), 0, 0.0), "max", "auto")
@@ -102,8 +100,8 @@ def test_ordinary_points_need_no_float64(monkeypatch: pytest.MonkeyPatch) -> Non
     def never(*_: Any) -> Tensor:
         raise AssertionError("float64 for an ordinary point")
 
-    slow: ModuleType = cpu.IN_FLOAT64
-    monkeypatch.setattr(slow, "quadrant_sums", never)
+    kernel = replace(cpu.KERNEL, in_float64=replace(plain_loops.KERNEL, max_chunk=never))
+    monkeypatch.setattr("sipp.scoring.kernels.pick", lambda *_: kernel)
     layer = nn.Linear(4, 3, bias=False)
     sipp.sensitivity(layer, [torch.randn(50, 4).exp() * torch.tensor([1.0, 1e-8, 1e8, 0.0])])
     with pytest.raises(AssertionError, match="ordinary"):

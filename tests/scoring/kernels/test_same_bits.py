@@ -14,9 +14,10 @@ from scoring.kernels.many_ways import scores
 
 from sipp.allocation import curves, rows
 from sipp.native.processor import HAS_FUSED
-from sipp.scoring.kernels import chunk_ratios, reference
+from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.protocol import KernelFunctions
 
 SCRIPT = Path(__file__).parent / "many_ways.py"
 BETWEEN_TARGETS = 1e-6
@@ -73,20 +74,20 @@ def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
     assert found[0] == lanes[0]  # the order that is promised
 
 
-@pytest.mark.parametrize("kernel", [cpu, plain_loops])
-def test_points_alone_and_together_have_the_same_sums(kernel: object) -> None:
+@pytest.mark.parametrize("kernel", [cpu.KERNEL, plain_loops.KERNEL])
+def test_points_alone_and_together_have_the_same_sums(kernel: KernelFunctions) -> None:
     """Products of several points at once: each sum is the one that the point has alone."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, 17, 9, 13, generator=generator)  # G, K, B, N
     weight = torch.randn(2, 11, 17, generator=generator)
     factors = torch.ones(2, 11, dtype=torch.float64)
     given = (weight, factors, (True, False))
-    sums, squares = chunk_ratios.sum_chunk(kernel, x.flatten(2), 9, *given)  # type: ignore[arg-type]
+    sums, squares = kernel.sum_chunk(x.flatten(2), 9, *given)
     for b in range(9):
-        alone, alone_squares = chunk_ratios.sum_chunk(kernel, x[:, :, b], 1, *given)  # type: ignore[arg-type]
+        alone, alone_squares = kernel.sum_chunk(x[:, :, b], 1, *given)
         assert torch.equal(alone[:, 0], sums[:, b])
         assert torch.equal(alone_squares[:, 0], squares[:, b])
-    expected, _ = chunk_ratios.sum_chunk(reference, x.flatten(2).double(), 9, weight.double(), *given[1:])
+    expected, _ = reference.KERNEL.sum_chunk(x.flatten(2).double(), 9, weight.double(), *given[1:])
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=0)
 
 

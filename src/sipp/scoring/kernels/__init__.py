@@ -1,10 +1,12 @@
-"""`max_times` and its relatives: a definition (reference), CPU (Numba), GPU (Triton), and the choice between them."""
+"""The choice of a kernel: the definition (`reference.py`), compiled loops (`cpu/`) or Triton (`gpu.py`).
+
+`protocol.py` says which functions each of them has.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from types import ModuleType
 from typing import get_args
 
 import torch
@@ -13,15 +15,16 @@ from sipp.errors import OptionError
 from sipp.records.checking import check_choice
 from sipp.records.options import Kernel
 from sipp.scoring.kernels import reference
+from sipp.scoring.kernels.protocol import KernelFunctions
 
 _log = logging.getLogger("sipp")
 
 
-def pick(kernel: Kernel, device: torch.device) -> ModuleType:
-    """The module whose functions run on `device`; raises if the chosen one cannot."""
+def pick(kernel: Kernel, device: torch.device) -> KernelFunctions:
+    """The functions that run on `device`; raises if the chosen ones cannot."""
     check_choice("kernel", kernel, get_args(Kernel))
     if kernel == "reference":
-        return reference
+        return reference.KERNEL
     if kernel == "auto":
         return _automatic(device.type)
     if kernel == "cpu":
@@ -40,43 +43,38 @@ def pick(kernel: Kernel, device: torch.device) -> ModuleType:
         raise OptionError(
             f"kernel='gpu' needs Triton, which cannot be imported ({error})", fix="use kernel='auto'"
         ) from None
-    return gpu
-
-
-def float64_kernel(kernel: ModuleType) -> ModuleType:
-    """The module that replaces a kernel where the range of float32 is too small."""
-    return getattr(kernel, "IN_FLOAT64", reference)
+    return gpu.KERNEL
 
 
 @functools.cache
-def _automatic(device_type: str) -> ModuleType:
-    """The fastest module for a type of device; warns once if it is a slower substitute."""
+def _automatic(device_type: str) -> KernelFunctions:
+    """The fastest functions for a type of device; warns once if they are a slower substitute."""
     if device_type == "cpu":
         return _for_processor()
     if device_type == "cuda":
         try:
             from sipp.scoring.kernels import gpu
 
-            return gpu
+            return gpu.KERNEL
         except ImportError as error:
             _log.warning("Triton cannot be imported (%s): the float64 reference runs on the GPU, slower", error)
-            return reference
+            return reference.KERNEL
     _log.warning("no kernel is written for %s devices: the float64 reference runs there, slower", device_type)
-    return reference
+    return reference.KERNEL
 
 
-def _for_processor() -> ModuleType:
-    """The fastest module for this machine's processor."""
+def _for_processor() -> KernelFunctions:
+    """The fastest functions for this machine's processor."""
     from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED, PROCESSOR
 
     if not IS_COMPILED:
         _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
-        return reference
+        return reference.KERNEL
     if not HAS_VECTOR_CODE:
         from sipp.scoring.kernels.cpu import plain_loops
 
         _log.warning("no vector code is written for %s processors: plain float64 loops run, slower", PROCESSOR)
-        return plain_loops
+        return plain_loops.KERNEL
     from sipp.scoring.kernels.cpu import kernel
 
-    return kernel
+    return kernel.KERNEL

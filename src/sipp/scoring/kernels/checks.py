@@ -6,6 +6,7 @@ microseconds, whatever the size of the tensors. `native/memory.py` allocates wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,34 +66,25 @@ def check_ratios(
     others: Sequence[Operand] = (),
 ) -> None:
     """Raises DataError unless these are float32 windows on a CPU that meet weights of this shape, G x R x K."""
-    n_groups, n_rows, fan_in = shape
     sizes = _sizes(where, "windows", windows, None)
-    check_windows(where, windows, n_position_dims, n_rows=n_groups * n_rows, fan_in=fan_in)
-    if sizes[1] != n_groups:
-        raise DataError(f"windows of shape {sizes} have {sizes[1]} groups, the weight {n_groups}", where=where)
+    if not (isinstance(n_position_dims, int) and 0 <= n_position_dims <= len(sizes) - 2):
+        raise DataError(
+            f"windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions", where=where
+        )
+    (n_groups, _, fan_in), shown = shape, math.prod(sizes[2 + n_position_dims :])
+    if sizes[1] != n_groups or shown != fan_in:
+        raise DataError(
+            f"windows of shape {sizes} show {sizes[1]} groups of {shown} values for each patch; the "
+            f"weight has {n_groups} groups of fan-in {fan_in}",
+            where=where,
+            fix="give inputs of the size that the layer takes",
+        )
     operands = [
         Operand("windows", windows, sizes, (torch.float32,)),
         Operand("factors_TB", factors_TB, (N_SIGNS, sizes[0]), (torch.float32,)),
         *others,
     ]
     _check(where, operands, "cpu")
-
-
-def check_windows(where: str, windows: Tensor, n_position_dims: int, *, n_rows: int, fan_in: int) -> None:
-    """Raises DataError unless windows (B, G, *positions, *fan_in) meet `n_rows` rows (of all groups) of this fan-in."""
-    sizes = _sizes(where, "windows", windows, None)
-    if not (isinstance(n_position_dims, int) and 0 <= n_position_dims <= len(sizes) - 2):
-        raise DataError(
-            f"windows of shape {sizes} do not have {n_position_dims!r} dimensions of positions", where=where
-        )
-    shown = windows.shape[2 + n_position_dims :].numel()
-    if n_rows % sizes[1] != 0 or shown != fan_in:
-        raise DataError(
-            f"windows of shape {sizes} show {sizes[1]} groups of {shown} values for each patch; the "
-            f"weight has {n_rows} rows of fan-in {fan_in}",
-            where=where,
-            fix="give inputs of the size that the layer takes",
-        )
 
 
 def check_lines(where: str, values_BN: Tensor, *, device: str | None = None) -> None:

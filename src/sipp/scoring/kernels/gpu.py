@@ -4,7 +4,7 @@ The (max, x) product computes few products: those that can raise a maximum, the 
 CPU (`cpu/maxima.py`): in column k, patch p can only matter to a band of rows if its activation times its reach is above
 the column's bar. A program handles one column and one band, and goes through the patches in chunks. In each chunk it
 takes the patch with the highest product of the two, raises the band's maxima and with them the bar, until no other
-patch of the chunk is above the bar. Half-precision operands are converted to float32 first; their products may run in
+patch of the chunk is above the bar. Where inputs and weights are of half precision, the caller lets products run in
 TF32, which holds every bit of them.
 """
 
@@ -19,15 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.records.numerics import exact_matmul
-from sipp.scoring.kernels import checks
-from sipp.scoring.kernels.chunk_ratios import Signs
+from sipp.scoring.kernels import checks, reference
+from sipp.scoring.kernels.cpu import skipping
+from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 
-FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
 PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
-N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
 LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
 # four times as many warps as an H200 can hold: later ones start with the maxima of earlier ones, and none is waited for
 PROGRAMS_WANTED = 4 * 132 * 64
@@ -36,18 +35,17 @@ MEAN_BLOCK, MEAN_POINTS = 1024, 16  # weights, and points, whose means a program
 
 # of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-126)
-LARGEST_SCALE: tl.constexpr = tl.constexpr(2.0**100)
-# A test whose numbers are not normal proves nothing: between these bounds it is made, below all patches above 0 count.
-LEAST_BAR: tl.constexpr = tl.constexpr(2.0**-100)
-LARGEST_BAR: tl.constexpr = tl.constexpr(2.0**126)
-LEAST_REACH: tl.constexpr = tl.constexpr(2.0**-60)
-BAR_SLACK: tl.constexpr = tl.constexpr(1.0 - 2.0**-20)  # rounding of the five operations of a test, with room
+LARGEST_SCALE: tl.constexpr = tl.constexpr(skipping.LARGEST_SCALE)
+LEAST_BAR: tl.constexpr = tl.constexpr(skipping.LEAST_BAR)  # below it all patches above 0 count
+LARGEST_BAR: tl.constexpr = tl.constexpr(skipping.LARGEST_BAR)
+LEAST_REACH: tl.constexpr = tl.constexpr(skipping.LEAST_REACH)
+BAR_SLACK: tl.constexpr = tl.constexpr(skipping.BAR_SLACK)
 
 
 def max_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`chunk_ratios.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
+    """`protocol.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
 
     best_GRK is raised in place unless it has gaps.
     """
@@ -62,13 +60,14 @@ def max_chunk(
 def sum_chunk(
     patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
 ) -> tuple[Tensor, Tensor]:
-    """`chunk_ratios.sum_chunk` in few launches."""
+    """`protocol.sum_chunk` in few launches."""
     squares_QGP = _no_squares(patches_GKP)
     sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
     signs = [t for t in range(2) if occurs[t]]
     found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
     for t, (part_GKP, inverse_GLP, _) in zip(signs, found):
-        sums_TBGRK[t] = _of_own_sign(_sums_by_point(part_GKP, inverse_GLP, n_points), weight_GRK > 0)
+        positives_BGRK, negatives_BGRK = _sums_by_point(part_GKP, inverse_GLP, n_points).chunk(2, dim=2)
+        sums_TBGRK[t] = torch.where(weight_GRK > 0, positives_BGRK, negatives_BGRK)
     return sums_TBGRK, _by_point(squares_QGP, n_points)
 
 
@@ -88,14 +87,14 @@ def mean_chunk(
     """
     squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
     n_groups, n_rows, fan_in = weight_GRK.shape
-    divisors_B = counts_B.clamp(min=1).to(patches_GKP.device, torch.float32)
+    counts_B = counts_B.to(patches_GKP.device).contiguous()
     grid = triton.cdiv(n_rows * fan_in, MEAN_BLOCK), n_groups, triton.cdiv(n_points, MEAN_POINTS)
     found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
     for part_GKP, inverse_GLP, _ in found:
         _raise_means[grid](
             _sums_by_point(part_GKP, inverse_GLP, n_points),
             signed_GRK,
-            divisors_B,
+            counts_B,
             best_GRK.view(torch.int32),
             n_groups,
             n_rows * fan_in,
@@ -123,43 +122,13 @@ def extremes(values_BN: Tensor) -> Tensor:
     return found
 
 
-def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
-    """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
-    with exact_matmul():
-        sums_GLP = torch.bmm(_both_signs(weight_GRK), patches_GKP.to(torch.float32))
-    return sums_GLP.unflatten(1, (2, -1)).transpose(0, 1)
-
-
-def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
-    """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
-    n_groups, n_rows, _ = positive_GRK.shape
-    inverse, n_patches = inverse_SGRP.to(torch.float32).contiguous(), patches_GKP.shape[-1]
-    n_blocks, rows = triton.cdiv(n_patches, PATCHES), min(MOST_ROWS // 2, max(16, triton.next_power_of_2(n_rows)))
-    inverse_GPSR = torch.empty(n_groups, n_patches, 2, n_rows, dtype=torch.float32, device=inverse.device)
-    totals = torch.empty(n_blocks, n_groups, 2, n_rows, dtype=torch.float32, device=inverse.device)
-    _transpose[(n_blocks, n_groups * 2, triton.cdiv(n_rows, rows))](
-        inverse, inverse_GPSR, totals, n_groups, n_rows, n_patches, ROWS=rows, PATCHES=PATCHES
-    )
-    best = torch.zeros(positive_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
-    positive = positive_GRK.contiguous().view(torch.int8)
-    return _raised(patches_GKP.to(torch.float32).contiguous(), inverse_GPSR, totals.sum(0), positive, best)
-
-
-def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
-    """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
-    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
-    inverse_GLP = inverse_SGRBN.to(torch.float32).transpose(0, 1).flatten(1, 2).flatten(2)
-    patches_GKP = patches_GKBN.to(torch.float32).flatten(2)
-    return _of_own_sign(_sums_by_point(patches_GKP, inverse_GLP, patches_GKBN.shape[2]), positive_GRK)
-
+KERNEL = KernelFunctions(extremes, sum_chunk, max_chunk, mean_chunk, in_float64=reference.KERNEL)
 
 # Lines L are the rows by both signs of their weights: S x R.
 
 
 def _both_signs(weight_GRK: Tensor) -> Tensor:
-    signed = weight_GRK.to(torch.float32)[:, None] * _plus_and_minus(weight_GRK.device)
+    signed = weight_GRK[:, None] * _plus_and_minus(weight_GRK.device)
     return signed.clamp_(min=0).flatten(1, 2)
 
 
@@ -173,11 +142,6 @@ def _sums_by_point(patches_GKP: Tensor, inverse_GLP: Tensor, n_points: int) -> T
     patches_GKBN, inverse_GLBN = (each.unflatten(-1, (n_points, -1)) for each in (patches_GKP, inverse_GLP))
     with exact_matmul():  # of each point a product of lines x patches and patches x columns, without a copy
         return inverse_GLBN.permute(2, 0, 1, 3) @ patches_GKBN.permute(2, 0, 3, 1)
-
-
-def _of_own_sign(sums_BGLK: Tensor, positive_GRK: Tensor) -> Tensor:
-    positives_BGRK, negatives_BGRK = sums_BGLK.chunk(2, dim=2)
-    return torch.where(positive_GRK, positives_BGRK, negatives_BGRK)
 
 
 def _no_squares(patches_GKP: Tensor) -> Tensor:
@@ -342,9 +306,9 @@ def _invert(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _raise_means(  # type: ignore[no-untyped-def]
-    sums, signed, divisors, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
+    sums, signed, counts, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
 ):
-    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / divisors[b] of these points, at most 1.
+    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / counts[b] of these points, at most 1.
 
     s is the sign of the weight. Programs meet as in `_raise_best`.
     """
@@ -359,7 +323,8 @@ def _raise_means(  # type: ignore[no-untyped-def]
         point = tl.program_id(2) * POINTS + i
         is_point = point < n_points
         total = tl.load(own + point.to(tl.int64) * n_groups * 2 * n_weights, inside & is_point, other=0.0)
-        found = tl.maximum(found, tl.div_rn(total * magnitude, tl.load(divisors + point, is_point, other=1.0)))
+        count = tl.maximum(tl.load(counts + point, is_point, other=1), 1).to(tl.float32)
+        found = tl.maximum(found, tl.div_rn(total * magnitude, count))
     found = tl.minimum(found, 1.0)
     tl.atomic_max(best + group * n_weights + w, found.to(tl.int32, bitcast=True), inside)
 
@@ -389,27 +354,6 @@ def _extremes(  # type: ignore[no-untyped-def]
     tl.store(parts + line * n_parts + part, tl.min(lowest, axis=0) + odd)
     tl.store(parts + (n_lines + line) * n_parts + part, -tl.max(highest, axis=0) + odd)
     tl.store(parts + (2 * n_lines + line) * n_parts + part, tl.min(smallest, axis=0) + odd)
-
-
-@triton.jit
-def _transpose(  # type: ignore[no-untyped-def]
-    inverse, transposed, totals, n_groups, n_rows, n_patches, ROWS: tl.constexpr, PATCHES: tl.constexpr
-):
-    """transposed[g, p, s, r] = inverse[s, g, r, p]; totals[block, g, s, r], its sums over a block of patches.
-
-    Torch's own copy into that order reads or writes number by number.
-    """
-    group = (tl.program_id(1) // 2).to(tl.int64)
-    s = tl.program_id(1) % 2
-    r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    p = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
-    inside = (r < n_rows)[:, None] & (p < n_patches)[None, :]
-    line = (s * n_groups + group) * n_rows + r
-    value = tl.load(inverse + line[:, None] * n_patches + p[None, :], inside, other=0.0)
-    to = ((group * n_patches + p) * 2 + s) * n_rows
-    tl.store(transposed + to[:, None] + r[None, :], tl.trans(value), tl.trans(inside))
-    total_at = totals + ((tl.program_id(0) * n_groups + group) * 2 + s) * n_rows + r
-    tl.store(total_at, tl.sum(value, axis=1), r < n_rows)
 
 
 @triton.jit

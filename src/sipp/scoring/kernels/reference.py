@@ -1,18 +1,19 @@
 """The definition of every kernel: float64 torch, slow and obvious.
 
-What `cpu/kernel.py` and `gpu.py` have under the same names has the same signatures. Shapes: patches_GKP are
-non-negative (one sign of the activations), inverse_SGRP holds 1/D for the two signs S of the weights (0: positive, 1:
-negative), positive_GRK says which sign a weight has.
+Shapes: patches_GKP are non-negative (one sign of the activations), inverse_SGRP holds 1/D for the two signs S of the
+weights (0: positive, 1: negative), positive_GRK says which sign a weight has.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sipp.scoring.kernels import checks
+from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
 
-FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
 _BLOCK = 1 << 24  # elements of one broadcast product
 
 
@@ -50,3 +51,8 @@ def extremes(values_BN: Tensor) -> Tensor:
     lowest, highest = torch.aminmax(values_BN, dim=1)
     magnitude_BN = values_BN.abs()
     return torch.stack((lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)))
+
+
+KERNEL = KernelFunctions(
+    extremes, partial(sum_chunk, quadrant_sums, sum_times), partial(max_chunk, quadrant_sums, max_times)
+)

@@ -8,19 +8,12 @@ other sum needs none. Terms are added in the same order whatever stands beside t
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sipp.native import memory
 from sipp.native.compiling import (
     INT,
-    INT64_BYTES,
     VOID,
     CompiledLoop,
-    as_numbers,
     calling,
     float_at,
     inlined,
@@ -44,9 +37,7 @@ from sipp.native.instructions import (
     variables,
     vector,
 )
-from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
-from sipp.native.threads import cut_evenly, threads_for
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     INDEX_BYTES,
@@ -56,24 +47,21 @@ from sipp.scoring.kernels.cpu.layout import (
     STRIP_VECTORS,
     SUM_BLOCK,
     VECTOR,
-    PackedWeights,
     read_weights,
 )
 
 N_PATTERNS = 2**PANEL
-PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
-KEPT_PANELS = 64  # numbers of rows whose panels are kept: a network has many layers of few sizes
 
 
-def _panel(n_rows: int, is_first: bool) -> Any:
+def _panel(n_rows: int) -> Any:
     """A function: out[2 i + s, strip] += sum of magnitudes[j, i] * a[places[j], strip] over columns j, for rows i.
 
-    Of the first columns it is = and not +=: what `out` held before is not read. Columns come sorted by the signs of
-    their weights in these rows, bit i of the pattern for row i; those of pattern q end at ends[q].
+    Of the first chunk of columns, 0, it is = and not +=: what `out` held before is not read. Columns come sorted by the
+    signs of their weights in these rows, bit i of the pattern for row i; those of pattern q end at ends[q].
     """
 
-    @primitive(VOID, *[INT] * 5)
-    def panel(b: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
+    @primitive(VOID, *[INT] * 6)
+    def panel(b: Any, chunk: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
         sums = [variables(b, [constant(0.0, LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
         start = I64(0)
         for pattern in range(2**n_rows):
@@ -89,18 +77,17 @@ def _panel(n_rows: int, is_first: bool) -> Any:
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
                         b.store(fused(b, w, term, b.load(cell)), cell)
             start = stop
-        for i, line_cells in enumerate(sums):
-            for v, cell in enumerate(line_cells):
-                offset, total = i * LINE + v * VECTOR, b.load(cell)
-                if not is_first:
-                    total = b.fadd(load(b, out, vector(LANES), offset), total)
-                store(b, total, out, offset)
+        cells = [(i * LINE + v * VECTOR, cell) for i, line in enumerate(sums) for v, cell in enumerate(line)]
+        with b.if_then(b.icmp_signed("!=", chunk, I64(0))):
+            for offset, cell in cells:
+                b.store(b.fadd(load(b, out, vector(LANES), offset), b.load(cell)), cell)
+        for offset, cell in cells:
+            store(b, b.load(cell), out, offset)
 
     return panel
 
 
-first_3, first_2, first_1 = (_panel(n, True) for n in (3, 2, 1))
-panel_3, panel_2, panel_1 = (_panel(n, False) for n in (3, 2, 1))
+panel_3, panel_2, panel_1 = map(_panel, (3, 2, 1))
 
 
 @primitive(VOID, INT, INT)
@@ -146,30 +133,12 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
             ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX_BYTES
             for strip in range(0, BLOCK, STRIP):
                 source, target = a + strip * FLOAT_BYTES, d + 2 * first * LINE + strip * FLOAT_BYTES
-                if chunk == 0:
-                    _first_panel(n_rows, source, magnitudes, places, ends, target)
+                if n_rows == 3:
+                    panel_3(chunk, source, magnitudes, places, ends, target)
+                elif n_rows == 2:
+                    panel_2(chunk, source, magnitudes, places, ends, target)
                 else:
-                    _next_panel(n_rows, source, magnitudes, places, ends, target)
-
-
-@inlined
-def _first_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
-    if n_rows == 3:
-        first_3(a, magnitudes, places, ends, out)
-    elif n_rows == 2:
-        first_2(a, magnitudes, places, ends, out)
-    else:
-        first_1(a, magnitudes, places, ends, out)
-
-
-@inlined
-def _next_panel(n_rows: int, a: int, magnitudes: int, places: int, ends: int, out: int) -> None:
-    if n_rows == 3:
-        panel_3(a, magnitudes, places, ends, out)
-    elif n_rows == 2:
-        panel_2(a, magnitudes, places, ends, out)
-    else:
-        panel_1(a, magnitudes, places, ends, out)
+                    panel_1(chunk, source, magnitudes, places, ends, target)
 
 
 _call_denominators = calling(denominators)
@@ -204,44 +173,8 @@ def sums(
                         put_float(out, to + p, float_at(d, line * BLOCK + p))
 
 
-def pack_weights(weight_GRK: Tensor) -> PackedWeights:
-    """The weights as `denominators` reads them."""
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    panels = _panels(n_rows)
-    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
-    packed = PackedWeights(
-        n_groups=n_groups,
-        n_rows=n_rows,
-        fan_in=fan_in,
-        n_panels=n_panels,
-        n_chunks=n_chunks,
-        panels=panels,
-        magnitudes_GX=memory.blank(n_groups, n_rows * fan_in),
-        places_GNK=memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32),
-        ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
-    )
-    weight = weight_GRK.detach().to(torch.float32).contiguous()
-    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
-    work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
-    weights_at = as_numbers(packed)
-    of_all = memory.address(weight), weights_at.ctypes.data
-    at, n_work = memory.address(work, torch.int64), work.shape[1] * INT64_BYTES
-    scratches = [(at + i * n_work, at + i * n_work + fan_in * INT64_BYTES) for i in range(len(cuts))]
-    call_each(_pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
-    return packed
-
-
-@lru_cache(maxsize=KEPT_PANELS)
-def _panels(n_rows: int) -> Tensor:
-    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
-    starts = list(range(0, n_rows, PANEL))
-    if n_rows % PANEL == 1 and n_rows > 1:
-        starts[-1] -= 1
-    return torch.tensor([*starts, n_rows], dtype=torch.int64, device="cpu")
-
-
 @CompiledLoop
-def _pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
+def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel: int, last_panel: int) -> None:
     """Lays a stretch of panels out as `denominators` reads them (`PackedWeights`).
 
     It works in pattern_K, the pattern of each column, and filled[N_PATTERNS + 2]. A panel of fewer rows than three has

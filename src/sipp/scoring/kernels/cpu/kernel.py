@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import accumulate
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -40,26 +41,27 @@ from sipp.records.numerics import integers
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES
-from sipp.scoring.kernels.cpu.denominators import pack_weights
+from sipp.scoring.kernels.cpu.denominators import N_PATTERNS
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     LINE,
     MOST_WEIGHTS,
-    NOTHING,
+    PANEL,
     PATCH_BYTES,
     ROW_TILE,
+    SUM_BLOCK,
     TILE_BYTES,
     Calls,
     Layer,
     PackedWeights,
     Scratch,
 )
+from sipp.scoring.kernels.protocol import N_SQUARES, FusedFunctions, KernelFunctions, sum_chunk
 
-FUSED = True  # has `max_ratios` and `mean_ratios`
-IN_FLOAT64 = plain_loops
 ALIGNED = 64  # bytes: a line of the cache, and the widest vector
 KEPT_GEOMETRIES = 64  # where each position and column lies: a network has many layers of few shapes
-N_SQUARES = 5  # the four quadrants 2 t + s, then the whole output (T11)
+PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
+Way = Literal["every product", "skipping", "means", "parts of means"]  # what is done with a block of patches
 _SIGN_BIT, _INFINITY_BITS = 1 << 31, 0x7F800000  # of float32
 
 
@@ -133,6 +135,7 @@ class Ratios:
     weights_at: np.ndarray  # as compiled loops read them
     signs_GKR: Tensor
     row_factors_GR: Tensor
+    numbers: tuple[int, int, int]  # the last ones of `Layer`
     maxima: Tensor | None = None  # of single patches
     means: Tensor | None = None  # of points
 
@@ -141,14 +144,16 @@ def new_ratios(weight_GRK: Tensor, row_factors_GR: Tensor) -> Ratios:
     """What rows that have met nothing start with; row_factors_GR take the scale of the weights out of norms again."""
     checks.check_rows("new_ratios", weight_GRK, row_factors_GR)
     n_groups, n_rows, fan_in = weight_GRK.shape
-    weights = pack_weights(weight_GRK)
+    weights, signs_GKR, factors_GR = pack_weights(weight_GRK), _signs(weight_GRK), row_factors_GR.detach().contiguous()
+    addresses = memory.address(factors_GR, torch.float64), memory.address(signs_GKR, torch.int16)
     return Ratios(
         shape=(n_groups, n_rows, fan_in),
         computes_every_product=_computes_every_product(weight_GRK),
         weights=weights,
         weights_at=as_numbers(weights),
-        signs_GKR=_signs(weight_GRK),
-        row_factors_GR=row_factors_GR.detach().contiguous(),
+        signs_GKR=signs_GKR,
+        row_factors_GR=factors_GR,
+        numbers=(signs_GKR.shape[-1], *addresses),
     )
 
 
@@ -165,55 +170,55 @@ def largest_ratios(ratios: Ratios) -> Tensor:
     return largest.transpose(1, 2)
 
 
-def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor) -> Tensor:
+def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB: Tensor) -> Tensor:
     """Takes a_kp / D_rp of all patches into the largest, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point.
 
     These are Q x B, float64, of the points as they are scaled. `windows` is a float32 view (B, G, *positions, *fan_in);
     factors_TB[t, b] is the scale that brings point b to a peak near 1, with the sign of t, or 0 where the point has no
     activation of that sign. The larger the ratios already are, the more is skipped.
     """
-    layer, squares_QX = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
+    layer = _layer("max_ratios", ratios, windows, n_position_dims, factors_TB)
+    form, every_product = layer.form, ratios.computes_every_product
     if ratios.maxima is None:
         n_groups, n_rows, fan_in = ratios.shape
-        ratios.maxima = memory.zeros(
-            n_groups, fan_in, n_rows * LANES if ratios.computes_every_product else _padded(n_rows)
-        )
-    calls, stretches = _raising(ratios, _calls(layer)), _stretches(layer.n_points * layer.n_positions)
-    bests = _for_each(ratios.maxima, len(stretches))
-    best_step = ratios.maxima.stride(0) * FLOAT_BYTES
+        ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if every_product else _padded(n_rows))
+    stretches = _stretches(form.n_points * form.n_positions)
+    bests, best_step = _for_each(ratios.maxima, len(stretches)), ratios.maxima.stride(0) * FLOAT_BYTES
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
-    _run(ratios, layer, calls, squares_QX, maxima.scan, rest, bests)
-    return _by_point(squares_QX, layer)
+    return _run(ratios, layer, "every product" if every_product else "skipping", maxima.scan, rest, bests)
 
 
-def mean_ratios(
-    ratios: Ratios, windows: Tensor, n_position_dims: int, *, factors_TB: Tensor, counts_B: Tensor
-) -> Tensor:
+def mean_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB: Tensor, counts_B: Tensor) -> Tensor:
     """The same for `mean` (T3): takes the means of a_kp / D_rp over a point's patches, of each sign, into the largest.
 
     Point b has counts_B[b] of them; others that its windows show are 0. They are summed in the same order whatever
     stands beside them.
     """
     others = [checks.Operand("counts_B", counts_B, tuple(windows.shape[:1]), checks.INTEGERS)]
-    layer, squares_QX = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, others)
+    layer = _layer("mean_ratios", ratios, windows, n_position_dims, factors_TB, others)
     n_groups, n_rows, fan_in = ratios.shape
     shape = n_groups, fan_in, _padded(n_rows)
     if ratios.means is None:
         ratios.means = memory.zeros(*shape)
-    n_points, n_positions = layer.n_points, layer.n_positions
-    add_means = means.add_means if n_positions <= BLOCK else means.add_part
-    calls = _calls(layer)._replace(add_means=add_means.address)
+    n_points, n_positions, is_whole = layer.form.n_points, layer.form.n_positions, layer.form.n_positions <= BLOCK
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
     stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
     bests = _for_each(ratios.means, len(stretches))
-    n_totals = (1 + layer.has_negative) * (n_positions > BLOCK)  # one or two signs, where points have several blocks
+    n_totals = 0 if is_whole else 1 + layer.has_negative  # one or two signs, where points have several blocks
     totals, shares = [memory.zeros(n_totals, *shape) for _ in stretches], memory.address(shares_B)
     rest = [
         (memory.address(starts, torch.int64), len(starts) - 1, shares, memory.address(total), memory.address(best))
         for starts, total, best in zip(stretches, totals, bests)
     ]
-    _run(ratios, layer, calls, squares_QX, means.scan_means, rest, bests)
-    return _by_point(squares_QX, layer)
+    return _run(ratios, layer, "means" if is_whole else "parts of means", means.scan_means, rest, bests)
+
+
+KERNEL = KernelFunctions(
+    extremes,
+    partial(sum_chunk, quadrant_sums, sum_times),
+    fused=FusedFunctions(new_ratios, max_ratios, mean_ratios, largest_ratios),
+    in_float64=plain_loops.KERNEL,
+)
 
 
 def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
@@ -221,23 +226,24 @@ def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
     return [best, *(best.clone() for _ in range(n_threads - 1))]
 
 
-def _run(
-    ratios: Ratios,
-    layer: Layer,
-    calls: Calls,
-    squares_QX: Tensor,
-    scan: CompiledLoop,
-    rest: Sequence[tuple[int, ...]],
-    bests: list[Tensor],
-) -> None:
-    """Calls `scan` in each thread, with what all read, its own memory and the rest; joins what it found."""
-    read_by_all = as_numbers(calls), as_numbers(layer), ratios.weights_at
-    of_all = [numbers.ctypes.data for numbers in read_by_all]
-    squares = memory.address(squares_QX, torch.float64), squares_QX.shape[1]
-    scratches = [_scratch(ratios) for _ in bests]  # before the threads start
-    call_each(scan, [(*of_all, at.ctypes.data, *squares, *mine) for (_, at), mine in zip(scratches, rest)])
-    for other in bests[1:]:
-        torch.maximum(bests[0], other, out=bests[0])
+class _Form(NamedTuple):
+    """What all windows of some sizes and strides have in common."""
+
+    n_points: int
+    n_positions: int
+    n_summed: int  # as in `Layer`
+    in_runs: bool  # whether most patches lie one or two apart
+    numbers: tuple[int, ...]  # the first ones of `Layer`
+    held: tuple[Tensor, Tensor]  # what these numbers are addresses of
+
+
+class _Layer(NamedTuple):
+    """The windows of one call."""
+
+    form: _Form
+    has_negative: bool
+    numbers: np.ndarray  # `Layer`
+    held: Tensor  # what these numbers are addresses of, beside the windows and the ratios, which the caller holds
 
 
 def _layer(
@@ -247,70 +253,60 @@ def _layer(
     n_position_dims: int,
     factors_TB: Tensor,
     others: Sequence[checks.Operand] = (),
-) -> tuple[Layer, Tensor]:
-    """(What compiled loops read of it, the squares to add to), once it and the `others` are checked.
-
-    The caller holds what the addresses name: the windows and the ratios.
-    """
+) -> _Layer:
+    """What compiled loops read of the windows, once they and the `others` are checked."""
     checks.check_ratios(where, windows, n_position_dims, ratios.shape, factors_TB=factors_TB, others=others)
+    form, factors_TB = _form(tuple(windows.shape), windows.stride(), n_position_dims), factors_TB.contiguous()
     has_positive, has_negative = np.logical_or.reduce(factors_TB.numpy() != 0, axis=1).tolist()
-    layer = _form(tuple(windows.shape), windows.stride(), n_position_dims)._replace(
-        source=windows.data_ptr(),
-        factors_TB=memory.plain(factors_TB.contiguous()),
-        has_positive=has_positive,
-        has_negative=has_negative,
-        n_tiles=ratios.signs_GKR.shape[-1],
-        row_factors_GR=memory.address(ratios.row_factors_GR, torch.float64),
-        signs_GKR=memory.address(ratios.signs_GKR, torch.int16),
-    )
-    n_sums = layer.n_points * layer.n_positions // layer.n_summed
-    return layer, memory.zeros(N_SQUARES, n_sums, dtype=torch.float64)
+    of_this_call = windows.data_ptr(), memory.address(factors_TB), has_positive, has_negative
+    numbers = np.array(Layer._make((*form.numbers, *of_this_call, *ratios.numbers)), np.int64)
+    return _Layer(form, has_negative, numbers, factors_TB)
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
-def _form(sizes: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int) -> Layer:
-    """What all windows of these sizes and strides have in common; the rest is 0."""
+def _form(sizes: tuple[int, ...], strides: tuple[int, ...], n_position_dims: int) -> _Form:
     ends = 2 + n_position_dims
-    positions = _offsets(sizes[2:ends], strides[2:ends])
+    positions, fan = _offsets(sizes[2:ends], strides[2:ends]), _offsets(sizes[ends:], strides[ends:])
     steps = np.diff(positions.numpy()) if len(positions) > 1 else np.array([strides[0]])
     values, counts = np.unique(steps, return_counts=True)
-    return Layer(
-        source=0,
-        n_points=sizes[0],
-        point_stride=strides[0],
-        group_stride=strides[1],
-        n_positions=len(positions),
-        positions=positions,
-        fan=_offsets(sizes[ends:], strides[ends:]),
-        n_summed=BLOCK if len(positions) % BLOCK == 0 else 1,
-        step=int(values[counts.argmax()]),
-        factors_TB=0,
-        has_positive=0,
-        has_negative=0,
-        n_tiles=0,
-        row_factors_GR=0,
-        signs_GKR=0,
-    )
+    n_points, n_positions, step = sizes[0], len(positions), int(values[counts.argmax()])
+    n_summed = BLOCK if n_positions % BLOCK == 0 else 1
+    numbers = n_points, *strides[:2], n_positions, positions.data_ptr(), fan.data_ptr(), n_summed, step
+    return _Form(n_points, n_positions, n_summed, step in (1, 2), numbers, (positions, fan))
 
 
-def _calls(layer: Layer) -> Calls:
-    """What every way through a layer needs; of the ways to gather patches the one for how most of them lie."""
-    gather = blocks.gather_runs if layer.step in (1, 2) else blocks.gather_apart
-    return Calls(gather.address, denominators.denominators.address, blocks.lay_out.address)
+@lru_cache(maxsize=len(get_args(Way)) * 2)
+def _calls(way: Way, in_runs: bool) -> np.ndarray:
+    """The functions that take a block in (`Calls`); of those that gather patches the one for how most of them lie."""
+    gather = blocks.gather_runs if in_runs else blocks.gather_apart
+    calls = Calls(gather.address, denominators.denominators.address, blocks.lay_out.address)
+    if way == "every product":
+        calls = calls._replace(raise_lines=every_product.raise_by_all.address)
+    elif way == "skipping":
+        calls = calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
+    else:
+        calls = calls._replace(add_means=(means.add_means if way == "means" else means.add_part).address)
+    return np.array(calls, np.int64)
 
 
-def _raising(ratios: Ratios, calls: Calls) -> Calls:
-    """With what raises maxima: by every product, or by those that can."""
-    if ratios.computes_every_product:
-        return calls._replace(transpose_lines=NOTHING, raise_lines=every_product.raise_by_all.address)
-    return calls._replace(transpose_lines=maxima.transpose_lines.address, raise_lines=maxima.raise_best.address)
+def _run(
+    ratios: Ratios, layer: _Layer, way: Way, scan: CompiledLoop, rest: Sequence[tuple[int, ...]], bests: list[Tensor]
+) -> Tensor:
+    """Calls `scan` in each thread, with what all read, its own memory and the rest; joins what it found.
 
-
-def _by_point(squares_QX: Tensor, layer: Layer) -> Tensor:
-    """The squares of each point's patches together, of all quadrants and the output."""
-    if squares_QX.shape[1] == layer.n_points:
+    Returns the squared norms of each point's quadrants and output, Q x B.
+    """
+    form, calls = layer.form, _calls(way, layer.form.in_runs)
+    squares_QX = memory.zeros(N_SQUARES, form.n_points * form.n_positions // form.n_summed, dtype=torch.float64)
+    of_all = calls.ctypes.data, layer.numbers.ctypes.data, ratios.weights_at.ctypes.data
+    squares = memory.address(squares_QX, torch.float64), squares_QX.shape[1]
+    scratches = [_scratch(ratios) for _ in bests]  # before the threads start
+    call_each(scan, [(*of_all, at.ctypes.data, *squares, *mine) for (_, at), mine in zip(scratches, rest)])
+    for other in bests[1:]:
+        torch.maximum(bests[0], other, out=bests[0])
+    if squares_QX.shape[1] == form.n_points:
         return squares_QX
-    return squares_QX.view(-1, layer.n_points, layer.n_positions // layer.n_summed).sum(-1)
+    return squares_QX.view(N_SQUARES, form.n_points, -1).sum(-1)
 
 
 def _starts(first: int, last: int, n_positions: int) -> Tensor:
@@ -341,23 +337,23 @@ def _computes_every_product(weight_GRK: Tensor) -> bool:
 def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
     """Memory that a thread works in, torch's, whose lines are aligned, and the addresses of its pieces (`Scratch`).
 
-    Only what no patch and no row will be written to is set to zero: the lines of padding.
+    Only what no patch and no row will be written to is set to zero: the lines of padding, and the count behind them.
     """
     _, n_rows, fan_in = ratios.shape
-    starts, n_bytes = _scratch_pieces(n_rows, fan_in)
+    starts, n_bytes, numbers = _scratch_pieces(n_rows, fan_in)
     whole = memory.blank(n_bytes, dtype=torch.uint8)
     memory.clear(whole, starts.d_LP + 2 * n_rows * LINE, starts.outputs_RP)
-    memory.clear(whole, starts.n_computed, n_bytes)
-    return whole, memory.address(whole, torch.uint8) + _starts_of_pieces(n_rows, fan_in)
+    return whole, whole.data_ptr() + numbers
 
 
 @lru_cache(maxsize=KEPT_GEOMETRIES)
-def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int]:
-    """Where the pieces of a thread's memory begin, and its size, in bytes."""
+def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int, np.ndarray]:
+    """Where the pieces of a thread's memory begin, and its size, in bytes; the first again as an array."""
     n_tiles = _padded(n_rows) // ROW_TILE
     sizes = Scratch(
         a_KP=fan_in * LINE,
         d_LP=2 * ROW_TILE * n_tiles * LINE,
+        n_computed=INT64_BYTES,
         outputs_RP=n_rows * BLOCK * DOUBLE_BYTES,
         sums_P=LINE,
         squares_XP=3 * BLOCK * DOUBLE_BYTES,
@@ -369,15 +365,10 @@ def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int]:
         reach=n_tiles * LINE,
         bars_K=fan_in * FLOAT_BYTES,
         masks_K=fan_in * INT64_BYTES,
-        n_computed=INT64_BYTES,
     )
     ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
-    return Scratch(0, *ends[:-1]), ends[-1]
-
-
-@lru_cache(maxsize=KEPT_GEOMETRIES)
-def _starts_of_pieces(n_rows: int, fan_in: int) -> np.ndarray:
-    return np.array(_scratch_pieces(n_rows, fan_in)[0], np.int64)
+    starts = Scratch(0, *ends[:-1])
+    return starts, ends[-1], np.array(starts, np.int64)
 
 
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
@@ -386,6 +377,42 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     for size, stride in zip(sizes, strides):
         total = (total[:, None] + integers(0, size) * stride).flatten()
     return total
+
+
+def pack_weights(weight_GRK: Tensor) -> PackedWeights:
+    """The weights as `denominators` reads them."""
+    n_groups, n_rows, fan_in = weight_GRK.shape
+    panels = _panels(n_rows)
+    n_panels, n_chunks = len(panels) - 1, -(-fan_in // SUM_BLOCK)
+    packed = PackedWeights(
+        n_groups=n_groups,
+        n_rows=n_rows,
+        fan_in=fan_in,
+        n_panels=n_panels,
+        n_chunks=n_chunks,
+        panels=panels,
+        magnitudes_GX=memory.blank(n_groups, n_rows * fan_in),
+        places_GNK=memory.blank(n_groups, n_panels, fan_in, dtype=torch.int32),
+        ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
+    )
+    weight = weight_GRK.detach().to(torch.float32).contiguous()
+    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
+    work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
+    weights_at = as_numbers(packed)
+    of_all = memory.address(weight), weights_at.ctypes.data
+    at, n_work = memory.address(work, torch.int64), work.shape[1] * INT64_BYTES
+    scratches = [(at + i * n_work, at + i * n_work + fan_in * INT64_BYTES) for i in range(len(cuts))]
+    call_each(denominators.pack, [(*of_all, *scratch, *cut) for scratch, cut in zip(scratches, cuts)])
+    return packed
+
+
+@lru_cache(maxsize=KEPT_GEOMETRIES)
+def _panels(n_rows: int) -> Tensor:
+    """Where panels of PANEL rows start, and the end; two of two rows end better than one of three and one of one."""
+    starts = list(range(0, n_rows, PANEL))
+    if n_rows % PANEL == 1 and n_rows > 1:
+        starts[-1] -= 1
+    return torch.tensor([*starts, n_rows], dtype=torch.int64, device="cpu")
 
 
 def _signs(weight_GRK: Tensor) -> Tensor:

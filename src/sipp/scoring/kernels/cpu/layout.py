@@ -21,6 +21,7 @@ STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 reg
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
 MEAN_COLUMNS = 6 if WIDE else 2  # of the sums for means: their signs stay in registers, of which there are 7 (or few)
+FEW_COLUMNS = 3 if WIDE else 1  # of those that are left
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
@@ -59,13 +60,12 @@ class PackedWeights(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The windows of a layer, and what is known of its rows.
+    """The windows of a layer (their form, then what belongs to one call), and what is known of its rows.
 
     Patch p is position p % n of point p / n, n = n_positions. Value k of its group g lies in `source` at
     point * point_stride + g * group_stride + positions[p % n] + fan[k].
     """
 
-    source: int  # where the windows begin
     n_points: int
     point_stride: int
     group_stride: int
@@ -74,6 +74,7 @@ class Layer(NamedTuple):
     fan: Array
     n_summed: int  # patches whose squares are one sum: BLOCK where blocks are of one point each, else 1
     step: int  # how far most patches lie from the one before
+    source: int  # where the windows begin
     factors_TB: Array  # scales the activations of point b that have sign t; 0 where there are none
     has_positive: int  # whether any activation is
     has_negative: int
@@ -101,6 +102,7 @@ class Scratch(NamedTuple):
 
     a_KP: int  # the patches
     d_LP: int  # line 2 r + s: denominators of row r and sign s
+    n_computed: int  # one number: the (row, column, patch) triples computed so far
     outputs_RP: int  # of the first sign of the activations, until the second is there; float64
     sums_P: int  # of each patch before it was divided by it
     squares_XP: int  # of both signs of weights, and of the outputs; float64
@@ -112,7 +114,6 @@ class Scratch(NamedTuple):
     reach: int  # [band, p]
     bars_K: int
     masks_K: int  # bit p: patch p is above the bar of the column
-    n_computed: int  # one number: the (row, column, patch) triples computed so far
 
 
 read_weights, read_layer, read_calls, read_scratch = map(reading, (PackedWeights, Layer, Calls, Scratch))

@@ -3,7 +3,7 @@
 A band is a run of tiles of ROW_TILE rows. For a column k and a band, patch p can only matter where its activation times
 its reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar
 (the smallest of the band's maxima of that column, divided the same way). One number per patch and one per column
-replace the band's rows in that test; how the lines are scaled changes how much is skipped, never what is found.
+replace the band's rows in that test (`skipping.py`).
 """
 
 from __future__ import annotations
@@ -62,35 +62,37 @@ from sipp.scoring.kernels.cpu.layout import (
     read_scratch,
     read_weights,
 )
-
-# A test whose numbers are not normal proves nothing: it is made between these bounds only.
-LEAST_BAR, LARGEST_BAR = 2.0**-100, 2.0**126
-LEAST_REACH = 2.0**-60
-# Rounding of the five operations of a test, 2^-24 each, with room: a patch that only ties is not left out by it.
-BAR_SLACK = 1.0 - 2.0**-20
+from sipp.scoring.kernels.cpu.skipping import BAR_SLACK, LARGEST_BAR, LARGEST_SCALE, LEAST_BAR, LEAST_REACH
 
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
-LARGEST_SCALE = 2.0**100  # of a line: any number serves, if its products stay finite
 
 _tile = vector(ROW_TILE)
 
 # --- Vector code ------------------------------------------------------------------------------------------------------
 
 
-@primitive(VOID, *[INT] * 4)
-def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
-    """transposed[p, 0, r] = 1 / lines[r, p] for ROW_TILE lines `step` bytes apart; adds them to sums[r].
+def _transpose_code(n_lines: int) -> Any:
+    """A function: transposed[p, 0, r] = 1 / lines[r, p] for lines `step` bytes apart, 0 after them; their sums[r] grow.
 
     The dividers work while lanes are exchanged.
     """
-    with each(b, 0, BLOCK, ROW_TILE) as first:
-        line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
-        lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(ROW_TILE))
-        vectors = transposed(b, [reciprocal(b, values) for values in lines_here])
-        for p, values in enumerate(vectors):
-            store(b, values, target, p * PATCH_BYTES)
-        total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
-        store(b, b.fadd(load(b, sums, _tile), total), sums)
+
+    @primitive(VOID, *[INT] * 4)
+    def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
+        padding = [constant(0.0, ROW_TILE)] * (ROW_TILE - n_lines)
+        with each(b, 0, BLOCK, ROW_TILE) as first:
+            line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
+            lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(n_lines))
+            vectors = transposed(b, [*(reciprocal(b, values) for values in lines_here), *padding])
+            for p, values in enumerate(vectors):
+                store(b, values, target, p * PATCH_BYTES)
+            total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
+            store(b, b.fadd(load(b, sums, _tile), total), sums)
+
+    return transpose
+
+
+transpose_tile, transpose_line = _transpose_code(ROW_TILE), _transpose_code(1)
 
 
 @primitive(VOID, *[INT] * 4)
@@ -226,24 +228,30 @@ def band_tiles(first: int, n_tiles: int) -> int:
 
 
 @inlined
-def transpose_rows(scratch: Scratch, n_tiles: int) -> None:
-    """Lays the reciprocals of a block out rows side by side, and fills scales[tile, s, r] with their sums."""
+def transpose_rows(scratch: Scratch, n_rows: int, n_tiles: int) -> None:
+    """Lays the reciprocals of a block out rows side by side, and fills scales[tile, s, r] with their sums.
+
+    Groups of one row, as depthwise convolutions have, spare the division of the padding.
+    """
     fill(scratch.scales, n_tiles * 2 * ROW_TILE, 0.0)
     for tile in range(n_tiles):
         for s in range(2):
             line, sign = scratch.d_LP + (2 * ROW_TILE * tile + s) * LINE, s * TILE_VECTOR
             to, sums = scratch.transposed + tile * TILE_BYTES + sign, scratch.scales + tile * PATCH_BYTES + sign
-            transpose(line, 2 * LINE, to, sums)
+            if n_rows == 1:
+                transpose_line(line, 2 * LINE, to, sums)
+            else:
+                transpose_tile(line, 2 * LINE, to, sums)
 
 
 @CompiledLoop
-def transpose_lines(scratch_at: int, n_tiles: int) -> None:
+def transpose_lines(scratch_at: int, n_rows: int, n_tiles: int) -> None:
     """Lays the reciprocals of a block out rows side by side, scales their lines, notes the patches' reach.
 
     A line is divided by its mean. One that is 0 in the whole block can raise nothing: its floor keeps it out of bars.
     """
     scratch = read_scratch(scratch_at)
-    transpose_rows(scratch, n_tiles)
+    transpose_rows(scratch, n_rows, n_tiles)
     for i in range(n_tiles * 2 * ROW_TILE):
         total = float_at(scratch.scales, i)
         is_zero = not total > 0.0
@@ -260,12 +268,7 @@ def transpose_lines(scratch_at: int, n_tiles: int) -> None:
 
 @CompiledLoop
 def raise_best(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: int) -> None:
-    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed.
-
-    Skipping is exact: line k, patch p is left out of a band where
-    a_kp * max_r (u_rp * scale_r) <= min_r (best_kr * scale_r) less the rounding of these products (BAR_SLACK); then
-    a_kp * u_rp <= best_kr for every row r of the band. (Inputs are finite; bars that are not normal are not trusted.)
-    """
+    """Raises best[k, r] to the largest product of the block; counts the (row, column, patch) triples computed."""
     scratch = read_scratch(scratch_at)
     a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
     n_tiles = -(-n_rows // ROW_TILE)
@@ -352,5 +355,5 @@ def scan(
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_lay_out(calls.lay_out, *of_all, *block)
                 if calls.transpose_lines != NOTHING:
-                    _call_transpose_lines(calls.transpose_lines, scratch_at, layer.n_tiles)
+                    _call_transpose_lines(calls.transpose_lines, scratch_at, n_rows, layer.n_tiles)
                 _call_raise_lines(calls.raise_lines, scratch_at, signs, n_rows, fan_in, best)

@@ -38,6 +38,7 @@ from sipp.native.instructions import (
 from sipp.scoring.kernels.cpu.blocks import NO_SIGN, lay_out, which_sign
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
+    FEW_COLUMNS,
     LINE,
     MEAN_COLUMNS,
     PATCH_BYTES,
@@ -82,8 +83,16 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
     return mean
 
 
-mean_columns, mean_column = _mean(MEAN_COLUMNS, True), _mean(1, True)
-sum_columns, sum_column = _mean(MEAN_COLUMNS, False), _mean(1, False)
+mean_many, mean_few, mean_one = (_mean(n, True) for n in (MEAN_COLUMNS, FEW_COLUMNS, 1))
+sum_many, sum_few, sum_one = (_mean(n, False) for n in (MEAN_COLUMNS, FEW_COLUMNS, 1))
+
+
+@inlined
+def _n_at_once(n_left: int) -> int:
+    """How many of the columns that are left are summed side by side: one alone waits for its own last sum."""
+    if n_left >= MEAN_COLUMNS:
+        return MEAN_COLUMNS
+    return FEW_COLUMNS if n_left >= FEW_COLUMNS else 1
 
 
 @CompiledLoop
@@ -96,17 +105,19 @@ def add_means(
     for tile in range(n_tiles):
         k = 0
         while k < fan_in:
-            is_wide = fan_in - k >= MEAN_COLUMNS
+            n = _n_at_once(fan_in - k)
             sign, to = signs + k * signs_step + tile * SIGN_BYTES, out + k * out_step + tile * TILE_VECTOR
             for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
                 share = float_at(shares, p // n_each)
                 line = scratch.a_KP + k * LINE + p * FLOAT_BYTES
                 rows = scratch.transposed + tile * TILE_BYTES + p * PATCH_BYTES
-                if is_wide:
-                    mean_columns(n_each, line, rows, sign, signs_step, to, out_step, share)
+                if n == MEAN_COLUMNS:
+                    mean_many(n_each, line, rows, sign, signs_step, to, out_step, share)
+                elif n == FEW_COLUMNS:
+                    mean_few(n_each, line, rows, sign, signs_step, to, out_step, share)
                 else:
-                    mean_column(n_each, line, rows, sign, signs_step, to, out_step, share)
-            k += MEAN_COLUMNS if is_wide else 1
+                    mean_one(n_each, line, rows, sign, signs_step, to, out_step, share)
+            k += n
 
 
 @CompiledLoop
@@ -119,14 +130,15 @@ def add_part(
     for tile in range(n_tiles):
         k, rows = 0, scratch.transposed + tile * TILE_BYTES
         while k < fan_in:
+            n, line = _n_at_once(fan_in - k), scratch.a_KP + k * LINE
             sign, to = signs + k * signs_step + tile * SIGN_BYTES, out + k * out_step + tile * TILE_VECTOR
-            line = scratch.a_KP + k * LINE
-            if fan_in - k >= MEAN_COLUMNS:
-                sum_columns(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
-                k += MEAN_COLUMNS
+            if n == MEAN_COLUMNS:
+                sum_many(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+            elif n == FEW_COLUMNS:
+                sum_few(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
             else:
-                sum_column(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
-                k += 1
+                sum_one(n_patches, line, rows, sign, signs_step, to, out_step, 0.0)
+            k += n
 
 
 @inlined
@@ -178,7 +190,7 @@ def scan_means(
                 block = start, stop, g, t, which
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_lay_out(calls.lay_out, *of_all, *block)
-                transpose_rows(scratch, n_tiles)
+                transpose_rows(scratch, weights.n_rows, n_tiles)
                 totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT_BYTES
                 out, n_summed = (best, n_each) if is_whole else (totals, n_here)
                 sizes = n_here, n_summed, signs, weights.fan_in, n_tiles

@@ -7,7 +7,7 @@ threads there are, which a matrix product does not promise. `kernel.sum_times` u
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,11 +16,8 @@ from torch import Tensor
 from sipp.native import memory
 from sipp.native.compiling import compiled
 from sipp.native.threads import run_parallel
-from sipp.scoring.kernels import checks
-from sipp.scoring.kernels.reference import extremes as extremes
-
-FUSED = False  # no `max_ratios` or `mean_ratios`: the caller goes chunk by chunk through the functions below
-IN_FLOAT64 = sys.modules[__name__]
+from sipp.scoring.kernels import checks, reference
+from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -60,6 +57,11 @@ def sum_in_order(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tens
     out, cuts = memory.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
     run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
+
+
+KERNEL = KernelFunctions(
+    reference.extremes, partial(sum_chunk, quadrant_sums, sum_times), partial(max_chunk, quadrant_sums, max_times)
+)
 
 
 def _in_line(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
