@@ -169,7 +169,7 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
     assert json.loads(done.stdout)["calibration_checked"] and "could not check" not in done.stdout
     seen = json.loads((pruned / "report.json").read_text())["seen"]
-    assert len(seen) == 40 * 16 and seen not in render(read_results([pruned]), version="")  # on the page it is noise
+    assert len(seen) == 40 * 16 and seen not in render(read_results([pruned]))  # on the page it is noise
     np.save(files / "unrelated.npy", np.random.default_rng(6).random((9, 1, 8, 8), dtype=np.float32))
     other = ["--calibration", files / "unrelated.npy"]  # adds to what the folder knows
     done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1, *other)

@@ -8,8 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from sipp import __version__
 from sipp.experiments.runs.reading import Run, UnreadableFolder
 from sipp.extras import needed_for
 from sipp.report import palette, series
@@ -21,16 +23,31 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.storage.outputs import PAGE_MARK
+from sipp.storage.files import make_folder
+from sipp.storage.outputs import PAGE, PAGE_MARK, write_file
 
 TEMPLATE = "template.html.j2"
 LEDE = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
 
 
+def write_page(
+    path: Path,
+    results: Sequence[Result],
+    *,
+    force: bool,
+    broken: Sequence[UnreadableFolder] = (),
+    about: About | None = None,
+    title: str = "",
+) -> None:
+    """Writes the page of these results; an existing file is replaced only with `force`, and only if it is a page."""
+    text = render(results, broken=broken, about=about, title=title)
+    make_folder(path.parent)
+    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
+
+
 def render(
     results: Sequence[Result],
     *,
-    version: str,
     broken: Sequence[UnreadableFolder] = (),
     about: About | None = None,
     title: str = "",
@@ -67,7 +84,7 @@ def render(
         lede=LEDE,
         articles=articles,
         broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
-        version=version,
+        version=f"sipp {__version__}",
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),
         # Only text from this package is inserted unescaped; everything from files is escaped.

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
@@ -17,7 +16,7 @@ from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
 from sipp.records.schemas import Manifest
-from sipp.storage.outputs import PAGE, check_file, write_file
+from sipp.storage.outputs import PAGE, check_file
 
 
 def study(
@@ -119,11 +118,10 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
 
 def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
     """Writes the page of the study: its panels with the paper's claim, then every run."""
-    from sipp.report import read_results, render
+    from sipp.report import read_results, write_page
     from sipp.report.contents import About, Finding
 
     rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
     finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
     about = About(f"Study {study.name} ({study.form})", finding, rows)
-    text = render(read_results(list(folders)), version=f"sipp {sipp.__version__}", about=about)
-    write_file(page, text.encode(errors="replace"), PAGE, force=True)
+    write_page(page, read_results(folders), force=True, about=about)
