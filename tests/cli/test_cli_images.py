@@ -14,6 +14,7 @@ from torch import nn
 
 import sipp
 from sipp.cli.data_option import INPUTS, Reader
+from sipp.cli.options import InputOptions
 from sipp.cli.stored_networks import stored_network
 from sipp.experiments.data import normalise
 from sipp.experiments.nets import NETS, build, n_classes_in
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taken(spec: Path, text: str | None) -> torch.Tensor:
-    source = Reader(nn.Identity(), "", text).open(str(spec), "calibration", "--data")
+    source = Reader(nn.Identity(), "", InputOptions(normalise=text)).open(str(spec))
     return source.take(torch.arange(source.n_points))[INPUTS]
 
 
@@ -155,7 +156,7 @@ TWO = ["--model", "resnet20", "--size", 16]
 
 
 def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
-    source = Reader(nn.Identity(), "", size=16).open(str(pets / "two"), "calibration", "--data")
+    source = Reader(nn.Identity(), "", InputOptions(size=16)).open(str(pets / "two"))
     found = source.take(torch.arange(source.n_points))
     assert source.classes == ("cats", "dogs") and found["labels"].tolist() == [0] * 8 + [1] * 8
     both = ["--dense", pets / "w.pt", "--pruned", pets / "w.pt"]
@@ -170,7 +171,7 @@ def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
 
 def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:
     def pixels(model: str = "", size: int | None = None) -> torch.Tensor:
-        source = Reader(nn.Identity(), model, "none", size=size).open(str(pets / "two"), "calibration", "--data")
+        source = Reader(nn.Identity(), model, InputOptions(normalise="none", size=size)).open(str(pets / "two"))
         return source.take(torch.arange(1))[INPUTS]
 
     picture = torch.from_numpy(np.array(Image.open(pets / "two" / "cats" / "0.png"))).permute(2, 0, 1)

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.cli.data_option import Points, Reader, data_or_noise
+from sipp.cli.data_option import Points, Reader
+from sipp.cli.data_sources import data_or_noise
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import is_language_model, length_of
 from sipp.cli.model_option import load_model
+from sipp.cli.options import InputOptions, StoredOptions
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
 from sipp.records.certificate import AnyCertificate, certificate_values, from_json
@@ -114,14 +116,13 @@ def _net_tensors(name: str, n_classes: int | None) -> tuple[str, Tensors]:
     return class_name(net), tensors
 
 
-def example_for(
-    stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None, size: int | None
-) -> tuple[Any, Points]:
-    """An example batch of `n_points`, from `data` or noise in a built-in network's shape."""
-    spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
+def example_for(stored: StoredNetwork, asked: StoredOptions, n_points: int) -> tuple[Any, Points]:
+    """An example batch of `n_points`, from --data or noise in a built-in network's shape."""
+    spec = data_or_noise(asked.data, stored.name, n_points, f"FILE {asked.file}")
     length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
-    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length, size=size)
-    points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
+    options = InputOptions(normalise=asked.normalise, size=asked.size, length=length, batch_size=n_points)
+    reader = Reader(stored.model, stored.name, options)
+    points = reader.draw(reader.open(spec), n_points)
     batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points
 

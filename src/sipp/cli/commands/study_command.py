@@ -47,30 +47,22 @@ def study(
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
         check_file(page, PAGE, force=True, makes_folder=True)
-    from sipp.cli.run_display import display, records_table
+    from sipp.cli.run_display import records_table, show_progress, work_done
     from sipp.experiments.runs.run_recipe import run as run_recipe
-    from sipp.experiments.training.signals import Interrupted
 
-    console = Console()
-    try:
-        with display(console) as on_progress:
-            done = [  # in order: later runs reuse networks of earlier ones
-                run_recipe(
-                    recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
-                    on_progress=on_progress,
-                )
-                for recipe in chosen.recipes
-            ]  # fmt: skip
-    except Interrupted as stop:
-        typer.echo(str(stop), err=True)
-        raise typer.Exit(stop.exit_status) from None
+    with show_progress(Console()) as on_progress:
+        done = [  # in order: later runs reuse networks of earlier ones
+            run_recipe(
+                recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
+                on_progress=on_progress,
+            )
+            for recipe in chosen.recipes
+        ]  # fmt: skip
     _write_page(chosen, [finished.folder for finished in done], page)
     runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
-    n_made = sum(finished.n_made for finished in done)
-    summary = f"{n_made} networks trained now" if n_made else "nothing left to do"
     tables = [part for finished in done for part in (finished.folder.name, records_table(finished.records))]
     values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
-    return Answer([*tables, f"{summary}; page: {page}"], values)
+    return Answer([*tables, f"{work_done(sum(finished.n_made for finished in done))}; page: {page}"], values)
 
 
 def _show_plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
