@@ -62,7 +62,7 @@ FREE_STYLES = tuple(
     for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
 )
 
-# Colours for parts of a stacked bar (time), and for single series.
+# Colours of the parts of the time, and of single series.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
 THIS = "this network"  # the only series on a page about one network
 PARTS: dict[str, tuple[str, str]] = {
@@ -74,6 +74,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "prune": ("#bc3700", "#ff8a54"),
     "certify": ("#00875f", "#2bd19b"),
     "other": ("#7e2281", "#cb7cca"),
+    "total": ("#4a5361", "#c3cad4"),
 }
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print

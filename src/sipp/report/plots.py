@@ -7,6 +7,7 @@ are raw: shares in [0, 1], seconds, counts; the script adds units.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 from typing import Any
 
 from sipp.experiments.runs.reading import Run
@@ -252,17 +253,12 @@ def layers_plot(run: Run, ident: str) -> Plot:
 
 
 def times_plot(run: Run, ident: str) -> Plot:
+    """The seconds of each method by part, summed over levels and seeds."""
     by_method = series.times(run)
-    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in by_method.values())]
+    columns = {part: [_rounded(parts[part]) for parts in by_method.values()] for part in series.PARTS}
+    used = {part: values for part, values in columns.items() if any(values)}
     if not used:
         return {}
-    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in by_method.values()]} for part in used]
-    return {
-        "id": ident,
-        "kind": "stack",
-        "title": "Time by part",
-        "names": list(by_method),
-        "unit": "seconds",
-        "choices": [],
-        "views": {"series": stacks},
-    }
+    total = [_rounded(fsum(parts.values())) for parts in by_method.values()]
+    view = bar_view("time, summed over levels and seeds", "seconds", {**used, "total": total})
+    return bars(ident, "Time by part", "method", list(by_method), view)
