@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cli_zoo import mlp
-from commandline import Done, files_in, run, three_lines
+from commandline import Done, files_in, refused, run
 from safetensors.torch import load_file, save_file
 
 import sipp
@@ -40,12 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prune(folder: Path, *more: object) -> Done:
     net = ["--model", "cli_zoo:mlp", "--weights", folder / "w.safetensors", "--data", folder / "data.npy"]
     return run("prune", *net, "--keep", 0.5, "--repair", "--holdout", folder / "holdout.npy", *more)
-
-
-def refused(done: Done, where: str, what: str) -> None:
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    found, place, _ = three_lines(done.stderr)
-    assert place.startswith(where) and what in found, done.stderr
 
 
 def test_prune_writes_one_small_file_with_its_certificate(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -21,10 +20,10 @@ from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
-from sipp.records.certificate import AnyCertificate, certificate_values, from_json
+from sipp.records.certificate import certificate_values, from_values
 from sipp.records.network_hash import class_name
 from sipp.records.saved_file import SavedFile
-from sipp.records.schemas import PrunedRecord, given_values
+from sipp.records.schemas import given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
@@ -137,9 +136,10 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
         raise _unknown_network(folder, f"{recorded!r:.60}")
-    network = load_model(name, folder / WEIGHTS_NAME)
+    network, claim = load_model(name, folder / WEIGHTS_NAME), record.certificate
+    certificate = None if claim is None or claim.is_refusal else from_values(given_values(claim))
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
-        contents = sipp.save(network, Path(place) / "net", certificate=_read_certificate(record))
+        contents = sipp.save(network, Path(place) / "net", certificate=certificate)
     return StoredNetwork(name, network, replace(contents, path=folder))
 
 
@@ -148,12 +148,6 @@ def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16",
     contents = stored.contents
     certificate = contents.certificate if contents.certificate_about == "stored values" else None
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
-
-
-def _read_certificate(record: PrunedRecord) -> AnyCertificate | None:
-    if record.certificate is None or record.certificate.is_refusal:
-        return None
-    return from_json(json.dumps(given_values(record.certificate)))
 
 
 def _unknown_network(path: Path, what: str) -> CommandError:

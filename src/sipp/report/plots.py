@@ -147,10 +147,6 @@ def epsilon_plots(run: Run, ident: str) -> dict[str, Plot]:
     return {key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()}
 
 
-def _method_choice(run: Run) -> dict[str, Any]:
-    return {"label": "Method", "options": list(series.methods_of(run))}
-
-
 def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
     options = [f"keep {number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
     return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
@@ -167,7 +163,8 @@ def statements_plot(run: Run, ident: str) -> Plot:
             by_level.append([_network_cards(by_seed[seed]) if seed in by_seed else None for seed in seeds])
         views.append(by_level)
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
-    choices = [_method_choice(run), _level_choice(run), seed_choice]
+    method_choice = {"label": "Method", "options": list(series.methods_of(run))}
+    choices = [method_choice, _level_choice(run), seed_choice]
     return facts(ident, "Statements about one network", views, choices=choices)
 
 

@@ -64,6 +64,7 @@ def render(
     articles = _articles(results, about)
     plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
     methods = _methods(results)
+    heading = articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
     styles = {
         name: {
             "cls": f"m{i}",
@@ -79,7 +80,7 @@ def render(
     script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset(TEMPLATE)).render(
-        heading=_heading(articles, results, about, title),
+        heading=heading if about is None else about.title,
         explained=_glossary(results, methods),
         lede=LEDE,
         articles=articles,
@@ -149,12 +150,6 @@ def _colours(methods: dict[str, Style]) -> str:
     light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
     dark = "".join(f".{name}{{color:{pair[1]}}}" for name, pair in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
-
-
-def _heading(articles: Sequence[Article], results: Sequence[Result], about: About | None, title: str) -> str:
-    if about is not None:
-        return about.title
-    return articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
 
 
 def _glossary(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
