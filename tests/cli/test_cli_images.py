@@ -196,3 +196,15 @@ def test_as_many_classes_as_the_weights_have(pets: Path, tmp_path: Path) -> None
 def meta(name: str, n_classes: int) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         return dict(build(name, n_classes=n_classes).state_dict())
+
+
+def test_a_folder_with_parts_is_calibrated_on_train_and_held_out_on_val(tmp_path: Path) -> None:
+    for part, n, grey in (("train", 2, 10), ("val", 3, 200)):
+        (tmp_path / part / "a").mkdir(parents=True)
+        for i in range(n):
+            Image.new("RGB", (8, 8), (grey, grey, grey)).save(tmp_path / part / "a" / f"{i}.png")
+    reader = Reader(nn.Flatten(), "", InputOptions(normalise="none", size=8))
+    for role, n, grey in (("calibration", 2, 10), ("holdout", 3, 200)):
+        source = reader.open(str(tmp_path), role)  # type: ignore[arg-type]
+        images = source.take(torch.arange(source.n_points))[INPUTS]
+        assert source.has_holdout and len(images) == n and float(images.mean()) == pytest.approx(grey / 255)
