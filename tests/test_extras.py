@@ -25,7 +25,7 @@ CORE = {"torch", "numpy", "scipy", "llvmlite", "numba", "safetensors", "rich", "
 
 # What a user would call, and what it then says it needs: one row or more for each optional package.
 NEEDS = [
-    ("jinja2", "from sipp.report import render; render([], version='')", "drawing the page needs jinja2", "report"),
+    ("jinja2", "from sipp.report import render; render([])", "drawing the page needs jinja2", "report"),
     ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
      "drawing figures needs matplotlib", "report"),
     ("yaml", "from sipp.experiments.recipes import load_recipe; load_recipe('digits-iterative')",

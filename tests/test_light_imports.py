@@ -38,7 +38,7 @@ def test_whatever_reads_records(tmp_path: Path) -> None:
         f"import {', '.join(LIGHT)}",
         "from pathlib import Path; from sipp.experiments.runs.reading import list_runs; "
         f"root = Path({str(tmp_path / 'runs')!r}); assert list_runs(root)",
-        "from sipp.report import read_results, render; assert render(read_results([root]), version='')",
+        "from sipp.report import read_results, render; assert render(read_results([root]))",
         "from sipp.experiments.recipes import recipe_descriptions; assert len(recipe_descriptions()) > 10",
     )
     code = "".join(f"{task}\n{TOLD}" for task in tasks)

@@ -2,6 +2,8 @@
 
 import functools
 import io
+import json
+import struct
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +51,23 @@ def three_lines(stderr: str) -> tuple[str, str, str]:
     what, where, fix = (line.partition(":")[2].strip() for line in lines)
     assert what and where and fix, stderr
     return what, where, fix
+
+
+def refused(done: Done, place: str, *words: str) -> None:
+    """Exit code 2, nothing on stdout, and three lines about this place with these words."""
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    what, where, _ = three_lines(done.stderr)
+    assert where.startswith(place) and all(word in what for word in words), done.stderr
+
+
+def must_not_be_called(*args: object, **options: object) -> None:
+    raise AssertionError("work was begun")
+
+
+def safetensors_with(header: dict[str, object], body: bytes = b"\0" * 64) -> bytes:
+    """A safetensors file with this header, whatever it says."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ def see(root: Path, name: str, stdin: str) -> Seen:
     """What one folder does."""
     from commandline import run
 
-    from sipp.cli.hugging_face_models import sentences
+    from sipp.cli.language_text import sentences
 
     folder, outside = root / name, Outside(root / "outside", root / "ran")
     inner = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]

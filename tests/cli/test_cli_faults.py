@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_zoo import mlp
-from commandline import files_in, run, three_lines
-from safetensors.torch import save_file
+from commandline import files_in, run, safetensors_with, three_lines
 
 from sipp.experiments.data import fetch_cifar10
 from sipp.experiments.data.cifar10 import FILES
@@ -34,12 +33,6 @@ def good(folder: Path) -> dict[str, np.ndarray]:
     return {"inputs": np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)}
 
 
-def header(tensors: dict[str, object], body: bytes) -> bytes:
-    """A safetensors file with this header, whatever it says."""
-    text = json.dumps(tensors).encode()
-    return struct.pack("<Q", len(text)) + text + body
-
-
 def weights(name: str, make: Callable[[Path], None]) -> Callable[[Path], Words]:
     """`--weights` with a file that `make` writes."""
 
@@ -56,17 +49,6 @@ def points(name: str, make: Callable[[Path], None], option: str = "--data") -> C
         return [option, folder / name]
 
     return words
-
-
-def state(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
-    """Saves the network's weights after a change."""
-
-    def make(path: Path) -> None:
-        tensors = dict(mlp().state_dict())
-        change(tensors)
-        save_file(tensors, path)
-
-    return make
 
 
 def vectors(change: Callable[[np.ndarray], np.ndarray], **more: np.ndarray) -> Callable[[Path], None]:
@@ -88,8 +70,7 @@ def write(data: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(data) and None
 
 
-HUGE = {"0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}}
-OVERLAP = {n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in ("a", "b")}
+OVERLAP = safetensors_with({n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in ("a", "b")}, b"\0" * 8)
 NPY_HUGE = b"\x93NUMPY\x01\x00v\x00" + (
     b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"
 )
@@ -100,29 +81,18 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("5 whole pickled model", weights("w.pt", lambda p: torch.save(mlp(), p)), "could not be read as weights", 2),
     ("5 pickle in npy", points("p.npy", lambda p: np.save(p, np.array([Canary(p.parent / "ran")]))), "p.npy", 2),
     ("5 endless header", weights("w.safetensors", write(struct.pack("<Q", 2**60) + b"{}")), "w.safetensors", 2),
-    ("5 overlapping tensors", weights("w.safetensors", write(header(OVERLAP, b"\0" * 8))), "w.safetensors", 2),
-    ("5 truncated points", points("p.npz", write(b"PK\x03\x04 not a zip")), "p.npz", 2),
-    ("6 1e12 elements in weights", weights("w.safetensors", write(header(HUGE, b"\0" * 64))), "w.safetensors", 2),
+    ("5 overlapping tensors", weights("w.safetensors", write(OVERLAP)), "w.safetensors", 2),
     ("6 1e12 elements in points", points("p.npy", write(NPY_HUGE)), "p.npy", 2),
-    ("6 other names", weights("w.safetensors", state(lambda s: s.update(other=s.pop("0.weight")))), "0.weight", 2),
-    ("6 other shapes", weights("w.safetensors", state(lambda s: s.update({"0.bias": torch.ones(2)}))), "for 0.bias", 2),
     ("6 no weights at all", weights("w.pt", lambda p: torch.save([1, 2], p)), "no state_dict", 2),
     ("6 absent weights", lambda folder: ["--weights", folder / "absent.pt"], "absent.pt", 2),
-    ("6 points of another shape", points("p.npz", vectors(lambda a: a[:, :3])), "cannot take this data", 2),
     ("6 set of another shape", lambda folder: ["--data", "digits"], "cannot take this data", 2),
     ("6 points under other names", points("p.npz", lambda p: np.savez(p, images=np.zeros((9, 6)))), "images", 2),
-    ("6 arrays of unequal length", points("p.npz", vectors(lambda a: a, labels=np.zeros(3))), "'labels': 3", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
     ("8 out is a link", lambda folder: ["--out", _link(folder)], "symbolic link", 2),
     ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in input 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
-    ("14 NaN weight", weights("w.safetensors", state(lambda s: s["2.weight"].fill_(np.nan))), "2.weight", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
-    ("18 no points", points("p.npz", vectors(lambda a: a[:0])), "no inputs", 2),
-    ("18 labels alone", points("p.npz", lambda p: np.savez(p, labels=np.zeros(3))), "no inputs", 2),
-    ("19 holdout too small", points("h.npz", vectors(lambda a: a[:20] + 1), "--holdout"), "59 holdout inputs", 3),
     ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),
-    ("20 overlap", points("h.npz", vectors(lambda a: np.concatenate([a[5:6], a + 1])), "--holdout"), "1 of 201", 2),
     ("24 unsupported layer", lambda folder: ["--model", "cli_zoo:transposed"], "ConvTranspose2d", 2),
     ("24 nothing to prune", lambda folder: ["--model", "cli_zoo:no_weights"], "prunable", 2),
     ("32 no level passes", lambda folder: ["--epsilon", 0, "--method", "wt"], "no level below the dense", 3),
@@ -206,13 +176,6 @@ def test_options_that_cannot_be_meant_together(change: Words, words: str, tmp_pa
     assert done.returncode == 2 and words in three_lines(done.stderr)[0]
     lost = run(*typed)
     assert lost.returncode == 2 and "--out" in three_lines(lost.stderr)[2]
-    assert list(files_in(tmp_path)) == ["good.npz"]
-
-
-@pytest.mark.parametrize("change", [["--draws", "fixed"], ["--bound", "sound"], ["--delta", 0.1]])
-def test_what_a_tolerance_would_ignore_is_refused(change: Words, tmp_path: Path) -> None:
-    done = run(*command(tmp_path, ["--epsilon", 0.5, *change]))
-    assert done.returncode == 2 and f"{change[0]} cannot be chosen" in three_lines(done.stderr)[0]
     assert list(files_in(tmp_path)) == ["good.npz"]
 
 

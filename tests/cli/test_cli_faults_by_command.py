@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_zoo import mlp
-from commandline import files_in, run, three_lines
+from commandline import files_in, run, safetensors_with, three_lines
 from safetensors.torch import save_file
 
 import sipp
@@ -109,12 +109,7 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: np.where(np.arange(array.size).reshape(array.shape) == 11, np.float32(value), array)
 
 
-def header(tensors: dict[str, object]) -> bytes:
-    text = json.dumps(tensors).encode()
-    return struct.pack("<Q", len(text)) + text + b"\0" * 64
-
-
-HUGE = header({"0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
+HUGE = safetensors_with({"0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
 ST = "safetensors"
 D, N, W, P, F = "data.npz", "new.npz", "dense.safetensors", "pruned.safetensors", "net.sipp.safetensors"
 LOST = state(W, **{"0_weight": None})

@@ -14,6 +14,7 @@ from torch import nn
 
 import sipp
 from sipp.cli.data_option import INPUTS, Reader
+from sipp.cli.options import InputOptions
 from sipp.cli.stored_networks import stored_network
 from sipp.experiments.data import normalise
 from sipp.experiments.nets import NETS, build, n_classes_in
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taken(spec: Path, text: str | None) -> torch.Tensor:
-    source = Reader(nn.Identity(), "", text).open(str(spec), "calibration", "--data")
+    source = Reader(nn.Identity(), "", InputOptions(normalise=text)).open(str(spec))
     return source.take(torch.arange(source.n_points))[INPUTS]
 
 
@@ -155,7 +156,7 @@ TWO = ["--model", "resnet20", "--size", 16]
 
 
 def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
-    source = Reader(nn.Identity(), "", size=16).open(str(pets / "two"), "calibration", "--data")
+    source = Reader(nn.Identity(), "", InputOptions(size=16)).open(str(pets / "two"))
     found = source.take(torch.arange(source.n_points))
     assert source.classes == ("cats", "dogs") and found["labels"].tolist() == [0] * 8 + [1] * 8
     both = ["--dense", pets / "w.pt", "--pruned", pets / "w.pt"]
@@ -170,7 +171,7 @@ def test_class_folders_give_labels_and_accuracy(pets: Path) -> None:
 
 def test_an_image_of_the_size_asked_for_stays_as_it_is(pets: Path) -> None:
     def pixels(model: str = "", size: int | None = None) -> torch.Tensor:
-        source = Reader(nn.Identity(), model, "none", size=size).open(str(pets / "two"), "calibration", "--data")
+        source = Reader(nn.Identity(), model, InputOptions(normalise="none", size=size)).open(str(pets / "two"))
         return source.take(torch.arange(1))[INPUTS]
 
     picture = torch.from_numpy(np.array(Image.open(pets / "two" / "cats" / "0.png"))).permute(2, 0, 1)
@@ -195,3 +196,15 @@ def test_as_many_classes_as_the_weights_have(pets: Path, tmp_path: Path) -> None
 def meta(name: str, n_classes: int) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         return dict(build(name, n_classes=n_classes).state_dict())
+
+
+def test_a_folder_with_parts_is_calibrated_on_train_and_held_out_on_val(tmp_path: Path) -> None:
+    for part, n, grey in (("train", 2, 10), ("val", 3, 200)):
+        (tmp_path / part / "a").mkdir(parents=True)
+        for i in range(n):
+            Image.new("RGB", (8, 8), (grey, grey, grey)).save(tmp_path / part / "a" / f"{i}.png")
+    reader = Reader(nn.Flatten(), "", InputOptions(normalise="none", size=8))
+    for role, n, grey in (("calibration", 2, 10), ("holdout", 3, 200)):
+        source = reader.open(str(tmp_path), role)  # type: ignore[arg-type]
+        images = source.take(torch.arange(source.n_points))[INPUTS]
+        assert source.has_holdout and len(images) == n and float(images.mean()) == pytest.approx(grey / 255)

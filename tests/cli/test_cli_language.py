@@ -14,6 +14,7 @@ from sipp.cli.data_option import Reader
 from sipp.cli.errors import CommandError
 from sipp.cli.eval_work import run_eval
 from sipp.cli.model_option import load_model
+from sipp.cli.options import InputOptions
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +34,31 @@ def ignored(example: object) -> int:
 
 
 def test_text_is_read_as_sequences_by_the_folders_tokenizer(folder: Path) -> None:
-    reader = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", length=8)
-    drawn = reader.calibration(str(folder / "many.jsonl"), "all", ignored)
+    reader = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", InputOptions(length=8))
+    source = reader.open(str(folder / "many.jsonl"))
+    drawn = reader.draw(source, reader.n_calibration(source, "all", ignored))
     assert drawn.n_points == 40 * (20 // 8) and "sequences of 8 tokens of many.jsonl (40 documents)" in drawn.words
     first = " ".join(f"w{i}" for i in drawn.batches[0]["input_ids"][0].tolist())
     assert some_text(20, 1).startswith(first)
     held = reader.holdout(str(folder / "many.jsonl"), None)
     assert held.n_points == 40 and "one of each of 40 documents" in held.words
-    usual = Reader(reader.network, reader.model)
-    assert usual.calibration(str(folder / "one.txt"), None, ignored).n_points == 200 // LENGTH
+    usual = Reader(reader.network, reader.model, InputOptions())
+    source = usual.open(str(folder / "one.txt"))
+    assert usual.draw(source, usual.n_calibration(source, None, ignored)).n_points == 200 // LENGTH
 
 
 def test_what_a_length_cannot_mean_is_refused(folder: Path) -> None:
-    long = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", length=LENGTH + 1)
+    long = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", InputOptions(length=LENGTH + 1))
     with pytest.raises(CommandError, match=f"takes {LENGTH} tokens at most"):
-        long.open(str(folder / "one.txt"), "calibration", "--data")
+        long.open(str(folder / "one.txt"))
     with pytest.raises(CommandError, match="for a causal language model"):
-        Reader(torch.nn.Linear(2, 2), "net", length=9).open("digits", "calibration", "--data")
+        Reader(torch.nn.Linear(2, 2), "net", InputOptions(length=9)).open("digits")
 
 
 def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_weights(folder: Path) -> None:
     request = EvalRequest(
-        model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3, length=16,
-        out=folder / "eval.json",
+        model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3,
+        inputs=InputOptions(length=16), out=folder / "eval.json",
     )  # fmt: skip
     found = run_eval(request)
     lines, record = found.shown, found.values

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_zoo import mlp
-from commandline import Done, asked, files_in, run, three_lines
+from commandline import asked, files_in, must_not_be_called, refused, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
@@ -64,10 +64,6 @@ def test_every_place_that_an_option_names_is_in_these_lists() -> None:
     assert found == {name: {*READS.get(name, ()), *WRITES.get(name, ())} for name in (*READS, *WRITES)}
 
 
-def _must_not_be_called(*args: object, **options: object) -> None:
-    raise AssertionError("work was begun")
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs, each a file of its own, and a whole folder of `sipp prune`."""
@@ -88,7 +84,7 @@ def folder(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
     for module in (prune_work, model_option, stored_networks):  # certify and eval load by the second
-        monkeypatch.setattr(module, "load_model", _must_not_be_called)
+        monkeypatch.setattr(module, "load_model", must_not_be_called)
     return tmp_path
 
 
@@ -106,12 +102,6 @@ def command(name: str, folder: Path) -> dict[str, object]:
 
 def words_of(name: str, options: dict[str, object]) -> Words:
     return [name, *(word for option in options.items() for word in option)]
-
-
-def refused(done: Done, option: str, *words: str) -> None:
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    what, where, fix = three_lines(done.stderr)
-    assert where.startswith(option) and "give " in fix and all(word in what for word in words), done.stderr
 
 
 def _same(path: Path) -> Path:
@@ -213,7 +203,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_stays_also_with_force(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run", _must_not_be_called)
+    monkeypatch.setattr(demo, "run", must_not_be_called)
     for name in ("mine.safetensors", "mine.json", "page.html"):
         (folder / name).write_bytes(content)
     (folder / "other").mkdir()
@@ -305,7 +295,7 @@ def test_figures_replace_figures_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_in_a_folder_that_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", must_not_be_called)
     place = tmp_path / run_name(config_of(load_recipe("digits-iterative")))
     place.mkdir()
     for name in ("records.jsonl", ".tmp-mine"):
@@ -339,7 +329,7 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_fetching_never_replaces_existing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.data.cifar10._download", _must_not_be_called)
+    monkeypatch.setattr("sipp.experiments.data.cifar10._download", must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
     before = files_in(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_zoo import mlp
-from commandline import Done, files_in, run, three_lines
+from commandline import files_in, must_not_be_called, refused, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
@@ -50,7 +50,7 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "run", _must_not_be_called)
+    monkeypatch.setattr(demo, "run", must_not_be_called)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "page.html").mkdir(parents=True)
     before = files_in(tmp_path)
@@ -146,10 +146,6 @@ def test_a_broken_result_that_was_asked_for_is_refused(tmp_path: Path) -> None:
 # --- outputs that cannot be written ---------------------------------------------------------------------------------
 
 
-def _must_not_be_called(*args: object, **options: object) -> None:
-    raise AssertionError("work was begun")
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with inputs, and commands that fail the test where they begin to work."""
@@ -161,7 +157,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "dead").symlink_to(tmp_path / "nothing")
     for module in (prune_work, model_option):
-        monkeypatch.setattr(module, "load_model", _must_not_be_called)
+        monkeypatch.setattr(module, "load_model", must_not_be_called)
     return tmp_path
 
 
@@ -179,12 +175,6 @@ def command(name: str, folder: Path) -> Words:
         "accuracy": ["certify", *net, *networks, "--holdout", folder / "h.npz", "--accuracy"],
         "report": ["report", folder],
     }[name]
-
-
-def refused(done: Done, option: str) -> None:
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    _, where, fix = three_lines(done.stderr)
-    assert where.startswith(option) and any(word in fix for word in ("give", "make", "repair")), done.stderr
 
 
 @pytest.mark.parametrize("name", ["keep", "epsilon", "drop", "certify", "accuracy"])
@@ -208,7 +198,7 @@ def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str,
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.report.read_whole_results", _must_not_be_called)
+    monkeypatch.setattr("sipp.cli.commands.report_command.read_whole_results", must_not_be_called)
     before = files_in(folder)
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
         refused(run(*command(name, folder), "--out", folder / path), "--out")

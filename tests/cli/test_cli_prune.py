@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli import data_option as points
+from sipp.cli.options import InputOptions
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.records.network_hash import model_hash
@@ -167,14 +168,14 @@ def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> No
 
 def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[bytes]] = {}
-    honest = points.Reader.collect
+    honest = points.Reader._collect
 
-    def spy(reader: points.Reader, source: points.Source, items: torch.Tensor, option: str) -> points.Points:
-        found = honest(reader, source, items, option)
+    def spy(reader: points.Reader, source: points.Source, items: torch.Tensor) -> points.Points:
+        found = honest(reader, source, items)
         seen[found.hash] = points.point_keys(found.batches, "data")
         return found
 
-    monkeypatch.setattr(points.Reader, "collect", spy)
+    monkeypatch.setattr(points.Reader, "_collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
@@ -280,7 +281,7 @@ def test_a_full_disk_leaves_nothing_half(
 
 
 def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
-    reader = points.Reader(build("digits-cnn"), "digits-cnn")
+    reader = points.Reader(build("digits-cnn"), "digits-cnn", InputOptions())
     source = reader.open("digits", "holdout", "--holdout")
     assert reader.n_calibration(source, None, lambda example: 7) == 7
     assert reader.holdout("digits", None).n_points == source.n_points > 300

@@ -29,7 +29,7 @@ def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
     mean = sum(r.after.top1 for r in records) / len(records)
     assert table.rows[0][1][1].text == f"{100 * mean:.1f}"
     choice = best_choice(found)
-    page = render([found], version="x")
+    page = render([found])
     assert choice is not None and choice.heading in page and page.index(choice.heading) < page.index("data-plot")
 
 
@@ -64,7 +64,7 @@ def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp
     assert [name for name, _ in table.rows] == ["k0.9", "k0.5"]
     certificate = json.loads((networks / "k0.9" / "certificate.json").read_text())
     assert table.rows[0][1][-1] == TableCell(percent_up(certificate["epsilon"])) and table.rows[1][1][-1].text == "none"
-    page = render(results, version="x")
+    page = render(results)
     assert "Networks side by side" in page and page.index("networks0-moved") < page.index("part0-layers")
     assert "Certificate (certificate.json)" in page  # on the page of its network, under the name of its file
 

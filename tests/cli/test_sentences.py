@@ -2,7 +2,7 @@
 
 import pytest
 
-from sipp.cli.hugging_face_models import _split_labels
+from sipp.cli.language_text import _split_labels
 from sipp.errors import DataError
 
 

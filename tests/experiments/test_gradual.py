@@ -36,7 +36,7 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
             assert int(mask.sum()) == layer["kept"]
             assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
-    page = render([read_run(done.folder)], version="sipp test")
+    page = render([read_run(done.folder)])
     assert "prune gradually" in page
 
 

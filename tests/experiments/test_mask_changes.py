@@ -45,7 +45,7 @@ def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Pat
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
             assert int(mask.sum()) == layer["kept"] >= layer["nnz"] == int(weight.count_nonzero()) > 0
             assert not bool(weight[~mask].any()) and layer["cut_after"] == (4 if level == 1 else 6)
-    page = render([read_run(done.folder)], version="sipp test")
+    page = render([read_run(done.folder)])
     assert "halving: train, and lose half of the weights on the way" in page
 
 

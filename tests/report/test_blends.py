@@ -35,7 +35,7 @@ def pruned_by(method: str) -> sipp.Pruned:
 
 
 def page_of(*folders: Path) -> tuple[str, dict[str, Any]]:
-    page = render(read_results(folders), version="sipp test")
+    page = render(read_results(folders))
     return page, json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]
 
 
@@ -108,4 +108,4 @@ def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatc
     (record,) = done.records[1:]
     assert len(record["path"]) == 2 and all(" held-back inputs" in cut["blend"] for cut in record["path"])
     assert record["choice"]["words"] == record["path"][-1]["blend"]
-    assert "Chosen blend" in render([read_run(done.folder)], version="sipp test")
+    assert "Chosen blend" in render([read_run(done.folder)])

@@ -22,9 +22,7 @@ N_LAYERS = 24
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of 5 methods x 20 levels x 3 seeds."""
-    return render(
-        read_results([big_run(tmp_path_factory.mktemp("run") / "big", n_layers=N_LAYERS)]), version="sipp test"
-    )
+    return render(read_results([big_run(tmp_path_factory.mktemp("run") / "big", n_layers=N_LAYERS)]))
 
 
 LOOK = (Path(__file__).parent / "look.js").read_text()

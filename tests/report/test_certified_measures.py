@@ -11,7 +11,7 @@ from report.test_result_folders import pruned_folder
 
 from sipp.records.certificate import Certificate, certificate_values, from_values
 from sipp.report import read_results, render
-from sipp.report.compare_networks import certified, comparisons_of, networks_table
+from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import read_pruned_result
 
 
@@ -26,7 +26,7 @@ def of_measure(measure: Any, epsilon: float) -> dict[str, Any]:
 
 def page(folder: Path, **changes: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The page of a network, its tiles, and the card of its certificate."""
-    text = render(read_results([pruned_folder(folder, **changes)]), version="sipp test")
+    text = render(read_results([pruned_folder(folder, **changes)]))
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", text))
     plots = json.loads(text.split('id="data">')[1].split("</script>")[0])["plots"]
     return text, tiles, plots["part0-statements"]["views"][0]
@@ -60,7 +60,7 @@ def test_tokens_are_not_compared_with_errors_of_the_output(tmp_path: Path) -> No
         read_pruned_result(pruned_folder(tmp_path / measure, certificate=of_measure(measure, epsilon)))
         for measure, epsilon in made
     ]
-    assert [certified(model) for model in models] == [None, 0.2, None]
+    assert [model.certified_error for model in models] == [None, 0.2, None]
     (drawn,) = [one for one in comparisons_of(models) if one.key == "certified"]
     assert [point.mean for curve in drawn.curves for point in curve.points] == [0.2]
     table = networks_table(models)
@@ -74,7 +74,7 @@ def test_an_epsilon_that_was_asked_for_and_not_certified_is_no_limit(tmp_path: P
     assert isinstance(asked, Certificate)
     values = certificate_values(Certificate(**{**vars(asked), "fixed": "epsilon"}))
     model = read_pruned_result(pruned_folder(tmp_path / "net", certificate=values))
-    assert certified(model) is None
+    assert model.certified_error is None
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 0.95, 1.0, 1.25])

@@ -58,10 +58,9 @@ def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
     assert [panel.title[-7:] for panel in panels_of(alike)] == [", run a", ", run b"]
     twice = render(
         [first, replace(first, origins=(*first.origins[:-1], first.origins[-1].model_copy(update={"data": "x"})))],
-        version="",
     )
     assert twice.count('data-plot="panel') == 2
-    assert 'data-plot="panel' not in render([first], version="")
+    assert 'data-plot="panel' not in render([first])
 
 
 def test_two_values_of_one_title_have_their_own_names(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def network(folder: Path, *records: str, **changes: Any) -> Path:
 
 
 def shown(*folders: Path) -> str:
-    return render(read_results(folders), version="sipp test")
+    return render(read_results(folders))
 
 
 def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:

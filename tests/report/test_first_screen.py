@@ -51,7 +51,7 @@ def test_a_folder_of_folders_of_runs_is_a_page_with_its_name(study: Path, tmp_pa
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 def test_a_study_is_at_most_five_screens_before_anything_is_opened(study: Path, tmp_path: Path) -> None:
-    found = visit(render(read_results([study]), version=""), tmp_path, width=1440, steps=SURVEY)
+    found = visit(render(read_results([study])), tmp_path, width=1440, steps=SURVEY)
     assert found.problems() == [] and found.seen["open"] == 0 and found.seen["height"] <= 5 * SCREEN
 
 
@@ -61,7 +61,7 @@ def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path)
     folder = pruned_folder(tmp_path / "a-network-with-a-rather-long-name", certificate=own)
     (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_points=1234567))
     (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
-    page = render(read_results([folder]), version="")
+    page = render(read_results([folder]))
     assert "4.33 x smaller" in page and "3.1 x faster (2.9 to 3.3)" in page and "within 4.21 %" in page
     for width in (390, 800):
         found = visit(page, tmp_path / str(width), width=width, steps=SURVEY)
@@ -72,7 +72,7 @@ def test_a_file_that_grew_is_called_larger(tmp_path: Path) -> None:
     folder = pruned_folder(tmp_path / "tiny")
     grew = {**BENCH, "bytes": {**BENCH["bytes"], "file": 2940, "dense": 1000}}
     (folder / "bench.json").write_text(json.dumps(seal(grew)))
-    page = render(read_results([folder]), version="")
+    page = render(read_results([folder]))
     why = "in a network this small, names and records take more room than zeros save"
     assert f"2.94 x larger as a small file (sipp export --to small): {why}" in page and "x smaller" not in page
     assert f"1.0 kB before: {why}" in page
@@ -82,7 +82,7 @@ def test_a_file_that_grew_is_called_larger(tmp_path: Path) -> None:
 def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
     layers = json.loads((pruned_folder(tmp_path / "short") / "report.json").read_text())["layers"]
     named = [{**layer, "name": f"encoder.recurrent.{layer['name']}_hh_l0"} for layer in layers]  # leaves little room
-    page = render(read_results([pruned_folder(tmp_path / "net", layers=named)]), version="")
+    page = render(read_results([pruned_folder(tmp_path / "net", layers=named)]))
     look = 'return [...document.querySelectorAll("figure[data-plot$=layers] svg text")].map((one) => one.textContent);'
     found = visit(page, tmp_path, width=390, steps=look)
     assert found.problems() == [] and {"25 %", "20 %", "0 %"} <= set(found.seen), found.seen  # values, and both ends
@@ -93,7 +93,7 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
     table = method_table(run)
     assert table is not None and table.head[:2] == ("method / keep", "dense")
     assert all(re.fullmatch(r"\d\d\.\d", cells[0].text) for _, cells in table.rows)
-    page = render([run], version="")
+    page = render([run])
     for name in ("wt", "mine", "dense", "smallest keep"):
         assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
     assert about_method("wt") in page and "a score from the user's own code" in about_method("mine")

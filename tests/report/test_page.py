@@ -76,7 +76,7 @@ def data_of(page: str) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """5 methods x 20 levels x 3 seeds of a network with 56 layers."""
-    return render(read_results([big_run(tmp_path_factory.mktemp("big") / "run")]), version="sipp test")
+    return render(read_results([big_run(tmp_path_factory.mktemp("big") / "run")]))
 
 
 def test_the_page_is_valid_and_self_contained(page: str) -> None:
@@ -112,7 +112,15 @@ def test_all_numbers_of_the_run_are_in_the_page(page: str, tmp_path: Path) -> No
     accuracy = data_of(page)["plots"]["part0-accuracy"]
     assert all(len(view["series"]) == 5 for view in accuracy["views"])  # type: ignore[attr-defined]
     assert all(len(one["points"]) == 20 for view in accuracy["views"] for one in view["series"])  # type: ignore[attr-defined]
-    for text in ("resnet56", "0123456789ab", "ab" * 32, "prune.alpha", "0.85", "train.decay.milestones", "sipp test"):
+    for text in (
+        "resnet56",
+        "0123456789ab",
+        "ab" * 32,
+        "prune.alpha",
+        "0.85",
+        "train.decay.milestones",
+        "Made by sipp ",
+    ):
         assert text in page
 
 
@@ -127,7 +135,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     record["certificate"] = {"verdict": HOSTILE}
     run = write_run(tmp_path / "run", settings, [dense(0), record])
     pruned_folder(tmp_path / "net", method=HOSTILE, extra=HOSTILE)
-    made = render(read_results([run, tmp_path / "net"]), version="sipp test")
+    made = render(read_results([run, tmp_path / "net"]))
     assert faults(made) == []
     assert made.count("<script") == 2 and "<img" not in made
     assert HOSTILE in json.dumps(data_of(made), ensure_ascii=False).replace('\\"', '"')
@@ -143,11 +151,11 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     for n_done in (0, 1, 4, 7):
         (folder / "records.jsonl").write_text("".join(lines[:n_done]))
-        made = render(read_results([folder]), version="sipp test")
+        made = render(read_results([folder]))
         assert faults(made) == []
         assert f"run is not finished: {n_done} of 10 networks" in made
     (folder / "records.jsonl").write_text("".join(lines))
-    assert "run is not finished" not in render([read_run(folder)], version="sipp test")
+    assert "run is not finished" not in render([read_run(folder)])
 
 
 def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
@@ -155,7 +163,7 @@ def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
     values = read_json(folder / "manifest.json")
     values["origins"].append({"data": "x", "code": "another", "device": "cuda"})
     write_json(folder / "manifest.json", values)
-    made = render(read_results([folder]), version="sipp test")
+    made = render(read_results([folder]))
     assert "2 origins" in made and "another" in made
 
 
@@ -166,7 +174,7 @@ def test_the_page_keeps_its_caveats(page: str) -> None:
 
 def test_a_pruned_model(tmp_path: Path) -> None:
     folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501), model="my:net")
-    made = render(read_results([folder]), version="sipp test")
+    made = render(read_results([folder]))
     assert faults(made) == []
     assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
     assert (
@@ -178,13 +186,13 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     assert "2 rows in 1 layer lost all weights" in made
     assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
     refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
-    assert "Certificate: not certified" in render(read_results([refused]), version="sipp test")
+    assert "Certificate: not certified" in render(read_results([refused]))
 
 
 def test_several_sources_have_their_own_names(tmp_path: Path) -> None:
     for index, pipeline in enumerate(("iterative", "at-init")):
         big_run(tmp_path / str(index), pipeline=pipeline, methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
-    made = render(read_results([tmp_path]), version="sipp test")
+    made = render(read_results([tmp_path]))
     assert faults(made) == [] and "2 pruning results" in made
     first = {name: data_of(made)["plots"][f"part{name}-accuracy"]["choices"][0]["options"][0] for name in (0, 1)}  # type: ignore[index]
     assert first == {0: "change of top-1 accuracy", 1: "top-1 accuracy"}
@@ -201,7 +209,7 @@ def test_the_report_command_writes_the_page(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert len(found.pop("marked")) == 3  # its name, its networks, its code: none is that of a real run
-    assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"]}
+    assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"], "broken": []}
     assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]
 
 

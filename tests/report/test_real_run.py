@@ -59,12 +59,12 @@ def test_no_holdout_no_certificate(tmp_path: Path) -> None:
     settings = (*SMALL, "data.n_holdout=0", "prune.methods=[wt]", "prune.levels=1")
     found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
     assert levels(found)[0]["certificate"] is None
-    page = render(read_results([found.folder]), version="sipp test")
+    page = render(read_results([found.folder]))
     assert "No certificate: the run has no holdout" in page and faults(page) == []
 
 
 def test_the_page_of_a_real_run(done: FinishedRun) -> None:
-    page = render(read_results([done.folder.parent]), version="sipp test")
+    page = render(read_results([done.folder.parent]))
     assert faults(page) == [] and "not finished: " not in page
     assert len(data_of(page)["plots"]) == 8
     assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
+from sipp.cli.options import StoredOptions
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.native import pytree
@@ -39,26 +40,15 @@ TRIALS = 2  # of each memory format
 MS = 1e3
 
 
-def bench_file(
-    path: Path,
-    *,
-    model: str | None,
-    data: str | None,
-    normalise: str | None,
-    size: int | None,
-    n_points: int,
-    n_threads: int | None,
-    repeats: int,
-) -> BenchRecord:
+def bench_file(asked: StoredOptions, *, n_points: int, n_threads: int | None, repeats: int) -> BenchRecord:
     """Measures a stored network, with one input per call and with `n_points`."""
-    stored = stored_network(path, model)
-    with threads(n_threads), naming_option(f"FILE {path}", "see sipp bench --help"):
+    stored = stored_network(asked.file, asked.model)
+    with threads(n_threads), naming_option(f"FILE {asked.file}", "see sipp bench --help"):
         runs, fast = [], None
         for n in sorted({1, n_points}):
-            example, points = example_for(stored, data, n, normalise, size)
-            compiled = sipp.sparse(stored.model, example)
-            assert isinstance(compiled, Sparse)  # stored networks are on the CPU
-            fast = compiled
+            example, points = example_for(stored, asked, n)
+            fast = sipp.sparse(stored.model, example)
+            assert isinstance(fast, Sparse)  # stored networks are on the CPU
             runs.append(_time_calls(stored.model, fast, example, repeats))
         assert isinstance(fast, Sparse)
         return _make_record(stored, fast, runs, normalisation_lines(points))

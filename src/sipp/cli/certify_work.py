@@ -17,14 +17,15 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks
 from sipp.cli.options import parse_output
+from sipp.cli.out_option import check_ledger_option, check_out, write_out
 from sipp.cli.output import Answer
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.records.certificate import AnyCertificate, from_json, to_json
 from sipp.records.display import listed
 from sipp.records.hashing import SeenPoints, seen_points, with_all_points
 from sipp.records.schemas import PrunedRecord
 from sipp.report.results import PrunedModel, read_pruned_result
-from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, check_file, check_ledger, write_file
+from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
@@ -38,15 +39,13 @@ def run_certify(request: CertifyRequest) -> Answer:
     """Creates (and writes) or verifies a certificate, as requested."""
     _check(request)
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
-    asked = (request.normalise, 0, request.batch_size, request.length, request.size)
-    reader = Reader(dense, request.model, *asked)
+    reader = Reader(dense, request.model, request.inputs)
     fresh, seen = reader.holdout(request.holdout, request.points), None
     folder = _read_folder(request.pruned)
     recorded = None if folder is None else _points_seen(folder.record)
     known: Known = recorded
     if request.calibration is not None:
-        source = reader.open(request.calibration, "calibration", "--calibration")
-        seen = reader.draw(source, None, "--calibration")
+        seen = reader.draw(reader.open(request.calibration, option="--calibration"), None)
         known = seen.batches
         if recorded is not None:  # points recorded in the folder count too
             known = with_all_points(recorded, holdout_data(seen.batches, "calibration").keys())
@@ -96,9 +95,7 @@ def _reuse_warning(request: CertifyRequest, folder: PrunedModel | None, certific
 def _check(request: CertifyRequest) -> None:
     """Refuses contradictory options and unwritable outputs before any work."""
     if request.accuracy and request.epsilon is not None:
-        raise CommandError(
-            "--accuracy and --epsilon exclude each other", where="sipp certify", fix="give only one of them"
-        )
+        raise OptionError("--accuracy and --epsilon exclude each other", fix="give only one of them")
     if request.accuracy and request.measure != "output":
         raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
     if request.verify is not None and (request.out is not None or request.accuracy or request.epsilon is not None):
@@ -107,12 +104,9 @@ def _check(request: CertifyRequest) -> None:
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
-    if request.out is not None:
-        with naming_option(f"--out {request.out}", "give another file"):
-            check_file(request.out, CERTIFICATE, force=request.force)
-    if request.ledger is not None and request.verify is None:
-        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out)
+    check_out(request.out, CERTIFICATE, force=request.force)
+    if request.verify is None:
+        check_ledger_option(request.ledger, out=request.out)
 
 
 def _verify(
@@ -126,13 +120,10 @@ def _verify(
         verification = verify(
             certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
         )
-    record = {
-        "kind": "verification",
-        "verified": verification.ok,
-        "reasons": verification.reasons,
-        "unchecked": verification.unchecked,
-    }
-    return verification.ok, str(verification), record
+    about = {"kind": "verification", "verified": verification.ok}
+    return verification.ok, str(verification), about | {
+        "reasons": verification.reasons, "unchecked": verification.unchecked
+    }  # fmt: skip
 
 
 def _certify(
@@ -158,8 +149,7 @@ def _certify(
             )  # fmt: skip
             ok = cert.verdict == "certified"
     if request.out is not None and ok:
-        with naming_option(f"--out {request.out}", "give another file"):
-            write_file(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
+        write_out(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
     if request.accuracy:
         accuracies = evaluate(*networks, fresh.batches, output).accuracies
         if accuracies is not None:

@@ -10,15 +10,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from sipp import __version__
 from sipp.errors import DeadRowsWarning
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.run_recipe import run
 from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
-from sipp.report import read_results, render
-from sipp.storage.outputs import PAGE, check_file, write_file
+from sipp.report import read_results, write_page
+from sipp.storage.outputs import PAGE, check_file
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -53,9 +52,7 @@ def run_demo(
             records = _records(recipe, Path(runs), progress)
         except Interrupted as stop:
             raise SystemExit(stop.exit_status) from None
-        text = render(read_results([Path(runs)]), version=f"sipp {__version__}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(page, text.encode(), PAGE, force=force)
+        write_page(page, read_results([Path(runs)]), force=force)
     return records, page
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks
 from sipp.cli.options import parse_output
+from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
@@ -26,8 +26,7 @@ from sipp.records.display import labelled_line
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import model_hash
 from sipp.records.schemas import EVAL_FORMAT, EVAL_KIND, EvalMeasures
-from sipp.storage.files import seal
-from sipp.storage.outputs import EVALUATION, check_file, write_file
+from sipp.storage.outputs import EVALUATION
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> EvalMeasures:
@@ -72,24 +71,20 @@ def run_eval(request: EvalRequest) -> Answer:
     Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
-    if request.out is not None:
-        with naming_option(f"--out {request.out}", "give another place"):
-            check_file(request.out, EVALUATION, force=request.force)
-        if is_noise:
-            raise CommandError(
-                "results on noise do not show how good a network is",
-                where=f"--out {request.out}",
-                fix="leave it out, or give --data of your own",
-            )
+    check_out(request.out, EVALUATION, force=request.force)
+    if request.out is not None and is_noise:
+        raise CommandError(
+            "results on noise do not show how good a network is",
+            where=f"--out {request.out}",
+            fix="leave it out, or give --data of your own",
+        )
     dense, pruned = both_networks(request.model, request.dense, request.pruned, request.device)
     is_language = not is_noise and is_language_model(request.model) and is_text(Path(request.data))
-    reader = Reader(
-        dense, request.model, request.normalise, request.seed, request.batch_size, request.length, request.size
-    )
     if is_language:
         return _evaluate_text(request, dense, pruned)
+    reader = Reader(dense, request.model, request.inputs, request.seed)
     if is_noise:  # only checks shapes
-        drawn = reader.draw(reader.open(request.data, "calibration", "--data"), request.points, "--data")
+        drawn = reader.draw(reader.open(request.data), request.points)
     else:
         drawn = reader.holdout(request.data, request.points, "--data")
     output = parse_output(request.output)
@@ -103,7 +98,7 @@ def run_eval(request: EvalRequest) -> Answer:
     lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
     if is_noise:
         lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
-    return Answer(lines + _write_record(request, record), record)
+    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)
 
 
 def _network(request: EvalRequest) -> str:
@@ -119,20 +114,10 @@ def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any]
     return record
 
 
-def _write_record(request: EvalRequest, record: dict[str, Any]) -> list[str]:
-    """Writes the record if --out is given; returns the line that reports it."""
-    if request.out is None:
-        return []
-    with naming_option(f"--out {request.out}", "give another place"):
-        data = json.dumps(seal(record), indent=1, allow_nan=False).encode()
-        write_file(request.out, data, EVALUATION, force=request.force)
-    return [labelled_line("written", str(request.out))]
-
-
 def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
     """Measures the perplexity of both networks on a text, and how much they differ."""
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
-        all_nT = windows(Path(request.data), request.model, request.length)
+        all_nT = windows(Path(request.data), request.model, request.inputs.length)
         read_nT = all_nT[: request.points]
         measured = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
@@ -153,4 +138,4 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         str(measured),
         labelled_line("", "measured on this text only; sipp certify bounds the error on new text"),
     ]
-    return Answer(lines + _write_record(request, record), record)
+    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)

@@ -58,7 +58,9 @@ def stage_network(folder: Path, place: Path) -> None:
     """Stages the configuration and links to the weights of `folder` in the empty folder `place`."""
     stage_config(folder, place)
     if os.path.lexists(folder / GENERATION):  # kept for exported folders
-        (place / GENERATION).write_text(json.dumps(_only_numbers(_read_json(folder, GENERATION))))
+        settings = _read_json(folder, GENERATION).items()
+        numbers = {key: value for key, value in settings if key not in NOTES and _is_number(value)}
+        (place / GENERATION).write_text(json.dumps(numbers))
     if os.path.lexists(folder / ADAPTER):
         raise ModelError(
             f"{folder} holds an adapter ({ADAPTER}), whose base network is elsewhere",
@@ -186,12 +188,8 @@ def _tokenizer_settings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _only_numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """The values that are numbers or lists of numbers."""
-    return {key: value for key, value in config.items() if key not in NOTES and _is_number(value)}
-
-
 def _is_number(value: Any) -> bool:
+    """Whether this is a number, or a list of numbers."""
     return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float | None)
 
 

@@ -1,20 +1,29 @@
-"""Reads text for a causal language model (`--model hf:DIR --data valid.txt`): a file, JSON lines or a folder."""
+"""Reads text for a network of Hugging Face (`--model hf:DIR --data valid.txt`).
+
+A causal language model gets sequences of tokens from a file, JSON lines or a folder; any other network gets sentences,
+one per line of a file.
+"""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sipp.cli.hugging_face_files import CONFIG, checked_config
 from sipp.cli.hugging_face_models import PREFIX, folder_of, gguf_in, tokenizer_of
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, OptionError, SippError
 from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
 N_SEQUENCES = 128  # default number for calibration, as is usual
+MOST_TEXT = 1 << 28  # bytes of a file of sentences, since it is held in memory
+MOST_TOKENS = 512  # per sentence
+LABEL_SEPARATOR = "\t"
 
 
 def is_text(path: Path) -> bool:
@@ -65,6 +74,61 @@ def sequences(path: Path, model: str, length: int | None, role: str, seed: int) 
 
 def windows(path: Path, model: str, length: int | None) -> Tensor:
     """All text as one, in windows that do not overlap, for measuring perplexity."""
-    if not is_text(path):
-        raise DataError(f"{path} holds no text ({', '.join((*PLAIN, *JSON_LINES))})", fix="give files of text")
     return text(path, tokenizer_of(model), length=length_of(model, length), apart=False)
+
+
+# --- sentences, for networks that are not causal language models ------------------------------------------------------
+
+
+def sentences(path: Path, model: str) -> dict[str, Tensor]:
+    """Tokenizes the lines of a text file; `sentence<TAB>number` gives labels too."""
+    if not model.startswith(PREFIX):
+        raise DataError(
+            f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
+        )
+    folder = folder_of(model)
+    if path.stat().st_size > MOST_TEXT:
+        raise DataError(f"{path} has more than {MOST_TEXT:,} bytes", fix="split it")
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        texts, labels = _split_labels([line for line in lines if line])
+        if not texts:
+            raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
+        tokenizer, longest = tokenizer_of(model), min(length_of(model, None), MOST_TOKENS)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        _warn_of_unknown(tokens["input_ids"], tokenizer, path)
+    except SippError:
+        raise
+    except Exception as error:  # not text, or a broken tokenizer
+        raise DataError(
+            f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
+            fix="give UTF-8 text, one sentence per line, and a folder that holds its tokenizer",
+        ) from error
+    return dict(tokens) | ({} if labels is None else {"labels": labels})
+
+
+def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
+    """Warns if the tokenizer does not know most words, which would make all inputs alike."""
+    special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id], device="cpu")
+    words = ids[~torch.isin(ids, special)]
+    share = float((words == tokenizer.unk_token_id).float().mean()) if tokenizer.unk_token_id is not None else 0.0
+    if share > 0.5:
+        warnings.warn(f"{path.name}: the tokenizer does not know {share:.0%} of the words", stacklevel=2)
+
+
+def _split_labels(lines: list[str]) -> tuple[list[str], Tensor | None]:
+    """The sentences and, if every line ends in a tab and a number, their labels."""
+    parts = [line.rpartition(LABEL_SEPARATOR) for line in lines]
+    fits = [bool(text) and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts]
+    if not all(fits):
+        if any(fits):  # otherwise numbers would be read as words
+            raise DataError(
+                f"only {sum(fits)} of {len(fits)} sentences end in a tab and a class number; the first without is "
+                f"sentence {fits.index(False) + 1}",
+                fix="give all of them a class number (0, 1, ...), or none",
+            )
+        return lines, None
+    labels = torch.tensor([int(label) for _, _, label in parts], dtype=torch.int64, device="cpu")
+    return [text for text, _, _ in parts], labels

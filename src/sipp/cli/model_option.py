@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,9 @@ def load_model(
     """
     torch.manual_seed(seed)
     content = None
+    of_weights = f"{option} {weights}", "give the weights that were saved from this very network"
     if weights is not None:
-        with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
+        with naming_option(*of_weights):
             content = _read(weights_file(weights))
     with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
         model = _build(spec, n_classes)
@@ -57,9 +57,10 @@ def load_model(
             n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
             model = model if n_stored in (None, NETS[spec].n_classes) else build(spec, n_classes=n_stored)
     if weights is not None:
-        with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
+        with naming_option(*of_weights):
             _load_into(model, state, weights_file(weights))
-    lost = next((name for name, tensor in _tensors(model) if tensor.is_meta), None)
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    lost = next((name for name, tensor in tensors if tensor.is_meta), None)
     if lost is not None:
         raise CommandError(
             f"{lost} is on the meta device: it has a shape but no values",
@@ -90,10 +91,6 @@ def _build(spec: str, n_classes: int | None) -> nn.Module:
             f"{spec} is a file of code", fix=f"name the function in it that builds the network, {module}:FUNCTION"
         )
     return _build_by_user_code(spec) if ":" in spec else build(spec, n_classes=n_classes)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return chain(model.named_parameters(), model.named_buffers())
 
 
 def weights_file(path: Path) -> Path:
@@ -143,9 +140,8 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
         )
     own = model.state_dict()
     for name in own.keys() & state.keys():
-        if isinstance(own[name], Tensor) and _dtype_kind(state[name]) != _dtype_kind(
-            own[name]
-        ):  # torch would cast silently
+        is_tensor = isinstance(own[name], Tensor)  # and not the extra state of a module
+        if is_tensor and _dtype_kind(state[name]) != _dtype_kind(own[name]):  # torch would cast silently
             raise ModelError(
                 f"{path} does not fit {type(model).__name__}, {name} is {state[name].dtype} in the file and "
                 f"{own[name].dtype} in the network",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -26,10 +25,6 @@ class Normalisation:
     def words(self) -> str:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
         return f"bytes x as (x / 255 - mean) / std, mean {mean}, std {std}; --normalise gives others"
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std}
 
     def apply(self, images: Tensor) -> Tensor:
         """Normalises the images."""

@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -239,6 +239,32 @@ Force = Annotated[
 Json = Annotated[
     bool, option("Print one JSON document to stdout, and everything else to stderr.", OUTPUT_PANEL, "--json")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredOptions:
+    """A stored network, and the inputs it is run on: options of the commands that use one."""
+
+    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")]
+    model: Annotated[
+        str | None,
+        option("Your own network as package.module:callable; built-in networks are recognised.", MODEL_PANEL),
+    ] = None
+    data: Annotated[
+        str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
+    ] = None
+    normalise: Normalise = None
+    size: Size = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How inputs are read: the options of every command that runs a network on data."""
+
+    normalise: Normalise = None
+    size: Size = None
+    length: Length = None
+    batch_size: BatchSize = None
 
 
 def load_code(paths: list[Path] | None) -> None:

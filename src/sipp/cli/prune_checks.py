@@ -6,12 +6,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from sipp.cli.commands.prune_command import PruneRequest
-from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.errors import naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
-from sipp.records.checking import check_drop, check_number, check_share, check_size
+from sipp.cli.out_option import check_ledger_option
+from sipp.errors import OptionError
 from sipp.records.options import PruneOptions, unused_in_prune_to
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, check_ledger, refuse_input
+from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, refuse_input
 
 
 def check(request: PruneRequest) -> None:
@@ -25,21 +26,18 @@ def check(request: PruneRequest) -> None:
     }
     chosen = [name for name, value in goals.items() if value is not None]
     if len(chosen) != 1:
-        raise CommandError(
+        raise OptionError(
             "nothing says how far to prune" if not chosen else f"{' and '.join(chosen)} exclude each other",
-            where="sipp prune",
             fix=f"give exactly one of {', '.join(goals)}",
         )
     if request.out is None and not request.dry_run:
-        raise CommandError(
+        raise OptionError(
             "the pruned network would be lost",
-            where="sipp prune",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     load_code(request.code)
     _check_places(request)
     _refuse_ignored(request, chosen[0])
-    _check_numbers(request)
 
 
 def _check_places(request: PruneRequest) -> None:
@@ -54,9 +52,7 @@ def _check_places(request: PruneRequest) -> None:
                 check_file(request.out, NETWORK, force=request.force)
             else:
                 check_folder(request.out, force=request.force)
-    if request.ledger is not None:
-        with naming_option(f"--ledger {request.ledger}", "allow reading and writing, or give another file"):
-            check_ledger(request.ledger, out=request.out)
+    check_ledger_option(request.ledger, out=request.out)
 
 
 def _refuse_ignored(request: PruneRequest, goal: str) -> None:
@@ -96,23 +92,4 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
         rows.append((f"--values {request.values}", rounded, False, why, fix))
     for option, typed, has_effect, why, fix in rows:
         if typed is not None and not has_effect:
-            raise CommandError(f"{option} {why}", where="sipp prune", fix=fix)
-
-
-def _check_numbers(request: PruneRequest) -> None:
-    if request.epsilon is not None:
-        with naming_option(f"--epsilon {request.epsilon}", "give 0 or more, such as 0.1"):
-            check_number("epsilon", request.epsilon, least=0)
-    with naming_option(f"--holdout-delta {request.holdout_delta}", "give a share between 0 and 1"):
-        check_share("holdout-delta", request.allowed_share)
-    if request.max_accuracy_drop is not None:
-        with naming_option(f"--max-accuracy-drop {request.max_accuracy_drop}", "give a share between 0 and 1"):
-            check_drop("max_accuracy_drop", request.max_accuracy_drop)
-    with naming_option(f"--shard {request.shard}", "give 5GB, or a number of bytes"):
-        shard_bytes(request)
-
-
-def shard_bytes(request: PruneRequest) -> int | None:
-    """The largest size that --shard allows a file, in bytes; None: do not split."""
-    text = request.shard
-    return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)
+            raise OptionError(f"{option} {why}", fix=fix)

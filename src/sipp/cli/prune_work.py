@@ -13,13 +13,15 @@ from torch import nn
 import sipp
 from sipp.certificates.evidence import survey
 from sipp.cli.commands.prune_command import PruneRequest
-from sipp.cli.data_option import Points, Reader, data_or_noise, normalisation_lines, summary
+from sipp.cli.data_option import Points, Reader, normalisation_lines, summary
+from sipp.cli.data_sources import data_or_noise
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
 from sipp.cli.options import parse_output
 from sipp.cli.output import Answer
-from sipp.cli.prune_checks import check, shard_bytes
+from sipp.cli.prune_checks import check
+from sipp.errors import OptionError
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import ASIDE_SHARE
 from sipp.records.binomial import holdout_needed
@@ -58,16 +60,15 @@ def run_prune(request: PruneRequest) -> Answer:
 def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, Points | None]:
     """Disjoint calibration and holdout points for the network; None if not needed."""
     options = request.options
-    lengths = {"length": request.length, "size": request.size}
-    reader = Reader(model, request.model, request.normalise, options.seed, request.batch_size, **lengths)
+    reader = Reader(model, request.model, request.inputs, options.seed)
     holdout = None if request.holdout is None else reader.holdout(request.holdout, request.holdout_points)
     if not method_of(options.method).needs_data and request.data is None and not request.has_tolerance:
         return None, holdout
     spec = _data_spec(request)
-    source = reader.open(spec, "calibration", "--data")
+    source = reader.open(spec)
     if request.has_tolerance and source.kind == "random":
         raise CommandError(
-            "a certificate on noise says nothing about your inputs", where=f"--data {spec}", fix="give real inputs"
+            "a certificate on noise says nothing about your inputs", where=source.where, fix="give real inputs"
         )
 
     def theory(example: Any) -> int:
@@ -83,7 +84,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         return reader.split(source, n, request.holdout_points)
     if request.has_tolerance and holdout is None:
         holdout = reader.holdout(spec, request.holdout_points, "--data")
-    return reader.draw(source, n, "--data"), holdout
+    return reader.draw(source, n), holdout
 
 
 def _data_spec(request: PruneRequest) -> str:
@@ -94,9 +95,8 @@ def _data_spec(request: PruneRequest) -> str:
     if is_known and request.dry_run and not request.has_tolerance:
         return data_or_noise(None, request.model, N_NOISE, "sipp prune")
     noise = data_or_noise(None, request.model, N_NOISE, "") if is_known else f"random:{N_NOISE}x3x224x224"
-    raise CommandError(
+    raise OptionError(
         f"{request.options.method} needs data" if not request.has_tolerance else "certifying a tolerance needs data",
-        where="sipp prune",
         fix=f"give --data; for a dry run, noise will do: {noise}",
     )
 
@@ -109,9 +109,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
     if holdout.n_points < needed:
         raise CommandError(
             f"not certified: it takes {needed} holdout inputs, and there are {holdout.n_points}; nothing was written",
-            where=f"--holdout {holdout.spec}"
-            if request.holdout
-            else f"--data {holdout.spec}, the half split off as holdout",
+            where=holdout.source.where + ("" if request.holdout else ", the half split off as holdout"),
             fix=f"give {needed} inputs or more, or a larger --holdout-delta",
             code=NOT_CERTIFIED,
         )
@@ -146,10 +144,10 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
         if outcome.pruned is None and outcome.pruned_to.path:  # no other was tried
             verdict = f"not certified: keep {outcome.pruned_to.path[0].keep:.2%}, the first level tested, does not pass"
     loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
-    spec = outcome.holdout.spec if outcome.holdout is not None else request.data
+    assert outcome.holdout is not None  # without one nothing can fail
     return CommandError(
         f"{verdict}; nothing was written",
-        where=f"--holdout {spec}" if request.holdout else f"--data {spec}, the holdout taken from it",
+        where=outcome.holdout.source.where + ("" if request.holdout else ", the holdout taken from it"),
         fix=f"allow more ({loosened}), or give more holdout inputs",
         code=NOT_CERTIFIED,
     )
@@ -163,7 +161,7 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
     if holdout is not None:
         check_enough(request, holdout)
     loaded = time.perf_counter()
-    where = f"--model {request.model}" + (f", --data {calibration.spec}" if calibration is not None else "")
+    where = f"--model {request.model}" + (f", {calibration.source.where}" if calibration is not None else "")
     where += f", --holdout {request.holdout}" if request.holdout else ""
     with naming_option(where, "see sipp prune --help"):
         if request.has_tolerance:
@@ -203,43 +201,37 @@ def _prune(
 
 def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
     """The content of report.json and --json."""
+    options, weights, walk = request.options, request.weights, outcome.pruned_to
+    chosen = ("pattern", "include", "exclude", "delta", "confidence", "draws", "floor")
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
     else:
-        record = {
-            "kind": "not certified",
-            "sipp": sipp.__version__,
-            "method": request.options.method,
-            "seed": request.options.seed,
-            "keep": 1.0,
+        about = {"kind": "not certified", "sipp": sipp.__version__}
+        record = about | {"method": options.method, "seed": options.seed, "keep": 1.0}
+    return (
+        record
+        | {name: getattr(options, name) for name in chosen}
+        | {
+            "model": request.model,
+            "weights": None if weights is None else str(weights),
+            "weights_sha256": None if weights is None else file_hash(weights_file(weights)),
+            "dense_hash": model_hash(outcome.dense),
+            "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
+            "data": summary(outcome.calibration),
+            "holdout": summary(outcome.holdout),
+            "keep_asked": options.keep,
+            "epsilon_asked": request.epsilon,
+            "max_accuracy_drop_asked": request.max_accuracy_drop,
+            "holdout_delta": request.allowed_share if request.max_accuracy_drop is None else None,
+            "reduce": options.reduce or method_of(options.method).reduce,
+            "repair": bool(options.repair),
+            "verdict": None if walk is None else walk.verdict,
+            "path": [] if walk is None else [asdict(level) for level in walk.path],
+            "certificate": certificate_values(outcome.certificate),
+            "dry_run": request.dry_run,
+            "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
         }
-    return record | {
-        "model": request.model,
-        "weights": None if request.weights is None else str(request.weights),
-        "weights_sha256": None if request.weights is None else file_hash(weights_file(request.weights)),
-        "dense_hash": model_hash(outcome.dense),
-        "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
-        "data": summary(outcome.calibration),
-        "holdout": summary(outcome.holdout),
-        "keep_asked": request.options.keep,
-        "pattern": request.options.pattern,
-        "epsilon_asked": request.epsilon,
-        "max_accuracy_drop_asked": request.max_accuracy_drop,
-        "include": request.options.include,
-        "exclude": request.options.exclude,
-        "delta": request.options.delta,
-        "holdout_delta": request.allowed_share if request.max_accuracy_drop is None else None,
-        "confidence": request.options.confidence,
-        "draws": request.options.draws,
-        "reduce": request.options.reduce or method_of(request.options.method).reduce,
-        "floor": request.options.floor,
-        "repair": bool(request.options.repair),
-        "verdict": None if outcome.pruned_to is None else outcome.pruned_to.verdict,
-        "path": [] if outcome.pruned_to is None else [asdict(level) for level in outcome.pruned_to.path],
-        "certificate": certificate_values(outcome.certificate),
-        "dry_run": request.dry_run,
-        "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
-    }
+    )
 
 
 @dataclass(frozen=True)
@@ -273,12 +265,9 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
         with naming_option(f"--out {request.out}", "give another place"):
             check_file(request.out, NETWORK, force=request.force)
             saved = sipp.save(
-                outcome.pruned,
-                request.out,
-                values=request.values,
-                certificate=outcome.certificate,
-                shard=shard_bytes(request),
-            )
+                outcome.pruned, request.out, values=request.values, certificate=outcome.certificate,
+                shard=request.shard_bytes,
+            )  # fmt: skip
         return Written({str(request.out): saved.n_bytes}, saved)
     with naming_option(f"--out {request.out}", "give another folder"):
         files = write_pruned(request.out, outcome.pruned.model.state_dict(), record, force=request.force)

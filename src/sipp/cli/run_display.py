@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,6 +13,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from sipp.experiments.runs.run_recipe import Progress
+from sipp.experiments.training.signals import Interrupted
 from sipp.storage.files import Values
 
 
@@ -32,6 +34,11 @@ def records_table(records: list[Values]) -> Table:
     return table
 
 
+def work_done(n_trained: int) -> str:
+    """How many networks were trained by this command."""
+    return f"{n_trained} networks trained now" if n_trained else "nothing left to do"
+
+
 def _cell(record: Values | None) -> str:
     if record is None:
         return ""
@@ -40,8 +47,19 @@ def _cell(record: Values | None) -> str:
 
 
 @contextmanager
-def display(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """Yields a function that displays progress: a live line on a terminal, else one line per network."""
+def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """Yields a function that displays the progress of a run; a signal ends the command with its exit code."""
+    try:
+        with _display(console) as show:
+            yield show
+    except Interrupted as stop:
+        typer.echo(str(stop), err=True)
+        raise typer.Exit(stop.exit_status) from None
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A live line on a terminal, else one line per network."""
     if not console.is_terminal:
         yield lambda progress: _plain_line(console, progress)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -13,16 +12,18 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.cli.data_option import Points, Reader, data_or_noise
+from sipp.cli.data_option import Points, Reader
+from sipp.cli.data_sources import data_or_noise
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import is_language_model, length_of
 from sipp.cli.model_option import load_model
+from sipp.cli.options import InputOptions, StoredOptions
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
-from sipp.records.certificate import AnyCertificate, certificate_values, from_json
+from sipp.records.certificate import certificate_values, from_values
 from sipp.records.network_hash import class_name
 from sipp.records.saved_file import SavedFile
-from sipp.records.schemas import PrunedRecord, given_values
+from sipp.records.schemas import given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
@@ -114,14 +115,13 @@ def _net_tensors(name: str, n_classes: int | None) -> tuple[str, Tensors]:
     return class_name(net), tensors
 
 
-def example_for(
-    stored: StoredNetwork, data: str | None, n_points: int, normalise: str | None, size: int | None
-) -> tuple[Any, Points]:
-    """An example batch of `n_points`, from `data` or noise in a built-in network's shape."""
-    spec = data_or_noise(data, stored.name, n_points, f"FILE {stored.contents.path}")
+def example_for(stored: StoredNetwork, asked: StoredOptions, n_points: int) -> tuple[Any, Points]:
+    """An example batch of `n_points`, from --data or noise in a built-in network's shape."""
+    spec = data_or_noise(asked.data, stored.name, n_points, f"FILE {asked.file}")
     length = min(length_of(stored.name, None), EXAMPLE_TOKENS) if is_language_model(stored.name) else None
-    reader = Reader(stored.model, stored.name, normalise, batch_size=n_points, length=length, size=size)
-    points = reader.draw(reader.open(spec, "calibration", "--data"), n_points, "--data")
+    options = InputOptions(normalise=asked.normalise, size=asked.size, length=length, batch_size=n_points)
+    reader = Reader(stored.model, stored.name, options)
+    points = reader.draw(reader.open(spec), n_points)
     batch = next(iter(data_of(points.batches).batches()))
     return batch.kwargs or batch.args, points
 
@@ -136,9 +136,10 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
         raise _unknown_network(folder, f"{recorded!r:.60}")
-    network = load_model(name, folder / WEIGHTS_NAME)
+    network, claim = load_model(name, folder / WEIGHTS_NAME), record.certificate
+    certificate = None if claim is None or claim.is_refusal else from_values(given_values(claim))
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
-        contents = sipp.save(network, Path(place) / "net", certificate=_read_certificate(record))
+        contents = sipp.save(network, Path(place) / "net", certificate=certificate)
     return StoredNetwork(name, network, replace(contents, path=folder))
 
 
@@ -147,12 +148,6 @@ def save_small(stored: StoredNetwork, out: Path, values: Literal["same", "bf16",
     contents = stored.contents
     certificate = contents.certificate if contents.certificate_about == "stored values" else None
     return sipp.save(stored.model, out, values="fp32" if values == "same" else values, certificate=certificate)
-
-
-def _read_certificate(record: PrunedRecord) -> AnyCertificate | None:
-    if record.certificate is None or record.certificate.is_refusal:
-        return None
-    return from_json(json.dumps(given_values(record.certificate)))
 
 
 def _unknown_network(path: Path, what: str) -> CommandError:

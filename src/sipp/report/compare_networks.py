@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import fsum
 from typing import Any
 
+from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
 from sipp.records.schemas import EvalRecord
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
-from sipp.report.numbers import certified_limit, is_useless, number
+from sipp.report.numbers import certified_limit, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
-from sipp.report.series import Curve, Point
+from sipp.report.series import Curve, point_of
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -57,18 +57,6 @@ def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float,
     return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
 
 
-def certified(model: PrunedModel) -> float | None:
-    """The certified output error; the largest of several certificates, since the best of several is not a claim."""
-    limits = [certificate.output_limit for certificate in model.all_certificates]
-    return max((limit for limit in limits if limit is not None), default=None)
-
-
-def certified_drop(model: PrunedModel) -> float | None:
-    """The certified drop in accuracy; the largest of several."""
-    drops = [certificate.drop_upper for certificate in model.all_certificates]
-    return max((drop for drop in drops if drop is not None), default=None)
-
-
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
     """The value against keep, one curve per method (repaired or not); averages networks of equal method and keep."""
     arms: dict[str, dict[float, list[float]]] = {}
@@ -80,8 +68,7 @@ def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, 
         keep = next((k for k in points if abs(k - model.record.keep) <= SAME_KEEP * k), model.record.keep)
         points.setdefault(keep, []).append(known)
     return tuple(
-        Curve(arm, tuple(Point(k, fsum(v) / len(v), min(v), max(v), len(v)) for k, v in points.items()))
-        for arm, points in arms.items()
+        Curve(arm, tuple(point_of(keep, values) for keep, values in points.items())) for arm, points in arms.items()
     )
 
 
@@ -100,20 +87,18 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
     points = common_points(group)
     measured = {id(model): accuracies_on(model, points) for model in group}
     dense = next((accuracies[0] for accuracies in measured.values() if accuracies is not None), None)
-    accuracy = network_curves(group, lambda model: (measured[id(model)] or (None, None))[1])
-    errors = {
-        "moved": (
-            "Output moved",
-            "output moved on calibration inputs",
-            network_curves(group, lambda model: model.output_change),
-        ),
-        "certified": ("Certified", "certified error of the output", network_curves(group, certified)),
-    }
-    view = curve_view(accuracy, "accuracy, measured", "share", dense=dense)
-    comparisons = [ComparedNetworks("accuracy", "Accuracy", accuracy, view)]
-    for key, (title, label, curves) in errors.items():
-        comparisons.append(ComparedNetworks(key, title, curves, curve_view(curves, label, "share", are_errors=True)))
-    return [comparison for comparison in comparisons if comparison.curves]
+    kinds: list[tuple[str, str, str, Value]] = [
+        ("accuracy", "Accuracy", "accuracy, measured", lambda model: (measured[id(model)] or (None, None))[1]),
+        ("moved", "Output moved", "output moved on calibration inputs", lambda model: model.output_change),
+        ("certified", "Certified", "certified error of the output", lambda model: model.certified_error),
+    ]
+    comparisons = []
+    for key, title, label, value in kinds:
+        if curves := network_curves(group, value):
+            is_error = key != "accuracy"
+            view = curve_view(curves, label, "share", are_errors=is_error, dense=None if is_error else dense)
+            comparisons.append(ComparedNetworks(key, title, curves, view))
+    return comparisons
 
 
 # --- the article ----------------------------------------------------------------------------------------------------
@@ -126,21 +111,19 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
     rows = []
     for index, group in enumerate(groups):
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
-        rows.append(
-            [
-                lines(f"networks{index}-{comparison.key}", f"{comparison.title}{of}", comparison.view, of="network")
-                for comparison in comparisons_of(group)
-            ]
-        )
+        plots = [
+            lines(f"networks{index}-{comparison.key}", f"{comparison.title}{of}", comparison.view, of="network")
+            for comparison in comparisons_of(group)
+        ]
+        rows += [plots] if plots else []
     has_accuracy = common_points(models) is not None
     note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
-    shown = [row for row in rows if row]
     return Article(
         ident="networks",
         kicker="pruned models",
         title="Networks side by side",
         remarks=[] if len(parents) == 1 else ["Not all networks were pruned from the same dense network."],
-        sections=[Section("Comparison", _finding(groups), shown, networks_table(models), note=note)],
+        sections=[Section("Comparison", _finding(groups), rows, networks_table(models), note=note)],
     )
 
 
@@ -183,22 +166,20 @@ def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
 def networks_table(models: Sequence[PrunedModel]) -> Table:
     """A table of the networks: what each keeps, and what that costs."""
     points = common_points(models)
-    has_drops = any(certified_drop(model) is not None for model in models)
+    has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.record.keep):
         cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.record.keep, "share"))}
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
         cells["dead rows"] = TableCell(f"{model.record.dead_rows:,}")
-        cells["output moved"] = TableCell(
-            "unknown" if model.output_change is None else number(model.output_change, "share")
-        )
+        moved = model.output_change
+        cells["output moved"] = TableCell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = certified_cell(model)
         if has_drops:
-            drop = certified_drop(model)
-            cells["certified drop"] = TableCell(
-                "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
-            )
+            drop = None if model.certified_drop is None else model.certified_drop.drop_upper
+            points_lost = "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
+            cells["certified drop"] = TableCell(points_lost)
         rows.append((model.name, cells))
     caption = "From most to least kept; of several certificates, the weakest."
     caption += f" Accuracy: on {points.data.what}." if points is not None else ""
@@ -220,11 +201,11 @@ def _accuracy_cells(accuracies: tuple[float, float] | None) -> dict[str, TableCe
 
 def certified_cell(model: PrunedModel) -> TableCell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
-    limit = certified(model)
+    limit = model.certified_error
     if limit is None:
         others = [certificate for certificate in model.all_certificates if certificate.limit is not None]
         limits = [certified_limit(certificate.limit or 0.0, certificate.measure) for certificate in others]
         return TableCell(", ".join(limits) or "none")
-    if is_useless(limit):
+    if limit >= USELESS:
         return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return TableCell(percent_up(limit))

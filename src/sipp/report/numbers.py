@@ -6,18 +6,12 @@ import math
 from decimal import ROUND_CEILING, Context
 from typing import Literal
 
-from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
 TOLERANCE = 0.005  # loss of accuracy that the paper calls commensurate
 MINUTE, HOUR = 60.0, 3600.0
-
-
-def is_useless(limit: float) -> bool:
-    """Whether a certified error is as large as the output, and so says nothing."""
-    return limit >= USELESS
 
 
 def certified_limit(epsilon: float, measure: str | None) -> str:

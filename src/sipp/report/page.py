@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from sipp import __version__
 from sipp.errors import OptionError
 from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
 from sipp.records.checking import check_path
@@ -14,9 +13,9 @@ from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.records.schemas import CertificateRecord, PrunedRecord, checked
 from sipp.records.serialising import pruned_values
-from sipp.report.rendering import render
+from sipp.report.rendering import write_page
 from sipp.report.results import PrunedModel
-from sipp.storage.outputs import PAGE, check_file, write_file
+from sipp.storage.outputs import PAGE, check_file
 
 PruneResult = Pruned | PrunedTo
 Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
@@ -51,7 +50,7 @@ def page(
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
-    write_file(target, render(results, version=f"sipp {__version__}").encode(errors="replace"), PAGE, force=True)
+    write_page(target, results, force=True)
     return target
 
 

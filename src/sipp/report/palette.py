@@ -7,7 +7,7 @@ The colours remain distinct with protanopia, deuteranopia and tritanopia, and co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from typing import Literal
 
 from sipp.experiments.arms import SEPARATOR
@@ -58,11 +58,11 @@ FREE_COLOURS = (
 FREE_MARKERS: tuple[Marker, ...] = ("up", "diamond", "square", "down", "circle", "cross", "plus")
 FREE_DASHES = tuple((line, gap) for gap in (4, 5, 6, 7) for line in (10, 7, 4, 2))  # gaps that no row above has
 FREE_STYLES = tuple(
-    Style(*FREE_COLOURS[i % len(FREE_COLOURS)], marker, dash)
-    for i, (dash, marker) in enumerate(product(FREE_DASHES, FREE_MARKERS))
+    Style(*colours, marker, dash)
+    for (dash, marker), colours in zip(product(FREE_DASHES, FREE_MARKERS), cycle(FREE_COLOURS))
 )
 
-# Colours for parts of a stacked bar (time), and for single series.
+# Colours of the parts of the time, and of single series.
 QUIET, LOUD = ("#c3cad4", "#4a5361"), ("#0b5fb0", "#4eacfc")
 THIS = "this network"  # the only series on a page about one network
 PARTS: dict[str, tuple[str, str]] = {
@@ -74,6 +74,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "prune": ("#bc3700", "#ff8a54"),
     "certify": ("#00875f", "#2bd19b"),
     "other": ("#7e2281", "#cb7cca"),
+    "total": ("#4a5361", "#c3cad4"),
 }
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print

@@ -7,6 +7,7 @@ are raw: shares in [0, 1], seconds, counts; the script adds units.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 from typing import Any
 
 from sipp.experiments.runs.reading import Run
@@ -95,21 +96,6 @@ def _rounded(value: float | None, digits: int = DIGITS) -> float | None:
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-def run_plots(run: Run, ident: str) -> dict[str, Plot]:
-    """All plots that this run has data for, by section."""
-    if not series.methods_of(run):
-        return {}
-    plots = {
-        **_side_by_side(run, ident),
-        "accuracy": accuracy_plot(run, f"{ident}-accuracy"),
-        **{key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()},
-        "statements": _statements_plot(run, f"{ident}-statements"),
-        "layers": _layers_plot(run, f"{ident}-layers"),
-        "times": _times_plot(run, f"{ident}-times"),
-    }
-    return {key: plot for key, plot in plots.items() if plot}
-
-
 def metric_view(run: Run, key: str) -> dict[str, Any]:
     """A metric against keep, one curve per method."""
     metric, dense = METRICS[key], series.dense_mean(run, key)
@@ -142,23 +128,23 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
     return lines(ident, title, list(views.values()), choices=[choice])
 
 
-def _side_by_side(run: Run, ident: str) -> dict[str, Plot]:
+def side_by_side(run: Run, ident: str) -> list[Plot]:
     """Accuracy just after pruning and after retraining, on the same scale."""
     known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
-    panels = {
-        name: (title, curves) for name, (title, key) in known.items() if (curves := series.metric_curves(run, key))
-    }
-    points = [point for _, curves in panels.values() for curve in curves for point in curve.points]
-    plots = {}
-    for name, (title, curves) in panels.items():
-        view = curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
-        view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
-        plots[name] = lines(f"{ident}-{name}", title, view)
+    panels = [(name, title, series.metric_curves(run, key)) for name, (title, key) in known.items()]
+    points = [point for _, _, curves in panels for curve in curves for point in curve.points]
+    plots = []
+    for name, title, curves in panels:
+        if curves:
+            view = curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
+            view["span"] = [_rounded(min(point.low for point in points)), _rounded(max(point.high for point in points))]
+            plots.append(lines(f"{ident}-{name}", title, view))
     return plots
 
 
-def _method_choice(run: Run) -> dict[str, Any]:
-    return {"label": "Method", "options": list(series.methods_of(run))}
+def epsilon_plots(run: Run, ident: str) -> dict[str, Plot]:
+    """The plots of `epsilon_views`."""
+    return {key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()}
 
 
 def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
@@ -166,7 +152,7 @@ def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
     return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
 
 
-def _statements_plot(run: Run, ident: str) -> Plot:
+def statements_plot(run: Run, ident: str) -> Plot:
     """The bound and the certificate of every network, in words and numbers."""
     seeds = series.seeds_of(run)
     views = []
@@ -177,7 +163,8 @@ def _statements_plot(run: Run, ident: str) -> Plot:
             by_level.append([_network_cards(by_seed[seed]) if seed in by_seed else None for seed in seeds])
         views.append(by_level)
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
-    choices = [_method_choice(run), _level_choice(run), seed_choice]
+    method_choice = {"label": "Method", "options": list(series.methods_of(run))}
+    choices = [method_choice, _level_choice(run), seed_choice]
     return facts(ident, "Statements about one network", views, choices=choices)
 
 
@@ -244,7 +231,7 @@ def layer_view(field: str, rows: Mapping[str, Sequence[series.LayerRow]]) -> dic
     return bar_view(*LAYER_VALUES[field], known, log=field == "eps")
 
 
-def _layers_plot(run: Run, ident: str) -> Plot:
+def layers_plot(run: Run, ident: str) -> Plot:
     sizes = series.layers_of(run)
     if not sizes:
         return {}
@@ -262,18 +249,13 @@ def _layers_plot(run: Run, ident: str) -> Plot:
     return bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
 
 
-def _times_plot(run: Run, ident: str) -> Plot:
+def times_plot(run: Run, ident: str) -> Plot:
+    """The seconds of each method by part, summed over levels and seeds."""
     by_method = series.times(run)
-    used = [part for part in series.PARTS if any(parts[part] > 0 for parts in by_method.values())]
+    columns = {part: [_rounded(parts[part]) for parts in by_method.values()] for part in series.PARTS}
+    used = {part: values for part, values in columns.items() if any(values)}
     if not used:
         return {}
-    stacks = [{"name": part, "values": [_rounded(parts[part]) for parts in by_method.values()]} for part in used]
-    return {
-        "id": ident,
-        "kind": "stack",
-        "title": "Time by part",
-        "names": list(by_method),
-        "unit": "seconds",
-        "choices": [],
-        "views": {"series": stacks},
-    }
+    total = [_rounded(fsum(parts.values())) for parts in by_method.values()]
+    view = bar_view("time, summed over levels and seeds", "seconds", {**used, "total": total})
+    return bars(ident, "Time by part", "method", list(by_method), view)

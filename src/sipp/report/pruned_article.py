@@ -7,28 +7,14 @@ from typing import Any
 
 from sipp.records.display import listed
 from sipp.records.repair import Repair
-from sipp.records.schemas import (
-    BenchRecord,
-    BenchStep,
-    ChoiceRecord,
-    EvalRecord,
-    given_values,
-)
+from sipp.records.schemas import BenchRecord, BenchStep, ChoiceRecord, EvalRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import (
-    accuracy_promise,
-    best_evaluation,
-    lead,
-    next_steps,
-    outputs_rows,
-    shown_output_change,
-    tiles_of,
-)
+from sipp.report.summary import lead, next_steps, outputs_rows, promise, shown_output_change, tiles_of
 
 # Fields of the record that are shown elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
@@ -36,7 +22,7 @@ SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choi
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
-    record, measured = pruned.record, best_evaluation(pruned)
+    record, measured = pruned.record, pruned.evaluation
     sections = [
         None if measured is None else _accuracy_section(pruned, measured, ident),
         _outputs_section(pruned, ident),
@@ -126,7 +112,9 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    claim = accuracy_promise(model)[1] or "sipp certify --accuracy bounds the loss on new inputs"
+    claim = "sipp certify --accuracy bounds the loss on new inputs"
+    if model.certified_drop is not None:
+        claim = promise(model.certified_drop)
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [

@@ -8,8 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from sipp import __version__
 from sipp.experiments.runs.reading import Run, UnreadableFolder
 from sipp.extras import needed_for
 from sipp.report import palette, series
@@ -21,16 +23,31 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.storage.outputs import PAGE_MARK
+from sipp.storage.files import make_folder
+from sipp.storage.outputs import PAGE, PAGE_MARK, write_file
 
 TEMPLATE = "template.html.j2"
 LEDE = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
 
 
+def write_page(
+    path: Path,
+    results: Sequence[Result],
+    *,
+    force: bool,
+    broken: Sequence[UnreadableFolder] = (),
+    about: About | None = None,
+    title: str = "",
+) -> None:
+    """Writes the page of these results; an existing file is replaced only with `force`, and only if it is a page."""
+    text = render(results, broken=broken, about=about, title=title)
+    make_folder(path.parent)
+    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
+
+
 def render(
     results: Sequence[Result],
     *,
-    version: str,
     broken: Sequence[UnreadableFolder] = (),
     about: About | None = None,
     title: str = "",
@@ -47,6 +64,7 @@ def render(
     articles = _articles(results, about)
     plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
     methods = _methods(results)
+    heading = articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
     styles = {
         name: {
             "cls": f"m{i}",
@@ -62,12 +80,12 @@ def render(
     script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset(TEMPLATE)).render(
-        heading=_heading(articles, results, about, title),
+        heading=heading if about is None else about.title,
         explained=_glossary(results, methods),
         lede=LEDE,
         articles=articles,
         broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
-        version=version,
+        version=f"sipp {__version__}",
         policy=_policy(css, script),
         mark=Markup(PAGE_MARK),
         # Only text from this package is inserted unescaped; everything from files is escaped.
@@ -132,12 +150,6 @@ def _colours(methods: dict[str, Style]) -> str:
     light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
     dark = "".join(f".{name}{{color:{pair[1]}}}" for name, pair in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
-
-
-def _heading(articles: Sequence[Article], results: Sequence[Result], about: About | None, title: str) -> str:
-    if about is not None:
-        return about.title
-    return articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
 
 
 def _glossary(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:

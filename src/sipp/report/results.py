@@ -16,7 +16,7 @@ from sipp.experiments.arms import SEPARATOR
 from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
 from sipp.records.schemas import (
-    BENCH_FORMAT,
+    BENCH_KIND,
     EVAL_KIND,
     BenchRecord,
     CertificateRecord,
@@ -26,11 +26,15 @@ from sipp.records.schemas import (
 )
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_sealed
-from sipp.storage.outputs import BENCH_NAME, RECORD_NAME
+from sipp.storage.outputs import RECORD_NAME
 
-MOST_CERTIFICATE = 1 << 20  # bytes
+MOST_BYTES = 1 << 24  # of a file beside a network
 DEPTH = 2  # of nested folders: results/STUDY/RUN
-Beside = CertificateRecord | EvalRecord  # files about a network in its folder
+Beside = CertificateRecord | EvalRecord | BenchRecord  # files about a network in its folder
+SEALED: dict[str, tuple[str, type[Beside]]] = {  # by their kind; a file without one of these is a certificate
+    EVAL_KIND: ("an evaluation", EvalRecord),
+    BENCH_KIND: ("a benchmark", BenchRecord),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,29 @@ class PrunedModel:
     def output_change(self) -> float | None:
         """How far the output moved on a few calibration points; None if unknown."""
         return None if self.record.moved is None else self.record.moved.error
+
+    @property
+    def evaluation(self) -> EvalRecord | None:
+        """The evaluation with an accuracy (if any) on the most points."""
+        known = self.evaluations.values()
+        return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_points), default=None)
+
+    @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """The accuracy before and after pruning, by that evaluation."""
+        return None if self.evaluation is None else self.evaluation.accuracies
+
+    @property
+    def certified_error(self) -> float | None:
+        """The certified error of the output; the largest of several, since the best of several is not a claim."""
+        limits = [certificate.output_limit for certificate in self.all_certificates]
+        return max((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def certified_drop(self) -> CertificateRecord | None:
+        """The certificate on accuracy; the weakest of several."""
+        known = [certificate for certificate in self.all_certificates if certificate.drop_upper is not None]
+        return max(known, key=lambda certificate: certificate.drop_upper or 0.0, default=None)
 
     @property
     def all_certificates(self) -> list[CertificateRecord]:
@@ -124,49 +151,38 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:
-    """Reads the pruned network in a folder of `sipp prune`."""
+    """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
     record, marks = pruned_folder.read_pruned(folder)
-    path = folder / BENCH_NAME
-    values = read_sealed(path) if path.exists() else None
-    if isinstance(values, dict) and values.get("format") != BENCH_FORMAT:
-        values = None
-        marks += (f"{BENCH_NAME} is of another version and not shown: run sipp bench again.",)
-    bench = None if values is None else checked(BenchRecord, values, path)
-    if bench is not None and bench.pruned_hash != record.pruned_hash:
-        bench = None
-        marks += (f"{BENCH_NAME} is about another network and is not shown; run sipp bench again.",)
-    beside, more = _read_companions(folder, record)
-    certificates = {name: entry for name, entry in beside.items() if isinstance(entry, CertificateRecord)}
-    evaluations = {name: entry for name, entry in beside.items() if isinstance(entry, EvalRecord)}
-    return PrunedModel(folder.resolve().name, record, (*marks, *more), bench, certificates, evaluations)
-
-
-def _read_companions(folder: Path, record: PrunedRecord) -> tuple[dict[str, Beside], tuple[str, ...]]:
-    """The certificates and evaluations in a folder, and warnings about those for other networks or broken."""
-    records: dict[str, Beside] = {}
-    marks = []
+    certificates: dict[str, CertificateRecord] = {}
+    evaluations: dict[str, EvalRecord] = {}
+    bench = None
     for path in sorted(folder.glob("*.json")):
-        if path.name in (RECORD_NAME, BENCH_NAME):
-            continue
-        what = "certificate"
-        try:
-            values = json.loads(read_file(path)) if path.stat().st_size <= MOST_CERTIFICATE else None
-            if not isinstance(values, dict) or "pruned_hash" not in values:
-                continue  # some other file
-            if values.get("kind") == EVAL_KIND:
-                what = "evaluation"
-                records[path.name] = checked(EvalRecord, read_sealed(path), path)
-            else:
-                records[path.name] = checked(CertificateRecord, values, path)
-        except (OSError, ValueError, RecursionError, DataError):
-            marks.append(f"{path.name} cannot be read as {'a' if what == 'certificate' else 'an'} {what}.")
-            continue
-        is_other_dense = record.dense_hash is not None and values.get("dense_hash") != record.dense_hash
-        if values["pruned_hash"] != record.pruned_hash or is_other_dense:
-            del records[path.name]
-            marks.append(
-                f"{path.name} is {'a' if what == 'certificate' else 'an'} {what} for other networks and is not shown."
-            )
-        elif what == "certificate":
-            marks.append(f"{path.name} is shown unchecked; sipp certify --verify checks it.")
-    return records, tuple(marks)
+        beside, mark = (None, "") if path.name == RECORD_NAME else _read_beside(path, record)
+        marks += (mark,) if mark else ()
+        if isinstance(beside, CertificateRecord):
+            certificates[path.name] = beside
+        elif isinstance(beside, EvalRecord):
+            evaluations[path.name] = beside
+        elif beside is not None:
+            bench = beside
+    return PrunedModel(folder.resolve().name, record, marks, bench, certificates, evaluations)
+
+
+def _read_beside(path: Path, record: PrunedRecord) -> tuple[Beside | None, str]:
+    """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a remark."""
+    what: str
+    schema: type[Beside]
+    what, schema = "a certificate", CertificateRecord
+    try:
+        values = json.loads(read_file(path)) if path.stat().st_size <= MOST_BYTES else None
+        if not isinstance(values, dict) or "pruned_hash" not in values:
+            return None, ""  # some other file
+        what, schema = SEALED.get(str(values.get("kind")), (what, schema))
+        beside = checked(schema, values if schema is CertificateRecord else read_sealed(path), path)
+    except (OSError, ValueError, RecursionError):
+        return None, f"{path.name} cannot be read as {what}."
+    dense_hash = values.get("dense_hash", record.dense_hash)
+    if values["pruned_hash"] != record.pruned_hash or record.dense_hash not in (None, dense_hash):
+        return None, f"{path.name} is {what} for other networks and is not shown."
+    is_checked = schema is not CertificateRecord
+    return beside, "" if is_checked else f"{path.name} is shown unchecked; sipp certify --verify checks it."

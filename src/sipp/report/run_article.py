@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 from sipp.experiments.runs.reading import Run
+from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
 from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
-from sipp.report.numbers import TOLERANCE, is_useless, number, seconds
-from sipp.report.plots import run_plots
+from sipp.report.numbers import TOLERANCE, number, seconds
+from sipp.report.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
 from sipp.report.series import Curve
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
@@ -87,32 +88,26 @@ def _tiles(run: Run) -> list[SummaryTile]:
 
 def _sections(run: Run, ident: str) -> list[Section]:
     """The sections that have plots, in order; the first, which method to use, is always there."""
-    plots = run_plots(run, ident)
-    is_met = any(record.bound is not None and record.bound.holds for record in run.records)
-    # To add a section, add a row here and its plots in `run_plots`
-    wanted = [
-        (
-            "Guarantees",
-            certificate_finding(run),
-            [["certified", "theory"] if is_met else ["certified"], ["statements"]],
-        ),
-        ("Layers", layers_finding(run), [["layers"]]),
-        ("Time", time_finding(run), [["times"]]),
-    ]
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
-    first = _existing(plots, [["pruned", "retrained"], ["accuracy"]])
-    sections = [Section("Which to use", choice, first, method_table(run), note=spread_words(run))]
-    for kicker, finding, keys in wanted:
-        if rows := _existing(plots, keys):
-            is_folded = kicker == "Guarantees" and "theory" in plots and not is_met
-            folded = (FOLDED_THEORY, plots["theory"]) if is_folded else None
-            sections.append(Section(kicker, finding, rows, folded=folded))
-    return sections
+    accuracies = _rows(side_by_side(run, ident), [accuracy_plot(run, f"{ident}-accuracy")])
+    first = Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))
+    if not series.methods_of(run):
+        return [first]
+    epsilons, folded = epsilon_plots(run, ident), None
+    if "theory" in epsilons and not any(record.bound is not None and record.bound.holds for record in run.records):
+        folded = (FOLDED_THEORY, epsilons.pop("theory"))
+    guarantees = _rows(list(epsilons.values()), [statements_plot(run, f"{ident}-statements")])
+    others = [
+        Section("Guarantees", certificate_finding(run), guarantees, folded=folded),
+        Section("Layers", layers_finding(run), _rows([layers_plot(run, f"{ident}-layers")])),
+        Section("Time", time_finding(run), _rows([times_plot(run, f"{ident}-times")])),
+    ]
+    return [first, *(section for section in others if section.rows)]
 
 
-def _existing(plots: dict[str, Plot], rows: list[list[str]]) -> list[list[Plot]]:
-    """The rows of plots, without plots that do not exist."""
-    known = [[plots[key] for key in row if key in plots] for row in rows]
+def _rows(*rows: list[Plot]) -> list[list[Plot]]:
+    """The rows of plots, without plots and rows that are empty."""
+    known = [[plot for plot in row if plot] for row in rows]
     return [row for row in known if row]
 
 
@@ -246,11 +241,11 @@ def certificate_finding(run: Run) -> Finding:
     heading = (
         f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"
     )
-    if is_useless(first[best].high):
+    if first[best].high >= USELESS:
         heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
         heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
-        heading += "; a guarantee of 100 % or more is useless" if is_useless(first[worst].high) else ""
+        heading += "; a guarantee of 100 % or more is useless" if first[worst].high >= USELESS else ""
     elif len(first) > 1:
         heading += " for every method"
     of = "the network it was pruned from" if run.pipeline is None else run.pipeline.compared_with

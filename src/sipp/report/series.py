@@ -154,9 +154,12 @@ def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
 def _point(keep: float, values: list[float | None]) -> Point | None:
     """The point of these values; None if one is missing, since a mean must not leave out bad values."""
     known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return Point(keep, _mean(known), min(known), max(known), len(known))
+    return point_of(keep, known) if known and len(known) == len(values) else None
+
+
+def point_of(keep: float, values: Sequence[float]) -> Point:
+    """The point that summarises these values."""
+    return Point(keep, _mean(values), min(values), max(values), len(values))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
 from sipp.records.display import bytes_in_words, percent, percent_up, points_up
-from sipp.records.schemas import CertificateRecord, EvalRecord, given_values
+from sipp.records.schemas import CertificateRecord, given_values
 from sipp.report.contents import Finding, NextStep, SummaryTile
 from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
@@ -18,21 +18,13 @@ MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more w
 ARROW = " \N{RIGHTWARDS ARROW} "
 
 
-def best_evaluation(model: PrunedModel) -> EvalRecord | None:
-    """The evaluation with an accuracy (if any) on the most points."""
-    evaluations = list(model.evaluations.values())
-    return max(
-        evaluations, key=lambda evaluation: (evaluation.accuracies is not None, evaluation.n_points), default=None
-    )
-
-
 def lead(pruned: PrunedModel) -> Finding:
     """What is left and what it cost, in one sentence; then what was done."""
-    record, measured = pruned.record, best_evaluation(pruned)
+    record = pruned.record
     heading = f"{number(record.keep, 'share')} of the weights are left"
-    if measured is not None and measured.accuracies is not None:
-        before, after = measured.accuracies
-        heading += f", and the accuracy is {number(after, 'share')} (before: {number(before, 'share')})"
+    if pruned.accuracies is not None:
+        before, after = (number(share, "share") for share in pruned.accuracies)
+        heading += f", and the accuracy is {after} (before: {before})"
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = record.dead_rows
@@ -47,7 +39,7 @@ def lead(pruned: PrunedModel) -> Finding:
 
 def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """How far outputs move, and on which points; on new points if that was measured."""
-    measured = best_evaluation(pruned)
+    measured = pruned.evaluation
     if measured is not None and measured.error_mean is not None:
         return measured.error_mean, f"on average, on {measured.data.what}"
     return None if pruned.output_change is None else (pruned.output_change, "on a few calibration inputs")
@@ -55,7 +47,7 @@ def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
     """Tiles for accuracy, size, speed, guarantee and output change; unknown values say how to measure them."""
-    record, measured, bench = pruned.record, best_evaluation(pruned), pruned.bench
+    record, measured, bench = pruned.record, pruned.evaluation, pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
         before, after = (number(share, "share") for share in measured.accuracies)
@@ -83,31 +75,21 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
 
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
-    about_accuracy = accuracy_promise(pruned)
-    about_outputs = [certificate for certificate in _promising(pruned) if certificate.drop_upper is None]
-    words = ". ".join(filter(None, (about_accuracy[1], *map(promise, about_outputs[:1]))))
-    if about_accuracy[0] is not None:
-        drop = points_up(about_accuracy[0]).replace("percentage ", "")  # the words below say "percentage"
+    about_accuracy = pruned.certified_drop
+    about_outputs = next((known for known in _promising(pruned) if known.drop_upper is None), None)
+    words = ". ".join(promise(known) for known in (about_accuracy, about_outputs) if known is not None)
+    if about_accuracy is not None:
+        drop = points_up(about_accuracy.drop_upper or 0.0).replace("percentage ", "")  # said below
         return SummaryTile("guarantee", f"drop at most {drop}", words)
-    if about_outputs:
-        first = about_outputs[0]
-        within = f"within {certified_limit(first.limit or 0.0, first.measure)}"
-        return SummaryTile("guarantee", "useless" if first.is_useless else within, words)
+    if about_outputs is not None:
+        within = f"within {certified_limit(about_outputs.limit or 0.0, about_outputs.measure)}"
+        return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, words)
     if pruned.record.certificate is not None:
         verdict = pruned.record.certificate.verdict or pruned.record.certificate.mode
         return SummaryTile("guarantee", "none", f"Certificate: {verdict}")
     if pruned.record.bound is not None and pruned.record.bound.holds:
         return SummaryTile("guarantee", "in theory", "The theory's bound holds, for the share of inputs given below")
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
-
-
-def accuracy_promise(pruned: PrunedModel) -> tuple[float | None, str]:
-    """The certified drop in accuracy (the largest of several) and its sentence; (None, "") without one."""
-    known = [certificate for certificate in _promising(pruned) if certificate.drop_upper is not None]
-    if not known:
-        return None, ""
-    widest = max(known, key=lambda certificate: certificate.drop_upper or 0.0)  # the best of several is no claim
-    return widest.drop_upper, promise(widest)
 
 
 def _promising(pruned: PrunedModel) -> list[CertificateRecord]:
@@ -139,34 +121,40 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
     """Next steps, most useful first: measure what is unknown, repair what is bad, use the network."""
-    record, measured = pruned.record, best_evaluation(pruned)
-    known = (record.model_extra or {}).get("model"), (record.model_extra or {}).get("weights")
-    of = f"--model {known[0] or 'MODEL'} --dense {known[1] or 'WEIGHTS'} --pruned {pruned.name}"
-    in_shell = known[0] is not None
+    record, recorded = pruned.record, pruned.record.model_extra or {}
+    model, weights = recorded.get("model"), recorded.get("weights")
+    of = f"--model {model or 'MODEL'} --dense {weights or 'WEIGHTS'} --pruned {pruned.name}"
     steps = []
-    if measured is None or measured.accuracies is None:
-        command = f"sipp eval {of} --data NEW --out {pruned.name}/eval.json"
-        command = command if in_shell else "sipp.certify_accuracy(model, pruned, labelled_holdout)"
-        steps.append(NextStep("Measure its accuracy on new data with labels:", command))
-    if not _promising(pruned):
-        command = f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json"
-        steps.append(NextStep("Get a guarantee:", command if in_shell else "sipp.certify(model, pruned, holdout)"))
-    lost = 0.0 if measured is None or measured.accuracies is None else measured.accuracies[0] - measured.accuracies[1]
-    moved = shown_output_change(pruned)
-    if lost > MUCH_LOST or (measured is None and moved is not None and moved[0] > MUCH_MOVED):
-        if not record.repair:
-            command = "sipp prune ... --repair" if in_shell else "sipp.prune(model, data, keep=..., repair=True)"
-            steps.append(NextStep("Bring back most of what was lost, without training:", command))
-        else:
-            command = "sipp.hold(model, masks, optimizer=optimizer)"
-            steps.append(NextStep("Too much lost? Keep more weights, or retrain with the zeros held at zero:", command))
-    if pruned.bench is None and in_shell:
-        steps.append(
-            NextStep("See how small and fast it is:", f"sipp bench {pruned.name} --out {pruned.name}/bench.json")
+
+    def suggest(words: str, in_shell: str, in_python: str) -> None:
+        steps.append(NextStep(words, in_python if model is None else in_shell))
+
+    if pruned.accuracies is None:
+        suggest(
+            "Measure its accuracy on new data with labels:",
+            f"sipp eval {of} --data NEW --out {pruned.name}/eval.json",
+            "sipp.certify_accuracy(model, pruned, labelled_holdout)",
         )
-    if len(steps) < 2:
-        is_of_prune = "weights" in (record.model_extra or {})  # records from Python name a class, not how to build it
-        steps += _ways_to_use(pruned.name, known[0] if is_of_prune else None)
+    if not _promising(pruned):
+        suggest(
+            "Get a guarantee:",
+            f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json",
+            "sipp.certify(model, pruned, holdout)",
+        )
+    lost = 0.0 if pruned.accuracies is None else pruned.accuracies[0] - pruned.accuracies[1]
+    moved = shown_output_change(pruned)
+    if lost > MUCH_LOST or (pruned.evaluation is None and moved is not None and moved[0] > MUCH_MOVED):
+        if record.repair:
+            hold = "sipp.hold(model, masks, optimizer=optimizer)"
+            suggest("Too much lost? Keep more weights, or retrain with the zeros held at zero:", hold, hold)
+        else:
+            again = "sipp.prune(model, data, keep=..., repair=True)"
+            suggest("Bring back most of what was lost, without training:", "sipp prune ... --repair", again)
+    if pruned.bench is None and model is not None:
+        command = f"sipp bench {pruned.name} --out {pruned.name}/bench.json"
+        steps.append(NextStep("See how small and fast it is:", command))
+    if len(steps) < 2:  # a record from Python names a class, not how to build it
+        steps += _ways_to_use(pruned.name, model if "weights" in recorded else None)
     return steps[:3]
 
 
@@ -190,8 +178,7 @@ def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
 
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
     """All numbers on how far outputs move, with their meaning."""
-    rows = []
-    measured = best_evaluation(pruned)
+    rows, measured = [], pruned.evaluation
     if measured is not None and measured.error_mean is not None:
         mean, median, largest = (
             number(error, "share") for error in (measured.error_mean, measured.error_median, measured.error_max)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import RenderableType
 
-from sipp.cli.errors import naming_option
-from sipp.cli.options import MACHINE_PANEL, MODEL_PANEL, OUTPUT_PANEL, Force, Normalise, Size, option
+from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.records.display import bytes_in_words, labelled_line, plain_table
 from sipp.records.schemas import BenchRecord
@@ -22,16 +19,8 @@ N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
 
 
 def bench(
-    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
-    model: Annotated[
-        str | None,
-        option("A built-in network (recognised automatically) or package.module:callable.", MODEL_PANEL),
-    ] = None,
-    data: Annotated[
-        str | None, option("Inputs; default: noise in the shape that a built-in network takes.", MODEL_PANEL)
-    ] = None,
-    normalise: Normalise = None,
-    size: Size = None,
+    *,
+    stored: StoredOptions,
     out: Annotated[
         Path | None,
         option(
@@ -56,27 +45,21 @@ def bench(
     ] = REPEATS,
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
+    from sipp.cli.out_option import check_out, write_record
     from sipp.records.json_values import json_value
-    from sipp.storage.files import seal
-    from sipp.storage.outputs import BENCH, check_file, write_file
+    from sipp.storage.outputs import BENCH
 
-    if out is not None:
-        with naming_option(f"--out {out}", "give another place"):
-            check_file(out, BENCH, force=force)
+    check_out(out, BENCH, force=force)
     from sipp.cli.bench_network import bench_file
 
-    record = bench_file(
-        file, model=model, data=data, normalise=normalise, size=size, n_points=batch, n_threads=threads, repeats=repeats
-    )
+    record = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
     values = json_value(record.model_dump(mode="json"))
-    if out is not None:
-        with naming_option(f"--out {out}", "give another place"):
-            write_file(out, json.dumps(seal(values), indent=1, allow_nan=False).encode(), BENCH, force=force)
-    return Answer(_report_lines(record, out), values)
+    written = write_record(out, values, BENCH, force=force)
+    return Answer([*_tables(record), *written, record.line], values)
 
 
-def _report_lines(record: BenchRecord, out: Path | None) -> list[RenderableType]:
-    """The tables, and the summary on the last line."""
+def _tables(record: BenchRecord) -> list[RenderableType]:
+    """The times of steps and calls, and the sizes."""
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:
@@ -116,6 +99,4 @@ def _report_lines(record: BenchRecord, out: Path | None) -> list[RenderableType]
             "in memory",
             f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
         ),
-        *([] if out is None else [labelled_line("written", str(out))]),
-        record.line,
     ]

@@ -24,9 +24,8 @@ class CertifyRequest:
     calibration: Annotated[
         str | None, option("Inputs that were used for pruning; the holdout must not contain any.", MODEL_PANEL)
     ] = None
-    normalise: shared.Normalise = None
-    size: shared.Size = None
-    length: shared.Length = None
+    device: shared.Device = "auto"
+    inputs: shared.InputOptions
     epsilon: Annotated[
         float | None, option("Relative error to certify; default: the smallest that can be certified.", GUARANTEE_PANEL)
     ] = None
@@ -48,8 +47,6 @@ class CertifyRequest:
     )
     out: Annotated[Path | None, option("Where to write the certificate as JSON.", OUTPUT_PANEL)] = None
     force: shared.Force = False
-    device: shared.Device = "auto"
-    batch_size: shared.BatchSize = None
 
 
 def certify(request: CertifyRequest) -> Answer:

@@ -16,16 +16,16 @@ from sipp.scoring.methods import NAMES, method_of
 
 
 def compare(
+    *,
     model: shared.Model,
     data: shared.NeededData,
     weights: shared.Weights = None,
     holdout: Annotated[
         str | None, option("Inputs to judge on; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
-    normalise: shared.Normalise = None,
-    size: shared.Size = None,
+    device: shared.Device = "auto",
+    inputs: shared.InputOptions,
     code: shared.CodeFiles = None,
-    length: shared.Length = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
         str, option("Shares of the prunable weights to keep, each in (0, 1], separated by commas.", PRUNE_PANEL)
@@ -43,8 +43,6 @@ def compare(
         bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
     ] = False,
     refit: shared.Refit = False,
-    device: shared.Device = "auto",
-    batch_size: shared.BatchSize = None,
     seed: shared.Seed = 0,
 ) -> Answer:
     """Compare methods on your network: how far each moves the output, and which one to use.
@@ -53,25 +51,26 @@ def compare(
     """
     from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
+    from sipp.cli.out_option import check_ledger_option
     from sipp.scoring.theory_points import sample_size
-    from sipp.storage.outputs import check_ledger
 
     shared.load_code(code)
     shares, names = _parse_keeps(keeps), _parse_methods(methods)
     for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
         if holdout is None and value is not None:
             raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
-    if ledger is not None:
-        with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-            check_ledger(ledger, out=None)
+    check_ledger_option(ledger)
     network = load_model(model, weights, seed=seed, device=device)
-    reader = Reader(network, model, normalise, seed, batch_size, length, size)
-    with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
-        chosen = reader.calibration(
-            data, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
+    reader = Reader(network, model, inputs, seed)
+    where, fix = f"--model {model}, --data {data}", "see sipp compare --help"
+    with naming_option(where, fix):
+        source = reader.open(data)
+        n_points = reader.n_calibration(
+            source, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
         )
+        chosen = reader.draw(source, n_points)
     judging = None if holdout is None else reader.holdout(holdout, holdout_points)
-    with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
+    with naming_option(where, fix):
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
             holdout=None if judging is None else judging.batches, include=include, exclude=exclude,

@@ -19,17 +19,14 @@ class EvalRequest:
     pruned: shared.PrunedWeights
     dense: shared.Dense = None
     data: Annotated[str, option(f"Inputs to measure on: {KINDS}. For a data set, its test part.", MODEL_PANEL)]
-    normalise: shared.Normalise = None
-    size: shared.Size = None
-    length: shared.Length = None
+    device: shared.Device = "auto"
+    inputs: shared.InputOptions
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
     out: Annotated[
         Path | None, option("New file for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
     ] = None
     force: shared.Force = False
-    device: shared.Device = "auto"
-    batch_size: shared.BatchSize = None
     seed: shared.Seed = 0
 
 

@@ -7,18 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 from sipp.cli import options as shared
-from sipp.cli.options import (
-    GUARANTEE_PANEL,
-    OUTPUT_PANEL,
-    PRUNE_PANEL,
-    option,
-)
+from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option
 from sipp.cli.output import Answer
-from sipp.records.options import (
-    HOLDOUT_DELTA,
-    Precision,
-    PruneOptions,
-)
+from sipp.records.checking import check_drop, check_number, check_share, check_size
+from sipp.records.options import HOLDOUT_DELTA, Precision, PruneOptions
 from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 
@@ -29,13 +21,10 @@ class PruneRequest:
     model: shared.Model
     data: shared.Data = None
     weights: shared.Weights = None
-    normalise: shared.Normalise = None
-    size: shared.Size = None
-    code: shared.CodeFiles = None
-    length: shared.Length = None
-    points: shared.PointsOption = None
     device: shared.Device = "auto"
-    batch_size: shared.BatchSize = None
+    inputs: shared.InputOptions
+    code: shared.CodeFiles = None
+    points: shared.PointsOption = None
     holdout: Annotated[
         str | None,
         option(
@@ -85,6 +74,20 @@ class PruneRequest:
         ),
     ] = None
     force: shared.Force = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            check_number("epsilon", self.epsilon, least=0)
+        if self.max_accuracy_drop is not None:
+            check_drop("max_accuracy_drop", self.max_accuracy_drop)
+        check_share("holdout_delta", self.allowed_share)
+        _ = self.shard_bytes
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """The largest size that --shard allows a file, in bytes; None: do not split."""
+        text = self.shard
+        return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)
 
     @property
     def is_one_file(self) -> bool:

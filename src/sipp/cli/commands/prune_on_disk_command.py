@@ -8,15 +8,9 @@ from typing import Annotated
 
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import (
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    PRUNE_PANEL,
-    REPAIR_PANEL,
-    option,
-    prune_option,
-)
+from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, prune_option
 from sipp.cli.output import Answer
+from sipp.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +62,7 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
             f"{request.model} is not a Hugging Face folder", where=f"--model {request.model}", fix="give hf:DIR"
         )
     if (request.keep is None) == (request.pattern is None):
-        raise CommandError(
-            "one of --keep and --pattern says how much is kept",
-            where="sipp prune-on-disk",
-            fix="give --keep 0.5 or --pattern 2:4",
-        )
+        raise OptionError("one of --keep and --pattern says how much is kept", fix="give --keep 0.5 or --pattern 2:4")
     with naming_option(f"--model {request.model}", "give hf:DIR"):
         folder = folder_of(request.model)
         with naming_option(f"--out {request.out}", "give another folder"):
@@ -81,9 +71,10 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
         model = hf_model_without_weights(request.model)
     with naming_option(f"--device {request.device}", "use --device cpu, or leave it out"):
         device = device_named(request.device)
-    reader = Reader(model, request.model, None, request.seed, request.batch_size, request.length)
-    source = reader.open(request.data, "calibration", "--data")
-    points = reader.draw(source, request.points or (N_SEQUENCES if source.kind == "text" else None), "--data")
+    reading = shared.InputOptions(length=request.length, batch_size=request.batch_size)
+    reader = Reader(model, request.model, reading, request.seed)
+    source = reader.open(request.data)
+    points = reader.draw(source, request.points or (N_SEQUENCES if source.kind == "text" else None))
     with naming_option(f"--model {request.model}, --data {request.data}, --out {request.out}", "see --help"):
         done = sipp.prune_on_disk(
             model, folder, points.batches, request.out, keep=request.keep, pattern=request.pattern,

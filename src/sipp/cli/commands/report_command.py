@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-import sipp
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
+from sipp.cli.out_option import check_out
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.report import figure_names, read_whole_results, render, write_figures
+from sipp.report import figure_names, read_whole_results, write_figures, write_page
+from sipp.report.numbers import counted
 from sipp.report.results import Result
-from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place, write_file
+from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place
 
 
 def report(
@@ -30,8 +31,7 @@ def report(
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
-    with naming_option(f"--out {out}", "give another page"):
-        check_file(out, PAGE, force=force, makes_folder=True)
+    check_out(out, PAGE, force=force, makes_folder=True)
     if figures is not None:
         with naming_option(f"--figures {figures}", "give another folder"):
             check_place(figures / out.name)
@@ -42,24 +42,22 @@ def report(
     if figures is not None:
         _check_figures(figures, results, force)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
-    text = render(results, version=f"sipp {sipp.__version__}", broken=broken, title=title)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
+    write_page(out, results, force=force, broken=broken, title=title)
     drawn = [] if figures is None else write_figures(results, figures)
-    names = [result.name for result in results]
-    marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
     n_bytes = out.stat().st_size
-    values = {"page": str(out), "bytes": n_bytes, "figures": [str(path) for path in drawn], "of": names}
-    values["marked"] = marked
-    if broken:
-        values["broken"] = [
-            {"folder": str(damaged.folder), "what": damaged.what, "do": HOW_TO_REPAIR} for damaged in broken
-        ]
-    what = "1 result" if len(names) == 1 else f"{len(names)} results"
-    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {what})"]
+    marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
+    values = {
+        "page": out,
+        "bytes": n_bytes,
+        "figures": drawn,
+        "of": [result.name for result in results],
+        "marked": marked,
+        "broken": [{"folder": one.folder, "what": one.what, "do": HOW_TO_REPAIR} for one in broken],
+    }
+    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {counted(len(results), 'result')})"]
     lines += [] if figures is None else [f"figures: {len(drawn)} files in {figures}"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {damaged.what}; {HOW_TO_REPAIR}" for damaged in broken]
+    lines += [f"broken: {one.what}; {HOW_TO_REPAIR}" for one in broken]
     return Answer(lines, values)
 
 

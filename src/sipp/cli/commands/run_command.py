@@ -6,7 +6,7 @@ import os
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from sipp.cli import options as shared
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MACHINE_PANEL, MODEL_PANEL, option
@@ -58,12 +58,11 @@ def run(
 
     Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
     """
-    from sipp.cli.run_display import display, records_table
+    from sipp.cli.run_display import records_table, show_progress, work_done
     from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
     from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
     from sipp.experiments.recipes import Code, load_recipe
     from sipp.experiments.runs.run_recipe import run as run_recipe
-    from sipp.experiments.training.signals import Interrupted
 
     shared.load_code(code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
@@ -71,7 +70,7 @@ def run(
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
     console = Console(quiet=not processes.leads)
     try:
-        with display(console) as on_progress:
+        with show_progress(console) as on_progress:
             done = run_recipe(
                 chosen,
                 out=out,
@@ -85,13 +84,10 @@ def run(
                 ray=RayOptions(ray_address or LOCAL, at_once) if ray_address or at_once else None,
                 code_files=tuple(code or ()),
             )
-    except Interrupted as stop:
-        typer.echo(str(stop), err=True)
-        raise typer.Exit(stop.exit_status) from None
     finally:
         leave_processes(processes)
     if not processes.leads:
         return None
-    summary = f"{done.n_made} networks trained now" if done.n_made else "nothing left to do"
-    shown: list[RenderableType] = [records_table(done.records), f"{summary}; records: {done.folder / 'records.jsonl'}"]
-    return Answer(shown, {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records})
+    summary = f"{work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
+    values = {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records}
+    return Answer([records_table(done.records), summary], values)

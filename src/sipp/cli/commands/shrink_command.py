@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 import sipp
-from sipp.cli.commands.export_command import N_POINTS, OwnModel, check_out
+from sipp.cli.commands.export_command import N_POINTS
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, Normalise, Size
+from sipp.cli.options import StoredOptions
 from sipp.cli.output import Answer
 
 Kind = Literal["pt", "pt2", "onnx"]
@@ -20,21 +20,17 @@ KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
 
 
 def shrink(
-    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
+    *,
+    stored: StoredOptions,
     out: Annotated[
         Path,
         typer.Option(
             "--out", "-o", help="New file: NAME.pt2 or NAME.onnx (a program), NAME.pt (the module, by torch.save)."
         ),
     ],
-    model: OwnModel = None,
-    data: Annotated[
-        str | None, typer.Option(help=f"Example inputs; default: noise for a built-in network. Otherwise {KINDS}.")
-    ] = None,
-    normalise: Normalise = None,
-    size: Size = None,
 ) -> Answer:
     """Remove dead channels for good: a smaller dense network with the same outputs."""
+    from sipp.cli.out_option import check_new
     from sipp.cli.stored_networks import example_for, stored_network
     from sipp.runtime.exporting import export
 
@@ -45,20 +41,19 @@ def shrink(
             where=f"--out {out}",
             fix="the ending chooses the format",
         )
-    with naming_option(f"--out {out}", "give another place"):
-        check_out(out)
-    stored = stored_network(file, model)
-    example = example_for(stored, data, N_POINTS, normalise, size)[0]
-    with naming_option(f"FILE {file}", "see sipp shrink --help"):
-        small = sipp.shrink(stored.model, example)
-        certificate = stored.contents.certificate
+    check_new(out)
+    network = stored_network(stored.file, stored.model)
+    example = example_for(network, stored, N_POINTS)[0]
+    with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
+        small = sipp.shrink(network.model, example)
+        certificate = network.contents.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
         if kind == "pt":
             _write_module(small.model, out)
         else:
             export(small, out, to=kind, example=example)
-    values = {"kind": "shrink", "sipp": sipp.__version__, "network": stored.name, **_as_json(small), "path": out}
+    values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **_as_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 

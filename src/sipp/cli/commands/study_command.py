@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
@@ -17,7 +16,7 @@ from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.records.display import plain_table
 from sipp.records.schemas import Manifest
-from sipp.storage.outputs import PAGE, check_file, write_file
+from sipp.storage.outputs import PAGE, check_file
 
 
 def study(
@@ -48,30 +47,22 @@ def study(
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
         check_file(page, PAGE, force=True, makes_folder=True)
-    from sipp.cli.run_display import display, records_table
+    from sipp.cli.run_display import records_table, show_progress, work_done
     from sipp.experiments.runs.run_recipe import run as run_recipe
-    from sipp.experiments.training.signals import Interrupted
 
-    console = Console()
-    try:
-        with display(console) as on_progress:
-            done = [  # in order: later runs reuse networks of earlier ones
-                run_recipe(
-                    recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
-                    on_progress=on_progress,
-                )
-                for recipe in chosen.recipes
-            ]  # fmt: skip
-    except Interrupted as stop:
-        typer.echo(str(stop), err=True)
-        raise typer.Exit(stop.exit_status) from None
+    with show_progress(Console()) as on_progress:
+        done = [  # in order: later runs reuse networks of earlier ones
+            run_recipe(
+                recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
+                on_progress=on_progress,
+            )
+            for recipe in chosen.recipes
+        ]  # fmt: skip
     _write_page(chosen, [finished.folder for finished in done], page)
     runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
-    n_made = sum(finished.n_made for finished in done)
-    summary = f"{n_made} networks trained now" if n_made else "nothing left to do"
     tables = [part for finished in done for part in (finished.folder.name, records_table(finished.records))]
     values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
-    return Answer([*tables, f"{summary}; page: {page}"], values)
+    return Answer([*tables, f"{work_done(sum(finished.n_made for finished in done))}; page: {page}"], values)
 
 
 def _show_plan(chosen: Study, out: Path, accept_changes: bool) -> Answer:
@@ -119,11 +110,10 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
 
 def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
     """Writes the page of the study: its panels with the paper's claim, then every run."""
-    from sipp.report import read_results, render
+    from sipp.report import read_results, write_page
     from sipp.report.contents import About, Finding
 
     rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
     finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
     about = About(f"Study {study.name} ({study.form})", finding, rows)
-    text = render(read_results(list(folders)), version=f"sipp {sipp.__version__}", about=about)
-    write_file(page, text.encode(errors="replace"), PAGE, force=True)
+    write_page(page, read_results(folders), force=True, about=about)

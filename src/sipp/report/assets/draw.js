@@ -260,35 +260,4 @@ function drawBars(plot, view, state, width) {
   return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
 }
 
-// --- stacked bars: time by part
-function drawStack(plot, view, state, width) {
-  const step = 34, longest = Math.max(...plot.names.map((name) => name.length));
-  const box = { left: Math.min(7.6 * Math.min(longest, 16) + 12, width * 0.36), right: width - 74, top: 6, bottom: 6 + step * plot.names.length };
-  const height = box.bottom + 46;
-  const svg = frame(width, height, `${plot.title}. Arrow keys read the bars; the table shows all values.`);
-  const shown = view.series.filter((one) => !state.hidden.has(one.name));
-  const totals = plot.names.map((_, i) => shown.reduce((sum, one) => sum + one.values[i], 0));
-  const x = linear(0, Math.max(1e-9, ...totals), box.left, box.right, width / 110);
-  for (const tick of x.ticks) {
-    svg.append(line(x(tick), box.top, x(tick), box.bottom, tick ? "grid" : "zero"));
-    svg.append(text(x(tick), box.bottom + 18, worded(tick, plot.unit), "middle"));
-  }
-  svg.append(text((box.left + box.right) / 2, height - 6, "seconds, summed over levels and seeds", "middle", "axis"));
-  const names = shortened(plot.names, 16);
-  const stops = plot.names.map((name, i) => {
-    const middle = box.top + step * (i + 0.5);
-    let under = 0;
-    svg.append(text(box.left - 8, middle + 4, names[i], "end", "axis"));
-    for (const one of shown) {
-      const from = x(under), to = x(under + one.values[i]);
-      if (to - from > 0.3) svg.append(make("svg:rect", { x: from, width: to - from, y: middle - 10, height: 20, class: "box " + PAGE.parts[one.name] }));
-      under += one.values[i];
-    }
-    svg.append(text(x(under) + 6, middle + 4, worded(under, plot.unit), "start"));
-    const rows = shown.map((one) => [PAGE.parts[one.name], one.name, worded(one.values[i], plot.unit, true)]);
-    return { x: x(under / 2), y: middle, high: step, title: name, rows, rings: [] };
-  });
-  return { svg, stops, by: "y", box, legend: view.series.map((one) => one.name) };
-}
-
-const DRAW = { lines: drawLines, bars: drawBars, stack: drawStack };
+const DRAW = { lines: drawLines, bars: drawBars };

@@ -18,10 +18,6 @@ function tableOf(plot, view) {
     const unit = view.y.unit;
     return { head: ["method", "keep", view.y.label + ", mean", "least", "largest", plot.of + "s"], units: ["", "share", unit, unit, unit, "count"], rows };
   }
-  if (plot.kind === "stack") {
-    const rows = plot.names.map((name, i) => [name, ...view.series.map((one) => one.values[i])]);
-    return { head: ["method", ...view.series.map((one) => one.name)], units: ["", ...view.series.map(() => plot.unit)], rows };
-  }
   return { head: ["statement", "what", "value"], units: ["", "", ""], rows: view.flatMap((card) => [[card.title, "in words", card.text], ...card.rows.map((row) => [card.title, ...row])]) };
 }
 
