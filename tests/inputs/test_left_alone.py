@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import output_norms
+from sipp.inputs.outputs import output_norms
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -180,16 +180,9 @@ def test_the_known_map_is_taken_for_what_it_is(layer: Callable[[], nn.Module], s
     assert sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 
-def looped(out: Tensor) -> list[Any]:
-    nest: list[Any] = [out]
-    nest.append(nest)
-    return nest
-
-
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "one number a point": lambda out: out[:, 0],
     "sparse": lambda out: out.to_sparse(),
-    "a nest within itself": looped,
     "plain": lambda out: (out, [{"a": out}]),
 }
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.capture import capture
 from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.probing import runner
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Sensitivities, Weight
@@ -100,7 +100,7 @@ def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
         seen.append(use)
 
     batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
-    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    runner(model, find_prunable_layers(model))(batch, on_use)
     assert torch.equal(seen[0].counts_B, LENGTHS)
     assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
     assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import point_keys, watching
-from sipp.inputs.capture import capture
+from sipp.inputs import layer_checks, point_keys
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
+from sipp.inputs.probing import runner
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Weight
 from sipp.scoring import running_sensitivities
@@ -163,7 +163,7 @@ def test_states_that_were_seen_are_those_of_a_replay(
     seen = sipp.sensitivity(model, [points])
     replayed, real = [], recurrent.FUSED["LSTM"]
     monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
-    monkeypatch.setattr(watching, "_OPERANDS", {})
+    monkeypatch.setattr(layer_checks, "_OPERANDS", {})
     again = sipp.sensitivity(model, [points])
     assert replayed.count(N) == 2 * (1 + bidirectional)  # of the inner layers
     assert all(torch.equal(again[name], score) for name, score in seen.items())
@@ -176,7 +176,7 @@ def test_each_weight_of_a_recurrence_is_met_once_a_pass() -> None:
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         met.append(weight.name)
 
-    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    runner(model, find_prunable_layers(model))(batch, on_use)
     assert sorted(met) == sorted(recurrent.recurrent_weights(model))
 
 
@@ -272,7 +272,7 @@ def test_small_operations_do_not_grow_unseen() -> None:
     n_operations(1)  # places that are looked at are kept
     first, second = n_operations(1), n_operations(2)
     assert second - first == 69  # of a further batch, for two weights
-    assert first == 244  # with the probe, and all that is done once
+    assert first == 242  # with the probe, and all that is done once
 
 
 # What a GPU is waited for: values that Python goes by

@@ -242,8 +242,8 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
-    """The use itself, if it is valid; None if it has no patches (an expert without tokens).
+def has_patches(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> bool:
+    """Whether a use has any patches (an expert without tokens has none), after checking them: later code relies on it.
 
     Raises if the windows are not patches of the weight. Messages begin with a verb: the caller puts the layer first.
     """
@@ -256,11 +256,11 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     if windows.device != device:
         raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
-        return None
+        return False
     if windows.shape[0] != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
     _refuse_one_vector(use, weight, batch)
-    return use
+    return True
 
 
 def _check_form(use: WeightUse, weight: Weight) -> None:

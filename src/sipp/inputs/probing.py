@@ -1,27 +1,232 @@
-"""Finds out which patches belong to which point, by an experiment on a few points.
+"""Runs batches through `capture.py`, after an experiment on a few points of each form of batch.
 
-Shapes are ambiguous: frames folded into the batch may be ordered point by point or step by step, and a time dimension
-may be as long as the batch. So two points are run, one of them at two places of the batch, where its patches must be
-the same. Or a whole batch is run, and again permuted: the patches of a point must move with it. If no order fits, the
-patches of the batch stay together, which is enough for a maximum.
+The experiment finds what hooks on layers cannot see: a layer whose output does not follow from its uses, a weight that
+is read elsewhere, control flow that depends on values, and which patches belong to which point. Shapes do not tell
+that: frames folded into the batch may be ordered point by point or step by step, and a time dimension may be as long as
+the batch. So two points are run, one of them at two places of the batch, where its patches must be the same. Or a whole
+batch is run, and again permuted: the patches of a point must move with it. If no order fits, the patches of the batch
+stay together, which is enough for a maximum.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sipp.inputs.output_check import KEPT_PLACES, tolerance_of
+from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import points_at, tensors_of_inputs
+from sipp.inputs.capture import OnUse, Pass, caught_by, run_pass
+from sipp.inputs.layer_checks import Operations, Watch, tolerance_of
+from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.outputs import Alone
 from sipp.inputs.patches import all_sums, steps, values_at
-from sipp.records.batches import WeightUse
+from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import integers
+from sipp.records.options import NormStats
 from sipp.records.ranking import Weight
+
+_log = logging.getLogger("sipp")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What running some points of a batch showed, for all batches of the same form unless it names a `batch`."""
+
+    orders: Orders  # of the patches of each use
+    n_uses: dict[str, int]  # of each weight in one pass
+    alone: Alone | None  # the outputs of the few points by themselves
+    checked: set[str]  # modules whose output is known to follow from what was captured
+    batch: Batch | None  # the one batch it holds for; None: it holds for all batches of this form
+
+    @property
+    def is_representative(self) -> bool:
+        """Whether it holds for every batch of the same form."""
+        return self.batch is None
+
+
+Probes = dict[tuple[Any, ...], Probe]  # by shapes and dtypes of the inputs
+Run = Callable[[Batch, OnUse], Any]  # returns the output of a batch, and calls OnUse for its uses on the way
+
+
+def runner(
+    model: nn.Module,
+    layers: Iterable[PrunableLayer],
+    norm_stats: NormStats = "running",
+    checked: Probes | None = None,
+    orders: Orders | None = None,
+) -> Run:
+    """A function that runs a batch and hands over every use of a weight, in the order of execution.
+
+    A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its
+    input in place. The model is left exactly as it was, also when something raises.
+    With `checked`, the probes so far by form of batch, a batch of a new form is probed first (see `probe`).
+    Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
+    """
+    layers = tuple(layers)
+    catches = any(map(caught_by, layers))
+    watched: set[int] = set()  # ids of the probes of which a whole batch was run
+
+    def run(batch: Batch, on_use: OnUse) -> Any:
+        known = None if checked is None else probe(model, layers, batch, norm_stats, checked)
+        order = orders if known is None else known.orders
+        # the probe may have missed a branch that whole batches take
+        is_new = known is not None and not (known.is_representative and id(known) in watched)
+        one_pass = Pass(
+            batch,
+            _as_reported if order is None else Grouper(order),
+            on_use,
+            checked=None if known is None else known.checked,
+            watch=Watch(layers, batch.where) if is_new else None,
+            operations=_operations(layers, follows=False) if catches else None,
+        )
+        output = run_pass(model, layers, one_pass, norm_stats)
+        watched.add(id(known))
+        return output
+
+    return run
+
+
+def probe(
+    model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats, known: Probes
+) -> Probe:
+    """What is known of batches of this form; if nothing is, a few of its points are run to find out.
+
+    If a few points are not representative (control flow depends on values, or several orders fit), every batch is
+    probed in full.
+    """
+    form = signature_of(batch)
+    found = known.get(form)
+    if found is None or not (found.is_representative or found.batch is batch):
+        new = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
+        _warn_of_together(new, found, batch)
+        found = known[form] = new
+    return found
+
+
+def signature_of(batch: Batch) -> tuple[Any, ...]:
+    """The shapes and dtypes of its inputs, except for the number of points."""
+    inputs = tensors_of_inputs(batch)
+    return (batch.n_points > 1, *((name, t.dtype, t.shape[1:]) for name, t in inputs.items()))
+
+
+def is_new_form(batch: Batch, known: Probes) -> bool:
+    """Whether no batch of this form was probed."""
+    return signature_of(batch) not in known
+
+
+def goes_by_form(batch: Batch, known: Probes) -> bool:
+    """Whether all batches of this form, which was probed, use the weights alike: no control flow depends on values."""
+    return known[signature_of(batch)].is_representative
+
+
+# A batch of two points, one of them twice, and the order in which its copies are exchanged: the same batch again.
+# The second one keeps points sorted, for models that want sequences sorted by length.
+ARRANGEMENTS = (([0, 1, 0], [2, 1, 0]), ([0, 0, 1], [1, 0, 2]))
+
+
+def _probed(
+    model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats, *, few: bool
+) -> Probe:
+    """The probe of a few points; of the whole batch if they are not representative or the model rejects them."""
+    for points, exchanged in ARRANGEMENTS if few and batch.n_points > 1 else ():
+        chosen = first_and_last(batch.n_points)[points]
+        one_pass, recorder = _checking_pass(points_at(batch, chosen), layers)
+        try:
+            output = run_pass(model, layers, one_pass, norm_stats)
+        except (DataError, ModelError):
+            continue
+        orders = orders_of(recorder, recorder, torch.tensor(exchanged, dtype=torch.int64, device="cpu"))
+        found = _probe_of(one_pass, orders, recorder, (chosen, output), batch)
+        if found.is_representative:
+            return found
+        break
+    return _probe_all(model, layers, batch, norm_stats)
+
+
+def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
+    """The probe of a whole batch: runs it, then again with its points permuted.
+
+    A second permutation is tried if the first is ambiguous: a batch may equal its own reversal.
+    """
+    n_points, alone = batch.n_points, None
+    one_pass, first = _checking_pass(batch, layers)
+    run_pass(model, layers, one_pass, norm_stats)
+    orders = orders_of(first, Recorder(), integers(0, n_points))
+    for placed in placements(n_points) if n_points > 1 else ():
+        moved = Recorder()
+        permuted = Pass(points_at(batch, placed), moved, operations=_operations(layers, follows=False))
+        try:
+            alone = placed, run_pass(model, layers, permuted, norm_stats)
+        except (DataError, ModelError):  # the permutation's fault: the first run had the same points
+            continue
+        orders = orders_of(first, moved, placed)
+        if not any(one.is_tied and one.order == "together" for one in orders.values()):
+            break
+    return _probe_of(one_pass, orders, first, alone, batch)
+
+
+def first_and_last(n_points: int) -> Tensor:
+    """The first and the last point of a batch, which stand for all of it."""
+    return integers(0, n_points)[:: max(1, n_points - 1)]
+
+
+def placements(n_points: int) -> tuple[Tensor, ...]:
+    """The permutations for the second run of a whole batch, the best first.
+
+    The reversed batch keeps its statistics. Half of the points, each twice, keep points sorted, for models that want
+    sequences sorted by length.
+    """
+    return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
+
+
+def _checking_pass(batch: Batch, layers: tuple[PrunableLayer, ...]) -> tuple[Pass, Recorder]:
+    """A pass that compares every layer's output, watches what the model reads and goes by, and records its uses."""
+    recorder, watch = Recorder(), Watch(layers, batch.where)
+    return Pass(batch, recorder, checked=set(), watch=watch, operations=_operations(layers, follows=True)), recorder
+
+
+def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
+    """The mode that records what weights meet; if it `follows` the data, also whether control flow goes by values."""
+    return Operations([parameter for layer in layers for parameter in caught_by(layer).values()], follows)
+
+
+def _probe_of(checking: Pass, orders: Orders, recorder: Recorder, alone: Alone | None, batch: Batch) -> Probe:
+    """The probe after a checking pass; it holds for this batch only if control flow depends on values or orders tie."""
+    assert checking.watch is not None and checking.operations is not None and checking.checked is not None
+    goes_by_values = checking.operations.by_values or checking.watch.takes_values
+    holds_for_all = not goes_by_values and not any(order.is_tied for order in orders.values())
+    return Probe(orders, recorder.n_uses, alone, checking.checked, None if holds_for_all else batch)
+
+
+def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
+    """Warns about weights whose patches cannot be assigned to points, once per form of batch."""
+    padding = "" if batch.real_BT is None else ", and padding is not left out"
+    warned = set() if earlier is None else set(_together(earlier))
+    new = (name for name, i in _together(probe) if (name, i) not in warned)
+    for name in dict.fromkeys(new) if batch.n_points > 1 else ():
+        _log.warning(
+            "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
+            "unknown for it%s",
+            batch.where,
+            name,
+            padding,
+        )
+
+
+def _together(probe: Probe) -> list[UseKey]:
+    """The uses whose patches cannot be assigned to points."""
+    return [key for key, one in probe.orders.items() if one.order == "together"]
+
+
+# --- Which patches belong to which point ------------------------------------------------------------------------------
 
 # reported: as the adapter says, in dimension 0; interleaved: the patches of all points at step 0, then at step 1, ...;
 # crossed: the same with as many steps as points, and several patches of a point in each; together: none of these fits
@@ -29,6 +234,8 @@ Order = Literal["reported", "interleaved", "crossed", "together"]
 FLOAT32_EPS = 2.0**-23
 AS_WELL = 8  # an order fits as well as the best if its distance is at most this many times the best, or the rounding
 _PADDED = 64  # values of a sample that are reduced together, before samples of all lengths are
+KEPT_PLACES = 64  # cached choices of positions: networks have many layers of few sizes
+
 UseKey = tuple[str, int]  # name of the weight, and which use of it in a pass, counted from 1
 
 
@@ -91,7 +298,7 @@ class Recorder:
             steps_first=use.steps_first,
             n_steps=_n_steps(use),
             n_points=windows.shape[0],
-            tolerance=tolerance_of(windows),
+            tolerance=tolerance_of(windows.device, windows.dtype),
             rounding=min(torch.finfo(windows.dtype).eps, FLOAT32_EPS),
         )
         return use
@@ -117,25 +324,8 @@ class Grouper:
         return grouped(use, "together" if known is None else known.for_use(use))
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """A batch of two points, one of them twice; with its copies exchanged it is the same batch again."""
-
-    points: list[int]
-    exchanged: list[int]
-
-
-# The second one keeps points sorted, for models that want sequences sorted by length.
-ARRANGEMENTS = (Arrangement([0, 1, 0], [2, 1, 0]), Arrangement([0, 0, 1], [1, 0, 2]))
-
-
-def placements(n_points: int) -> tuple[Tensor, ...]:
-    """The permutations for the second run of a whole batch, the best first.
-
-    The reversed batch keeps its statistics. Half of the points, each twice, keep points sorted, for models that want
-    sequences sorted by length.
-    """
-    return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
+def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
+    return use
 
 
 def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
