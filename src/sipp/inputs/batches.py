@@ -243,7 +243,7 @@ def refuse_non_finite(batch: Batch) -> None:
 def every_tensor(value: Any) -> list[Tensor]:
     """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
     found: list[Tensor] = []
-    _gather((value,), found)
+    _gather(value if isinstance(value, (tuple, list)) else (value,), found)
     return found
 
 

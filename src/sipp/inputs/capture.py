@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -135,12 +135,9 @@ class Pass:
     looked_at: list[PrunableLayer] = field(default_factory=list)  # in this pass
     ours: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
 
-    @contextmanager
-    def unobserved(self) -> Iterator[None]:
+    def unobserved(self) -> AbstractContextManager[Any]:
         """A context for our own operations, which `watch` and `operations` must not take for the model's."""
-        paused = nullcontext() if self.operations is None else self.operations.paused()
-        with torch._C.DisableTorchFunction(), paused:
-            yield
+        return torch._C.DisableTorchFunction() if self.operations is None else self.operations.paused()
 
     def hand_over(self, weight: Weight, use: WeightUse) -> None:
         """Calls `on_use` with the patches of a use by point, without its padding."""

@@ -287,7 +287,7 @@ class Watch(TorchFunctionMode):
             return result
         takes = name in _TAKING
         self.takes_values |= takes
-        given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs)
+        given = args[:1] if name in _BLIND_BUT_FOR_FIRST else (args, kwargs) if kwargs else args
         for tensor in every_tensor(given):
             one = self._of(tensor)
             if one is None or any(self.running[holder] > 0 for holder in one.holders):
@@ -387,7 +387,7 @@ class Operations(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context for operations that are not the model's own, in which this mode is off.
+        """A context for operations that are not the model's own, which neither this mode nor `Watch` sees.
 
         If the model has entered a mode of its own on top, this one stays on, and the model may seem to go by values.
         """
@@ -395,7 +395,8 @@ class Operations(TorchDispatchMode):
         if is_on_top:
             self.__exit__(None, None, None)
         try:
-            yield
+            with torch._C.DisableTorchFunction():
+                yield
         finally:
             if is_on_top:
                 self.__enter__()
@@ -408,7 +409,8 @@ class Operations(TorchDispatchMode):
             if met is not None:
                 met.append(operand)
         is_known = self.by_values or not self.follows
-        if is_known or not any(map(self._is_of_data, every_tensor((args, kwargs)))):
+        given = [] if is_known else every_tensor((args, kwargs) if kwargs else args)
+        if not any(map(self._is_of_data, given)):
             return func(*args, **(kwargs or {}))
         goes_by_values, writes, _ = _KINDS.get(id(func)) or _kind_of(func)
         if goes_by_values:
@@ -416,8 +418,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.follow(result)
         if writes:
-            written = every_tensor((args, kwargs))
-            self.follow([written, [tensor._base for tensor in written if tensor._is_view()]])
+            self.follow([given, [tensor._base for tensor in given if tensor._is_view()]])
         return result
 
     def _has_mask(self, indices: Any) -> bool:

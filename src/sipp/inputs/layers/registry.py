@@ -109,9 +109,13 @@ class PrunableLayer:
         )
 
     def parameter(self, local: str) -> nn.Parameter:
-        """The current parameter of this local name; faster than get_parameter, which looks up submodules each time."""
-        found = self.module._parameters.get(local)
-        return self.module.get_parameter(local) if found is None else found
+        """The current parameter of this local name; faster than get_parameter, which checks every step."""
+        *owners, name = local.split(".")
+        module: Any = self.module
+        for owner in owners:
+            module = module._modules[owner]
+        found: nn.Parameter = module._parameters[name]
+        return found
 
 
 def _one_weight(module: nn.Module) -> tuple[str, ...]:
