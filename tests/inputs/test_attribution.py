@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -20,11 +22,7 @@ from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values in float64."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+randn = partial(draws.randn, dtype=torch.float64)
 
 
 class Calls(nn.Module):

@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import randn
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.outputs import output_norms
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def in_place() -> nn.Module:
@@ -168,16 +164,29 @@ def test_another_map_is_seen_wherever_it_differs(layer: Callable[[], nn.Module],
         sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 
+class OwnLinear(nn.Linear):
+    """The known map, in a class of its own, so that its output is compared."""
+
+
+class OwnConv(nn.Conv2d):
+    """The same for a convolution."""
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (lambda: nn.Linear(256, 4), (20, 600, 256)),
-        (lambda: nn.Conv2d(3, 4, 3, stride=2), (9, 3, 90, 90)),
-        (lambda: nn.Conv2d(4, 4, 3, groups=2), (40, 4, 30, 31)),
+        (lambda: OwnLinear(256, 4), (20, 600, 256)),
+        (lambda: OwnLinear(6, 100), (5, 6)),
+        (lambda: OwnConv(3, 4, 3, stride=2), (9, 3, 90, 90)),
+        (lambda: OwnConv(4, 4, 3, groups=2, padding=1), (40, 4, 30, 31)),
+        (lambda: OwnConv(6, 12, 3, groups=6, bias=False), (4, 6, 7, 5)),
     ],
 )
-def test_the_known_map_is_taken_for_what_it_is(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    assert sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_known_map_is_taken_for_what_it_is(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    assert sipp.sensitivity(nn.Sequential(layer()).to(dtype), [randn(*shape).to(dtype)])
 
 
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {

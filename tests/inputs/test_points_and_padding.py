@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import randn
 from torch import Tensor, nn
 
 import sipp
@@ -22,11 +23,6 @@ from sipp.scoring import sensitivities
 
 LENGTHS = torch.tensor([5, 2, 7, 1])
 WIDTH = 8
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:

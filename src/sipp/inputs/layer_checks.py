@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -266,9 +265,7 @@ class Watch(TorchFunctionMode):
             for local, weight in layer.weights.items():
                 holders.setdefault(weight.name, []).append(id(layer.module))
                 parameters[weight.name] = layer.parameter(local)
-        found = [_WatchedWeight(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
-        self.watched = sorted(found, key=lambda one: one.start)
-        self.starts = [one.start for one in self.watched]
+        self.watched = [_WatchedWeight(*_extent(p), name, tuple(holders[name])) for name, p in parameters.items()]
         self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model keeps them alive
         self.storages = set(map(_storage, parameters.values()))
 
@@ -302,11 +299,7 @@ class Watch(TorchFunctionMode):
         if known is not None or _storage(tensor) not in self.storages:
             return known
         start, stop = _extent(tensor)
-        at = bisect_right(self.starts, start) - 1
-        for one in self.watched[max(at, 0) : at + 2]:
-            if start < one.stop and one.start < stop:
-                return one
-        return None
+        return next((one for one in self.watched if start < one.stop and one.start < stop), None)
 
     def _refuse(self, one: _WatchedWeight, function: str) -> None:
         module = one.name.rpartition(".")[0] or "the model itself"

@@ -154,13 +154,15 @@ def _probed(
 def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, norm_stats: NormStats) -> Probe:
     """The probe of a whole batch: runs it, then again with its points permuted.
 
-    A second permutation is tried if the first is ambiguous: a batch may equal its own reversal.
+    The reversed batch keeps its statistics. If a model refuses it, or it is ambiguous (a batch may equal its own
+    reversal), half of the points are run, each twice: that keeps sequences sorted by length.
     """
     n_points, alone = batch.n_points, None
     one_pass, first = _checking_pass(batch, layers)
     run_pass(model, layers, one_pass, norm_stats)
     orders = orders_of(first, Recorder(), integers(0, n_points))
-    for placed in placements(n_points) if n_points > 1 else ():
+    permutations = integers(n_points - 1, -1, -1), integers(0, n_points) // 2
+    for placed in permutations if n_points > 1 else ():
         moved = Recorder()
         permuted = Pass(points_at(batch, placed), moved, operations=_operations(layers, follows=False))
         try:
@@ -176,15 +178,6 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
 def first_and_last(n_points: int) -> Tensor:
     """The first and the last point of a batch, which stand for all of it."""
     return integers(0, n_points)[:: max(1, n_points - 1)]
-
-
-def placements(n_points: int) -> tuple[Tensor, ...]:
-    """The permutations for the second run of a whole batch, the best first.
-
-    The reversed batch keeps its statistics. Half of the points, each twice, keep points sorted, for models that want
-    sequences sorted by length.
-    """
-    return integers(n_points - 1, -1, -1), integers(0, n_points) // 2
 
 
 def _checking_pass(batch: Batch, layers: tuple[PrunableLayer, ...]) -> tuple[Pass, Recorder]:
@@ -330,8 +323,12 @@ def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
 
 def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     """For each use, the order in which the patches of every point moved with the point; the best if several fit."""
-    known = {key: sample for key, sample in first.samples.items() if sample.orders and key in moved.samples}
-    both = {key: (one, moved.samples[key]) for key, one in known.items() if _are_of_one_form(one, moved.samples[key])}
+    pairs = {key: (one, moved.samples[key]) for key, one in first.samples.items() if key in moved.samples}
+    both = {
+        key: (a, b)
+        for key, (a, b) in pairs.items()
+        if a.orders and a.orders == b.orders and a.values_BN.shape == b.values_BN.shape
+    }
     distances = iter(_distances(list(both.values()), placed_B))
     orders = {}
     for key, sample in first.samples.items():
@@ -343,10 +340,6 @@ def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
         order: Order = sample.orders[equal[0]] if is_clear else "together"
         orders[key] = PatchOrder(order, sample.steps_first, sample.n_steps, sample.n_points, len(equal) > 1)
     return orders
-
-
-def _are_of_one_form(a: _Sample, b: _Sample) -> bool:
-    return a.orders == b.orders and a.values_BN.shape == b.values_BN.shape
 
 
 def _are_alike(sample: _Sample, which: list[int]) -> bool:

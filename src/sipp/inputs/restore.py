@@ -62,13 +62,14 @@ def check_can_be_written(model: nn.Module) -> None:
 def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
     """A context after which every buffer has the values it had before, and every attribute is the same object.
 
-    Attributes are restored along with buffers, because they may belong together: a cache and its length.
+    Attributes are restored along with buffers, because they may belong together: a cache and its length. Only what is
+    written into a sparse buffer stays.
     """
     modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
     flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     every: dict[int, Tensor] = {id(b): b for m in all_modules for b in m._buffers.values() if b is not None}
-    values = _values_of([b for b in every.values() if not is_lazy(b) and not b.is_meta])
+    values = _values_of([b for b in every.values() if not is_lazy(b) and not b.is_meta and b.layout == torch.strided])
     try:
         yield
     finally:
@@ -119,35 +120,22 @@ class _Values:
 
     buffers: list[Tensor]
     shapes: list[torch.Size]
-    held: Tensor  # all values, flat; a sparse buffer is copied as it is
+    held: Tensor  # all values, flat
 
     def changed(self) -> list[tuple[Tensor, Tensor]]:
         """The buffers that changed, and what they held. Others are not written to, which would count as a change."""
-        if self.held.layout != torch.strided:
-            return [(self.buffers[0], self.held)]
-        can_compare = [
-            one.shape == shape and one.layout == torch.strided for one, shape in zip(self.buffers, self.shapes)
-        ]
-        if all(can_compare) and torch.equal(_flat(self.buffers), self.held):
+        if [one.shape for one in self.buffers] == self.shapes and torch.equal(_flat(self.buffers), self.held):
             return []
         parts = self.held.split([shape.numel() for shape in self.shapes])
-        befores = [part.view(shape) for part, shape in zip(parts, self.shapes)]
-        return [
-            (one, before)
-            for one, before, can in zip(self.buffers, befores, can_compare)
-            if not can or bool((one != before).any())
-        ]
+        befores = (part.view(shape) for part, shape in zip(parts, self.shapes))
+        return [(one, before) for one, before in zip(self.buffers, befores) if not torch.equal(one, before)]
 
 
 def _values_of(buffers: list[Tensor]) -> list[_Values]:
     by_kind: dict[Any, list[Tensor]] = {}
     for one in buffers:
-        alone = None if one.layout == torch.strided else id(one)  # sparse buffers are not concatenated
-        by_kind.setdefault((one.device, one.dtype, alone), []).append(one)
-    return [
-        _Values(some, [one.shape for one in some], _flat(some) if alone is None else some[0].detach().clone())
-        for (_, _, alone), some in by_kind.items()
-    ]
+        by_kind.setdefault((one.device, one.dtype), []).append(one)
+    return [_Values(some, [one.shape for one in some], _flat(some)) for some in by_kind.values()]
 
 
 def _flat(buffers: list[Tensor]) -> Tensor:
