@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -273,6 +274,19 @@ def test_small_operations_do_not_grow_unseen() -> None:
     first, second = n_operations(1), n_operations(2)
     assert second - first == 69  # of a further batch, for two weights
     assert first == 242  # with the probe, and all that is done once
+
+
+def test_a_score_leaves_nothing_to_the_garbage_collector() -> None:
+    """Hooks that refer to each other would stay, with what they saw, until it runs; and it would run more often."""
+    model, batches = network(), list(images().split(BATCH))
+    sipp.sensitivity(model, batches, progress=False)
+    gc.collect()
+    gc.disable()
+    try:
+        sipp.sensitivity(model, batches, progress=False)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # What a GPU is waited for: values that Python goes by

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -154,13 +153,14 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
 
     The model is given a copy: a first layer that works in place must not change the caller's data.
     """
+    handles: list[RemovableHandle] = []
     with ExitStack() as stack:
         modules = stack.enter_context(scoring_mode(model, norm_stats))  # no other thread runs the model meanwhile
         if any(map(_is_compiled, modules)):  # torch.compile would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(_remove, handles)
         for layer in layers:
-            for handle in _hooks(layer, one_pass):
-                stack.callback(handle.remove)
+            handles.extend(_LayerHooks(layer, one_pass).register())
         if one_pass.watch is not None:
             stack.enter_context(one_pass.watch)
         given = fresh(one_pass.batch)
@@ -175,59 +175,74 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
     return output
 
 
-def _hooks(layer: PrunableLayer, one_pass: Pass) -> Iterator[RemovableHandle]:
-    """Registers the hooks of one layer. The user's own hooks run first, so ours see what the layer really gets."""
-    module, adapter, n_points = layer.module, layer.adapter, one_pass.batch.n_points
-    checks = one_pass.checked is not None and layer.module_name not in one_pass.checked
-    is_torchs_own = checks and layer.is_torchs_own  # asked before our own hooks are there
-    n_ours = 0  # hooks of the module, once ours are there
-    awaited: list[Expected | None] = []  # one for each checked call under way
-    caught = {} if one_pass.operations is None else caught_by(layer)
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
-    def n_hooks() -> int:
-        return len(module._forward_hooks) + len(module._forward_pre_hooks)
 
-    def operands() -> dict[str, list[Tensor]]:
-        """What the weights of this layer were multiplied by since the last call, where that is recorded."""
-        seen = one_pass.operations
-        return {} if seen is None else {name: seen.pop_operands(weight) for name, weight in caught.items()}
+class _LayerHooks:
+    """The hooks of one layer in one pass. The user's own hooks run first, so ours see what the layer really gets."""
 
-    def report_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    __slots__ = ("awaited", "checks", "is_torchs_own", "layer", "n_hooks", "one_pass")
+
+    def __init__(self, layer: PrunableLayer, one_pass: Pass) -> None:
+        self.layer, self.one_pass = layer, one_pass
+        self.checks = one_pass.checked is not None and layer.module_name not in one_pass.checked
+        self.is_torchs_own = self.checks and layer.is_torchs_own  # asked before our own hooks are there
+        self.n_hooks = 0  # of the module, once ours are there
+        self.awaited: list[Expected | None] = []  # one for each checked call under way
+
+    def register(self) -> Iterator[RemovableHandle]:
+        """Registers them, and returns what removes each."""
+        module, watch = self.layer.module, self.one_pass.watch
+        if self.layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
+            yield module.register_forward_hook(self.report_uses_after, prepend=True, with_kwargs=True)
+        if self.checks:
+            yield module.register_forward_hook(self.compare_output)
+        if watch is not None:  # reads by the user's own hooks of the module are the module's
+            yield module.register_forward_pre_hook(watch.enter, prepend=True)
+            yield module.register_forward_hook(watch.leave, always_call=True)
+        yield module.register_forward_pre_hook(self.report_uses, with_kwargs=True)
+        self.n_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+
+    def report_uses(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hands over what is known before the layer runs, and computes its output if that is to be compared."""
+        one_pass, adapter = self.one_pass, self.layer.adapter
         with one_pass.unobserved():
             by_use = []
-            compares = checks and not (is_torchs_own and n_hooks() == n_ours)  # a hook may have come meanwhile
-            for weight, use in _uses(layer, adapter.uses(module, args, kwargs, n_points), one_pass.batch):
+            n_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)  # one may have come meanwhile
+            compares = self.checks and not (self.is_torchs_own and n_hooks == self.n_hooks)
+            reported = adapter.uses(module, args, kwargs, one_pass.batch.n_points)
+            for weight, use in _uses(self.layer, reported, one_pass.batch):
                 if compares and not callable(adapter.output):
-                    by_use.append(products(layer, weight, use, n_points))
+                    by_use.append(products(self.layer, weight, use, one_pass.batch.n_points))
                 one_pass.hand_over(weight, use)
             if compares:
-                awaited.append(expected_output(layer, args, kwargs, by_use))
-            if checks:
-                one_pass.looked_at.append(layer)
-            operands()  # drops those of earlier calls
+                self.awaited.append(expected_output(self.layer, args, kwargs, by_use))
+            if self.checks:
+                one_pass.looked_at.append(self.layer)
+            self._operands()  # drops those of earlier calls
 
-    def report_uses_after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        assert adapter.uses_after is not None
+    def report_uses_after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Hands over what is known when the layer has run."""
+        one_pass, uses_after = self.one_pass, self.layer.adapter.uses_after
+        assert uses_after is not None
         with one_pass.unobserved():
-            reported = adapter.uses_after(module, args, kwargs, output, operands(), n_points)
-            for weight, use in _uses(layer, reported, one_pass.batch):
+            reported = uses_after(module, args, kwargs, output, self._operands(), one_pass.batch.n_points)
+            for weight, use in _uses(self.layer, reported, one_pass.batch):
                 one_pass.hand_over(weight, use)
 
-    def compare_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        expected = awaited.pop() if awaited else None
+    def compare_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Raises if the output is not the one that follows from the uses."""
+        expected = self.awaited.pop() if self.awaited else None
         if expected is not None:
-            with one_pass.unobserved():
-                refuse_another_map(layer, expected, output, one_pass.batch)
+            with self.one_pass.unobserved():
+                refuse_another_map(self.layer, expected, output, self.one_pass.batch)
 
-    if adapter.uses_after is not None:  # before the user's own hooks, which may change the output
-        yield module.register_forward_hook(report_uses_after, prepend=True, with_kwargs=True)
-    if checks:
-        yield module.register_forward_hook(compare_output)
-    if one_pass.watch is not None:  # reads by the user's own hooks of the module are the module's
-        yield module.register_forward_pre_hook(partial(one_pass.watch.enter, layer), prepend=True)
-        yield module.register_forward_hook(partial(one_pass.watch.leave, layer), always_call=True)
-    yield module.register_forward_pre_hook(report_uses, with_kwargs=True)
-    n_ours = n_hooks()
+    def _operands(self) -> dict[str, list[Tensor]]:
+        """What the weights of this layer were multiplied by since the last call, where that is recorded."""
+        seen = self.one_pass.operations
+        return {} if seen is None else {name: seen.pop_operands(one) for name, one in caught_by(self.layer).items()}
 
 
 def caught_by(layer: PrunableLayer) -> dict[str, nn.Parameter]:

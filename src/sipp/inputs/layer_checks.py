@@ -269,13 +269,13 @@ class Watch(TorchFunctionMode):
         self.by_id = {id(parameters[one.name]): one for one in self.watched}  # the model keeps them alive
         self.storages = set(map(_storage, parameters.values()))
 
-    def enter(self, layer: PrunableLayer, *_: object) -> None:
-        """Lets the layer's module read its weights from now on: a forward pre-hook."""
-        self.running[id(layer.module)] += 1
+    def enter(self, module: nn.Module, *_: object) -> None:
+        """Lets the module read its weights from now on: a forward pre-hook."""
+        self.running[id(module)] += 1
 
-    def leave(self, layer: PrunableLayer, *_: object) -> None:
+    def leave(self, module: nn.Module, *_: object) -> None:
         """Ends what `enter` began: a forward hook."""
-        self.running[id(layer.module)] -= 1
+        self.running[id(module)] -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
