@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -176,25 +176,6 @@ def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dt
         patches.copy_(ordered).mul_(scale)
     n_patches = windows.shape[0] * windows.shape[2 : 2 + n_position_dims].numel()
     return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches).to(dtype)
-
-
-def steps(n: int, step: int, device: torch.device) -> Tensor:
-    """0, step, 2 step, ...: n of them, int64."""
-    return torch.arange(n, dtype=torch.int64, device=device) * step
-
-
-def all_sums(parts: Sequence[Tensor]) -> Tensor:
-    """All sums of one number from each part, the last part running fastest."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = (total[:, None] + part).flatten()
-    return total
-
-
-def values_at(windows: Tensor, places: Tensor) -> Tensor:
-    """The values at these offsets from the first element, in one index: faster than one index per dimension."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return windows.as_strided((span,), (1,)).index_select(0, places)
 
 
 def _span(windows: Tensor) -> int:
