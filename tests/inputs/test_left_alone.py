@@ -189,6 +189,48 @@ def test_the_known_map_is_taken_for_what_it_is(
     assert sipp.sensitivity(nn.Sequential(layer()).to(dtype), [randn(*shape).to(dtype)])
 
 
+class Steps(nn.Module):
+    """A cell that takes two steps; of a class of its own, so that its output is compared."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], **options: Any) -> None:
+        super().__init__()
+        self.cell = type("Own", (kind,), {})(4, 3, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cell(x[:, 1], self.cell(x[:, 0]))
+        return state[0] if isinstance(state, tuple) else state
+
+
+CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, {"nonlinearity": "relu", "bias": False})]
+
+
+@pytest.mark.parametrize(("kind", "options"), CELLS)
+def test_the_steps_of_a_cell_are_taken_for_what_they_are(kind: type[nn.RNNCellBase], options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    assert len(sipp.sensitivity(Steps(kind, **options), randn(6, 2, 4))) == 2
+
+
+class Scaled(nn.MultiheadAttention):
+    """Takes one more argument than attention does."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Any:  # type: ignore[override]
+        return super().forward(query * scale, key, value)
+
+
+def test_attention_with_another_argument_is_refused() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Scaled(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x, scale=1.0)[0]
+            return out
+
+    with pytest.raises(ModelError, match=r"attention \(Scaled\) is called with other arguments"):
+        sipp.sensitivity(Attends(), randn(6, 3, 4))
+
+
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "one number a point": lambda out: out[:, 0],
     "sparse": lambda out: out.to_sparse(),
