@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.inputs.independence import allowed_between
+from sipp.inputs.outputs import allowed_between
 from sipp.verbs.certify import certify, certify_accuracy
 
 N = 100

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -12,19 +14,15 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs import attribution
-from sipp.inputs.attribution import Recorder
+from sipp.inputs import probing
+from sipp.inputs.probing import Recorder
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import WeightUse
 from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 
 N, WIDTH = 4, 6  # points, features
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values in float64."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+randn = partial(draws.randn, dtype=torch.float64)
 
 
 class Calls(nn.Module):
@@ -210,7 +208,7 @@ def test_rounding_does_not_hide_points(dtype: torch.dtype) -> None:
 
 def test_a_broken_comparison_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Calls(layer_of(), time_major_fold), randn(N, 5, WIDTH)
-    monkeypatch.setattr(attribution, "_distances", lambda pairs, placed_B: [0.0 for a, _ in pairs for _ in a.orders])
+    monkeypatch.setattr(probing, "_distances", lambda pairs, placed_B: [0.0 for a, _ in pairs for _ in a.orders])
     with pytest.raises(DataError, match="which values belong to which input"):  # every order fits
         sipp.sensitivity(model, [x], reduce="mean")
 
@@ -224,15 +222,15 @@ def test_a_recorder_keeps_no_inputs_alive() -> None:
 
 @pytest.mark.parametrize("order", ["reported", "interleaved", "crossed"])
 @pytest.mark.parametrize("positions", [(6,), (12,), (6, 5), (3, 4, 2)])
-def test_what_is_sampled_in_an_order_is_what_it_groups(order: attribution.Order, positions: tuple[int, ...]) -> None:
+def test_what_is_sampled_in_an_order_is_what_it_groups(order: probing.Order, positions: tuple[int, ...]) -> None:
     """The places in memory, against the windows turned."""
     use = WeightUse(
         "w", randn(3, 2, *positions, 4, seed=1).transpose(0, 1).contiguous().transpose(0, 1), len(positions)
     )
-    turned = attribution.grouped(use, order).windows
+    turned = probing.grouped(use, order).windows
     for axis, size in enumerate(positions, 2):
-        turned = turned.index_select(axis, torch.tensor(attribution._some(size)))
-    found = attribution._sampled(use, ("reported", order))
-    assert found.shape[0] == 3 and found.shape[1] % attribution._PADDED == 0
+        turned = turned.index_select(axis, torch.tensor(probing._some(size)))
+    found = probing._sampled(use, ("reported", order))
+    assert found.shape[0] == 3 and found.shape[1] % probing._PADDED == 0
     for sampled, expected in zip(found.unflatten(1, (2, -1))[:, 1], turned.flatten(1)):  # some of them several times
         assert set(sampled.tolist()) == set(expected.tolist())

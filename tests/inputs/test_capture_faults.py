@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -21,12 +23,8 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of, points_per_batch
 
 F64 = torch.float64
+randn = partial(draws.randn, dtype=torch.float64)
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
 
 
 def agree(got: dict[str, Tensor], expected: dict[str, np.ndarray]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import draws
 import pytest
 import torch
 from oracles import sensitivity as oracle
@@ -15,11 +17,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.scoring import sensitivities
 
 N, WIDTH = 8, 5  # points, features
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values in float64."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+randn = partial(draws.randn, dtype=torch.float64)
 
 
 class Calls(nn.Module):

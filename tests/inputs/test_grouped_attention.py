@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sipp.inputs import grouped_attention
+from sipp.inputs import restore
 from sipp.inputs.capture import scoring_mode
 
 
@@ -42,7 +42,7 @@ class Calls(TorchFunctionMode):
 def test_heads_are_repeated_where_no_fused_kernel_takes_groups(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_attention, "DEVICES", ("cpu",))
+    monkeypatch.setattr(restore, "DEVICES", ("cpu",))
     torch.manual_seed(0)
     model, x = Grouped().to(dtype).eval(), torch.randn(3, 5, 12, dtype=dtype)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_heads_are_repeated_where_no_fused_kernel_takes_groups(
 def test_other_models_run_as_they_are(is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Grouped().eval(), torch.randn(3, 5, 12)
     if is_on_gpu:
-        monkeypatch.setattr(grouped_attention, "DEVICES", ("cpu",))
+        monkeypatch.setattr(restore, "DEVICES", ("cpu",))
         model.num_key_value_groups = 1  # it does not say that its heads are grouped
     with Calls() as calls, scoring_mode(model, "running"):
         model(x)
@@ -67,7 +67,7 @@ def test_other_models_run_as_they_are(is_on_gpu: bool, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("shapes", [((2, 1, 5, 8), (2, 2, 5, 8)), ((2, 5, 3, 4), (2, 2, 3, 4)), ((5, 8), (5, 8))])
 def test_heads_that_do_not_fit_are_left_to_torch(shapes: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_attention, "DEVICES", ("cpu",))
+    monkeypatch.setattr(restore, "DEVICES", ("cpu",))
     query, key = (torch.randn(shape) for shape in shapes)
 
     def answer() -> str:
@@ -77,7 +77,7 @@ def test_heads_that_do_not_fit_are_left_to_torch(shapes: tuple, monkeypatch: pyt
             return str(error)
 
     expected = answer()
-    with grouped_attention.RepeatedHeads():
+    with restore.RepeatedHeads():
         assert answer() == expected
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import randn
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -20,11 +21,6 @@ from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
 
 SLIGHTLY = 1.01
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 # --- Forwards that are another map -----------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from language_models import language_model, sequences
 from torch import Tensor, nn
 
 import sipp
-from sipp.inputs import capture, distance, independence
+from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
-from sipp.inputs.distance import error_of, output_error, outputs_of
+from sipp.inputs.outputs import error_of, output_error, outputs_of
 from sipp.inputs.scoring_task import task_of
 from sipp.scoring.wanda import wanda
 
@@ -50,8 +50,8 @@ def test_outputs_are_compared_in_parts_with_the_same_result(monkeypatch: pytest.
     sizes: list[int] = []
     other.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
     for chunk, tokens in ((1 << 22, 4096), (40, 4096), (40, 10)):
-        monkeypatch.setattr(distance, "AT_ONCE", chunk)
-        monkeypatch.setattr(distance, "TOKENS_AT_ONCE", {"cpu": tokens})
+        monkeypatch.setattr(comparing, "AT_ONCE", chunk)
+        monkeypatch.setattr(comparing, "TOKENS_AT_ONCE", {"cpu": tokens})
         assert output_error(dense, other, batches) == pytest.approx(wanted, rel=1e-12)
     assert sizes == [7, 3, 7, 3, 2, 2, 2, 1, 2, 1]
 
@@ -62,7 +62,7 @@ def test_padding_is_left_out_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> No
     mask = (torch.arange(8) < torch.tensor([[8], [5], [3]])).long()
     batches = list(data_of([{"input_ids": ids, "attention_mask": mask}]).batches())
     whole = output_error(model, other, batches)
-    monkeypatch.setattr(distance, "AT_ONCE", 2 * 53)  # two positions
+    monkeypatch.setattr(comparing, "AT_ONCE", 2 * 53)  # two positions
     assert output_error(model, other, batches) == pytest.approx(whole, rel=1e-9)
     assert batches[0].real_BT is not None
     full = list(data_of([{"input_ids": ids}]).batches())
@@ -73,28 +73,27 @@ def test_dense_outputs_that_are_not_kept_are_made_once_a_comparison(monkeypatch:
     dense, other, ids = pair()
     batches, n_runs = list(data_of(ids).batches()), list[int]()
     dense.register_forward_hook(lambda *args: n_runs.append(1))
-    monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
+    monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
     error_of(other, batches, outputs_of(dense, batches))
     assert len(n_runs) == len(batches)
 
 
 @pytest.mark.parametrize("chunk", [1 << 22, 9])
 def test_norms_and_points_alone_are_looked_at_in_parts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (capture, independence):
-        monkeypatch.setattr(module, "AT_ONCE", chunk)
+    monkeypatch.setattr(comparing, "AT_ONCE", chunk)
     whole = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
-    norms: Any = capture.output_norms((whole, whole[:, 0]), 6)
+    norms: Any = comparing.output_norms((whole, whole[:, 0]), 6)
     by_hand = (whole.double().square().sum((1, 2)) + whole[:, 0].double().square().sum(1)).sqrt()
     assert torch.allclose(norms, by_hand, rtol=1e-14, atol=0)
     index = torch.tensor([5, 0])
     part = whole[index].clone()
-    assert independence._close(whole, part, index, 1e-6)
+    assert comparing._close(whole, part, index, 1e-6)
     for place in ((0, 0, 0), (1, 3, 4)):
         other = part.clone()
         other[place] += 1e-3
-        assert not independence._close(whole, other, index, 1e-6)
+        assert not comparing._close(whole, other, index, 1e-6)
     part[0, 0, 0] = torch.nan
-    assert not independence._close(whole, part, index, 1e-6)
+    assert not comparing._close(whole, part, index, 1e-6)
 
 
 def test_two_networks_are_compared_with_one_dense_output_at_a_time() -> None:
@@ -113,13 +112,13 @@ def test_two_networks_are_compared_with_one_dense_output_at_a_time() -> None:
 def test_a_point_keeps_its_output_by_every_coordinate_and_by_its_norm(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(independence, "AT_ONCE", at_once)
+    monkeypatch.setattr(comparing, "AT_ONCE", at_once)
     allowed, which = 1e-3, torch.tensor([5, 0])
     whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).sign()  # every norm is the root of 6
     whole[7] = 100.0
 
     def is_same(part: Tensor) -> bool:
-        return independence.is_same_alone(8, whole, (which, part), allowed)
+        return comparing.is_same_alone(8, whole, (which, part), allowed)
 
     assert is_same(whole[which]) and is_same(whole[which] * (1 + allowed / 2))
     assert not is_same(whole[which.flip(0)])

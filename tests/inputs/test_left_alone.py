@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import randn
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import output_norms
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from sipp.inputs.outputs import output_norms
 
 
 def in_place() -> nn.Module:
@@ -168,28 +164,76 @@ def test_another_map_is_seen_wherever_it_differs(layer: Callable[[], nn.Module],
         sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 
+class OwnLinear(nn.Linear):
+    """The known map, in a class of its own, so that its output is compared."""
+
+
+class OwnConv(nn.Conv2d):
+    """The same for a convolution."""
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (lambda: nn.Linear(256, 4), (20, 600, 256)),
-        (lambda: nn.Conv2d(3, 4, 3, stride=2), (9, 3, 90, 90)),
-        (lambda: nn.Conv2d(4, 4, 3, groups=2), (40, 4, 30, 31)),
+        (lambda: OwnLinear(256, 4), (20, 600, 256)),
+        (lambda: OwnLinear(6, 100), (5, 6)),
+        (lambda: OwnConv(3, 4, 3, stride=2), (9, 3, 90, 90)),
+        (lambda: OwnConv(4, 4, 3, groups=2, padding=1), (40, 4, 30, 31)),
+        (lambda: OwnConv(6, 12, 3, groups=6, bias=False), (4, 6, 7, 5)),
     ],
 )
-def test_the_known_map_is_taken_for_what_it_is(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    assert sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_known_map_is_taken_for_what_it_is(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    assert sipp.sensitivity(nn.Sequential(layer()).to(dtype), [randn(*shape).to(dtype)])
 
 
-def looped(out: Tensor) -> list[Any]:
-    nest: list[Any] = [out]
-    nest.append(nest)
-    return nest
+class Steps(nn.Module):
+    """A cell that takes two steps; of a class of its own, so that its output is compared."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], **options: Any) -> None:
+        super().__init__()
+        self.cell = type("Own", (kind,), {})(4, 3, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cell(x[:, 1], self.cell(x[:, 0]))
+        return state[0] if isinstance(state, tuple) else state
+
+
+CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, {"nonlinearity": "relu", "bias": False})]
+
+
+@pytest.mark.parametrize(("kind", "options"), CELLS)
+def test_the_steps_of_a_cell_are_taken_for_what_they_are(kind: type[nn.RNNCellBase], options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    assert len(sipp.sensitivity(Steps(kind, **options), randn(6, 2, 4))) == 2
+
+
+class Scaled(nn.MultiheadAttention):
+    """Takes one more argument than attention does."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Any:  # type: ignore[override]
+        return super().forward(query * scale, key, value)
+
+
+def test_attention_with_another_argument_is_refused() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Scaled(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x, scale=1.0)[0]
+            return out
+
+    with pytest.raises(ModelError, match=r"attention \(Scaled\) is called with other arguments"):
+        sipp.sensitivity(Attends(), randn(6, 3, 4))
 
 
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "one number a point": lambda out: out[:, 0],
     "sparse": lambda out: out.to_sparse(),
-    "a nest within itself": looped,
     "plain": lambda out: (out, [{"a": out}]),
 }
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.patches import checked_use
+from sipp.inputs.patches import has_patches
 from sipp.records.batches import Batch, WeightUse
 
 N_CASES = 100
@@ -180,6 +180,6 @@ def a_weight_of_6_rows_and_4_columns() -> Iterator[object]:
 def test_a_use_that_is_not_of_its_weight_is_refused(case: str) -> None:
     (weight,) = a_weight_of_6_rows_and_4_columns()
     batch = Batch(0, "batch 0", (torch.rand(3, 4),), {}, None, 3)
-    assert checked_use(GOOD, weight, torch.device("cpu"), batch) == GOOD
+    assert has_patches(GOOD, weight, torch.device("cpu"), batch)
     with pytest.raises((DataError, ModelError), match=r"^(takes|has an adapter|is on)"):
-        checked_use(BAD[case], weight, torch.device("cpu"), batch)
+        has_patches(BAD[case], weight, torch.device("cpu"), batch)

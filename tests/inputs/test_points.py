@@ -18,7 +18,7 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import concatenated, points_at
 from sipp.inputs.data import MOST_UNCOUNTED, data_of
-from sipp.inputs.independence import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
+from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of
 from sipp.records.batches import Batch
 from sipp.verbs.certify import certify, certify_accuracy

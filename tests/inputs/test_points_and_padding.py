@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import randn
 from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.capture import capture
 from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.probing import runner
 from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Sensitivities, Weight
@@ -22,11 +23,6 @@ from sipp.scoring import sensitivities
 
 LENGTHS = torch.tensor([5, 2, 7, 1])
 WIDTH = 8
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def padded_to(n_steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -100,7 +96,7 @@ def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
         seen.append(use)
 
     batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
-    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    runner(model, find_prunable_layers(model))(batch, on_use)
     assert torch.equal(seen[0].counts_B, LENGTHS)
     assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
     assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.watching import Operations
+from sipp.inputs.layer_checks import Operations
 
 
 def goes_by_values(forward: Callable[[Tensor], object]) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import distance
+from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
 from sipp.records.pruned import Pruned
 from sipp.records.repair import Repair
@@ -403,7 +403,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
-    monkeypatch.setattr(distance, "OUTPUT_BYTES", 0)
+    monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))
 

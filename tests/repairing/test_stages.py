@@ -11,9 +11,9 @@ from shorter import search_once
 from torch import Tensor, nn
 
 import sipp
-from sipp.inputs.capture import Probes
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.probing import Probes
 from sipp.records import ranking as ranking_records
 from sipp.repairing import choosing, gathering, layer_targets, network_fit, repair_network
 from sipp.repairing import layer_usage as usage_module

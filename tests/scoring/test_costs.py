@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import point_keys, watching
-from sipp.inputs.capture import capture
+from sipp.inputs import layer_checks, point_keys
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
+from sipp.inputs.probing import runner
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Weight
 from sipp.scoring import running_sensitivities
@@ -163,7 +164,7 @@ def test_states_that_were_seen_are_those_of_a_replay(
     seen = sipp.sensitivity(model, [points])
     replayed, real = [], recurrent.FUSED["LSTM"]
     monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
-    monkeypatch.setattr(watching, "_OPERANDS", {})
+    monkeypatch.setattr(layer_checks, "_OPERANDS", {})
     again = sipp.sensitivity(model, [points])
     assert replayed.count(N) == 2 * (1 + bidirectional)  # of the inner layers
     assert all(torch.equal(again[name], score) for name, score in seen.items())
@@ -176,7 +177,7 @@ def test_each_weight_of_a_recurrence_is_met_once_a_pass() -> None:
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         met.append(weight.name)
 
-    capture(model, find_prunable_layers(model), [batch], on_use=on_use, on_output=lambda output, batch: None)
+    runner(model, find_prunable_layers(model))(batch, on_use)
     assert sorted(met) == sorted(recurrent.recurrent_weights(model))
 
 
@@ -272,7 +273,20 @@ def test_small_operations_do_not_grow_unseen() -> None:
     n_operations(1)  # places that are looked at are kept
     first, second = n_operations(1), n_operations(2)
     assert second - first == 69  # of a further batch, for two weights
-    assert first == 244  # with the probe, and all that is done once
+    assert first == 242  # with the probe, and all that is done once
+
+
+def test_a_score_leaves_nothing_to_the_garbage_collector() -> None:
+    """Hooks that refer to each other would stay, with what they saw, until it runs; and it would run more often."""
+    model, batches = network(), list(images().split(BATCH))
+    sipp.sensitivity(model, batches, progress=False)
+    gc.collect()
+    gc.disable()
+    try:
+        sipp.sensitivity(model, batches, progress=False)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # What a GPU is waited for: values that Python goes by

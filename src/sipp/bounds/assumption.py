@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Probes, depends_on_batch, runner
+from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.probing import Probes, runner
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.assumption import Assumption, LayerAssumption, share_needed

@@ -18,7 +18,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import Data, data_of
-from sipp.inputs.independence import allowed_between, why_dependent
+from sipp.inputs.outputs import allowed_between, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch

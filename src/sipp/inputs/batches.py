@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -238,3 +238,27 @@ def refuse_non_finite(batch: Batch) -> None:
             where=f"{batch.where}, {name}",
             fix="clean or drop that batch, it would decide every maximum",
         )
+
+
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather(value if isinstance(value, (tuple, list)) else (value,), found)
+    return found
+
+
+def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+    # not a generator, and called for containers only: this runs for every operation of a network
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (tuple, list)):
+            _gather(one, found)
+        elif isinstance(one, dict):
+            _gather(one.values(), found)
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """The tensors of real numbers in an output, in order, made dense."""
+    found = [tensor for tensor in every_tensor(output) if tensor.is_floating_point() and not tensor.is_nested]
+    return [tensor if tensor.layout == torch.strided else tensor.to_dense() for tensor in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -178,25 +178,6 @@ def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dt
     return patches.view(windows.shape[1], windows.shape[2 + n_position_dims :].numel(), n_patches).to(dtype)
 
 
-def steps(n: int, step: int, device: torch.device) -> Tensor:
-    """0, step, 2 step, ...: n of them, int64."""
-    return torch.arange(n, dtype=torch.int64, device=device) * step
-
-
-def all_sums(parts: Sequence[Tensor]) -> Tensor:
-    """All sums of one number from each part, the last part running fastest."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = (total[:, None] + part).flatten()
-    return total
-
-
-def values_at(windows: Tensor, places: Tensor) -> Tensor:
-    """The values at these offsets from the first element, in one index: faster than one index per dimension."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(windows.shape, windows.stride()))
-    return windows.as_strided((span,), (1,)).index_select(0, places)
-
-
 def _span(windows: Tensor) -> int:
     """The number of elements in memory from the first to the last of one point's windows."""
     return 1 + sum((size - 1) * stride for size, stride in zip(windows.shape[1:], windows.stride()[1:]))
@@ -242,8 +223,8 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> WeightUse | None:
-    """The use itself, if it is valid; None if it has no patches (an expert without tokens).
+def has_patches(use: WeightUse, weight: Weight, device: torch.device, batch: Batch) -> bool:
+    """Whether a use has any patches (an expert without tokens has none), after checking them: later code relies on it.
 
     Raises if the windows are not patches of the weight. Messages begin with a verb: the caller puts the layer first.
     """
@@ -256,11 +237,11 @@ def checked_use(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     if windows.device != device:
         raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
-        return None
+        return False
     if windows.shape[0] != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
     _refuse_one_vector(use, weight, batch)
-    return use
+    return True
 
 
 def _check_form(use: WeightUse, weight: Weight) -> None:

@@ -1,4 +1,4 @@
-"""Copies models, and restores a model after our passes, whatever its forward changed."""
+"""Copies models, and restores a model after our passes, whatever its forward changed; runs grouped attention fast."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import copy
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from sipp.errors import ModelError
 
@@ -60,13 +62,14 @@ def check_can_be_written(model: nn.Module) -> None:
 def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
     """A context after which every buffer has the values it had before, and every attribute is the same object.
 
-    Attributes are restored along with buffers, because they may belong together: a cache and its length.
+    Attributes are restored along with buffers, because they may belong together: a cache and its length. Only what is
+    written into a sparse buffer stays.
     """
     modules = [m for m in all_modules if not isinstance(m, LazyModuleMixin | torch.jit.ScriptModule)]
     flags = [(m, m.training) for m in all_modules if isinstance(m, torch.jit.ScriptModule)]
     bindings = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     every: dict[int, Tensor] = {id(b): b for m in all_modules for b in m._buffers.values() if b is not None}
-    values = _values_of([b for b in every.values() if not is_lazy(b) and not b.is_meta])
+    values = _values_of([b for b in every.values() if not is_lazy(b) and not b.is_meta and b.layout == torch.strided])
     try:
         yield
     finally:
@@ -117,35 +120,22 @@ class _Values:
 
     buffers: list[Tensor]
     shapes: list[torch.Size]
-    held: Tensor  # all values, flat; a sparse buffer is copied as it is
+    held: Tensor  # all values, flat
 
     def changed(self) -> list[tuple[Tensor, Tensor]]:
         """The buffers that changed, and what they held. Others are not written to, which would count as a change."""
-        if self.held.layout != torch.strided:
-            return [(self.buffers[0], self.held)]
-        can_compare = [
-            one.shape == shape and one.layout == torch.strided for one, shape in zip(self.buffers, self.shapes)
-        ]
-        if all(can_compare) and torch.equal(_flat(self.buffers), self.held):
+        if [one.shape for one in self.buffers] == self.shapes and torch.equal(_flat(self.buffers), self.held):
             return []
         parts = self.held.split([shape.numel() for shape in self.shapes])
-        befores = [part.view(shape) for part, shape in zip(parts, self.shapes)]
-        return [
-            (one, before)
-            for one, before, can in zip(self.buffers, befores, can_compare)
-            if not can or bool((one != before).any())
-        ]
+        befores = (part.view(shape) for part, shape in zip(parts, self.shapes))
+        return [(one, before) for one, before in zip(self.buffers, befores) if not torch.equal(one, before)]
 
 
 def _values_of(buffers: list[Tensor]) -> list[_Values]:
     by_kind: dict[Any, list[Tensor]] = {}
     for one in buffers:
-        alone = None if one.layout == torch.strided else id(one)  # sparse buffers are not concatenated
-        by_kind.setdefault((one.device, one.dtype, alone), []).append(one)
-    return [
-        _Values(some, [one.shape for one in some], _flat(some) if alone is None else some[0].detach().clone())
-        for (_, _, alone), some in by_kind.items()
-    ]
+        by_kind.setdefault((one.device, one.dtype), []).append(one)
+    return [_Values(some, [one.shape for one in some], _flat(some)) for some in by_kind.values()]
 
 
 def _flat(buffers: list[Tensor]) -> Tensor:
@@ -175,3 +165,47 @@ def replaced_forwards(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) 
             del module.forward
             if own is not None:
                 module.forward = own
+
+
+# --- Attention with grouped heads (GQA) in float32 on a GPU -----------------------------------------------------------
+
+# Torch has no fused kernel for `enable_gqa=True` in float32: it computes and stores every score, which takes as long as
+# the rest of a small language model. With keys and values repeated for each query head, it has one.
+
+N_GROUPS = "num_key_value_groups"  # attribute of attention layers: query heads for each head of keys and values
+DEVICES = ("cuda",)  # where a fused kernel needs repeated heads
+
+
+def fused_attention(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+    """A context in which grouped attention among these modules of transformers runs by a fused kernel.
+
+    It does nothing for other models: looking at every operation costs time, most of all where these are short.
+    """
+    is_grouped = any(isinstance(n := vars(module).get(N_GROUPS), int) and n > 1 for module in modules)
+    return RepeatedHeads() if is_grouped else nullcontext()
+
+
+class RepeatedHeads(TorchFunctionMode):
+    """Repeats the keys and values of grouped attention, so that there are as many as queries."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_grouped = func is F.scaled_dot_product_attention and len(args) >= 3 and kwargs.get("enable_gqa", False)
+        if not is_grouped or not _is_slow(args[0]) or not _has_whole_groups(*args[:3]):
+            return func(*args, **kwargs)
+        query, key, value, *rest = args
+        key, value = (heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
+        return func(query, key, value, *rest, **kwargs | {"enable_gqa": False})
+
+
+def _has_whole_groups(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether each head of keys and values serves as many heads of queries; torch refuses everything else itself."""
+    if min(query.ndim, key.ndim, value.ndim) < 4 or query.shape[-3] == 0:
+        return False
+    return all(heads.shape[-3] > 0 and query.shape[-3] % heads.shape[-3] == 0 for heads in (key, value))
+
+
+def _is_slow(tensor: Tensor) -> bool:
+    return tensor.device.type in DEVICES and tensor.dtype == torch.float32

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs.capture import OnUse, capture
+from sipp.inputs.capture import OnUse
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
+from sipp.inputs.probing import runner
 from sipp.records.batches import Batch
 from sipp.records.checking import check_record
 from sipp.records.numerics import device_of
@@ -72,11 +72,11 @@ class ScoringTask:
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    norm_stats = task.scoring.norm_stats
-    batches: Iterator[Batch] = task.batches()
-    if _spares_logits(task):  # they are not needed, and may be larger than everything else
-        batches = (replace(batch, kwargs={LOGITS: 1} | batch.kwargs) for batch in batches)
-    capture(task.model, task.layers, batches, on_use=on_use, on_output=_ignored, norm_stats=norm_stats)
+    run, spares_logits = runner(task.model, task.layers, task.scoring.norm_stats), _spares_logits(task)
+    for batch in task.batches():
+        if spares_logits:  # they are not needed, and may be larger than everything else
+            batch = replace(batch, kwargs={LOGITS: 1} | batch.kwargs)
+        run(batch, on_use)
 
 
 def _spares_logits(task: ScoringTask) -> bool:
@@ -84,10 +84,6 @@ def _spares_logits(task: ScoringTask) -> bool:
     head = getattr(task.model, "get_output_embeddings", lambda: None)()
     is_scored = any(layer.module is head for layer in task.layers)
     return LOGITS in inspect.signature(task.model.forward).parameters and not is_scored
-
-
-def _ignored(output: Any, batch: Batch) -> None:
-    pass
 
 
 def task_of(

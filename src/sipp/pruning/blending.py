@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.distance import error_of, in_small_parts, outputs_of
+from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce

@@ -22,7 +22,7 @@ from sipp.allocation.largest_scores import (
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
-from sipp.inputs.distance import output_error
+from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.distance import output_error
+from sipp.inputs.outputs import output_error
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows
 from sipp.records.repair import Budgets, Trial

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.batches import concatenated, fresh, points_at, tensors_of_inputs
 from sipp.inputs.data import AnyData, data_of, is_tokens, points_per_batch
-from sipp.inputs.distance import output_error
+from sipp.inputs.outputs import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of, integers

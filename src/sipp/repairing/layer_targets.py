@@ -9,10 +9,9 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
-from sipp.inputs.batches import points_at
-from sipp.inputs.capture import first_and_last
+from sipp.inputs.batches import every_tensor, points_at
 from sipp.inputs.patches import patches_of
-from sipp.inputs.watching import every_tensor
+from sipp.inputs.probing import first_and_last
 from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.ranking import Weight

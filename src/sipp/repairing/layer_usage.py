@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.attribution import Orders
 from sipp.inputs.batches import points_at
-from sipp.inputs.capture import Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_patches_of, n_rows_of
+from sipp.inputs.probing import Orders, Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import SCORE_DTYPE, for_device, same_tensor
 from sipp.records.ranking import Weight

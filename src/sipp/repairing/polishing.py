@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.distance import error_of, outputs_of, squares
+from sipp.inputs.outputs import error_of, outputs_of, squares
 from sipp.progress import progress_bar
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch

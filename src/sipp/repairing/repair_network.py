@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sipp.inputs.blocks import find_blocks
-from sipp.inputs.distance import output_error
+from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from sipp.inputs.batches import fresh
+from sipp.inputs.batches import every_tensor, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import with_padding_zeroed
-from sipp.inputs.watching import every_tensor
 from sipp.records.batches import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing

@@ -18,21 +18,12 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.capture import (
-    OnUse,
-    Probe,
-    Probes,
-    depends_on_batch,
-    output_norms,
-    probe,
-    run_batch,
-    runner,
-    scoring_mode,
-)
+from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
 from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
-from sipp.inputs.independence import ORDER, Alone, allowed_between, is_same_alone, why_dependent
+from sipp.inputs.outputs import ORDER, Alone, allowed_between, is_same_alone, output_norms, why_dependent
 from sipp.inputs.patches import ValueRange, copied, values_later
 from sipp.inputs.point_keys import batch_key, draw_keys_of
+from sipp.inputs.probing import Probe, Probes, probe, runner
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch, WeightUse

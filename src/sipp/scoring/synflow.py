@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.batches import fresh, points_at, tensors_in
 from sipp.inputs.capture import run_batch
-from sipp.inputs.independence import tensors_in
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch

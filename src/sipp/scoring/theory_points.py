@@ -9,8 +9,8 @@ from torch import nn
 
 from sipp.errors import DataError
 from sipp.inputs.batches import as_given
-from sipp.inputs.capture import capture
 from sipp.inputs.patches import n_positions_of, n_rows_of
+from sipp.inputs.probing import runner
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_number, check_record, check_share
@@ -65,7 +65,9 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
         outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
         fan_ins.append(weight.fan_in)
 
-    capture(task.model, task.layers, task.batches(), on_use=on_use, on_output=lambda output, batch: None)
+    run = runner(task.model, task.layers)
+    for batch in task.batches():
+        run(batch, on_use)
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     factor, n_outputs = factor_of(method), sum(outputs.values())

@@ -10,11 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.errors import DataError
+from sipp.errors import DataError, ModelError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
 from sipp.records.batches import WeightUse
 
-_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+# the arguments of its forward; None for query, key and value, which have no default
+_DEFAULTS: dict[str, Any] = {
+    name: None if one.default is one.empty else one.default
+    for name, one in inspect.signature(nn.MultiheadAttention.forward).parameters.items()
+    if name != "self"
+}
 
 
 def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
@@ -89,9 +94,9 @@ def attention_output(module: nn.MultiheadAttention, args: tuple[Any, ...], kwarg
 
 def _given(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, after checking that query, key and value fit the layer and each other."""
-    call = _SIGNATURE.bind(module, *args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
+    given = _DEFAULTS | dict(zip(_DEFAULTS, args)) | kwargs
+    if len(args) > len(_DEFAULTS) or len(given) > len(_DEFAULTS):
+        raise ModelError("is called with other arguments than attention takes, which is not the known map")
     sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}
     for name, size in sizes.items():
         tensor = given[name]

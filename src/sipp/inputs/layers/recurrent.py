@@ -144,15 +144,13 @@ def cell_uses(
 def cell_output(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The next hidden state."""
     x, hidden, cell = _given_to_cell(module, args, kwargs)
-    mode = next((mode for kind, mode in _CELL_MODES if isinstance(module, kind)), None)
-    if mode is None:
-        mode = "RNN_RELU" if module.nonlinearity == "relu" else "RNN_TANH"
-    from_x = F.linear(x, module.weight_ih, module.bias_ih)
-    from_h = F.linear(hidden, module.weight_hh, module.bias_hh)
-    return _step(mode, from_x, from_h, hidden, cell)[0]
-
-
-_CELL_MODES = ((nn.LSTMCell, "LSTM"), (nn.GRUCell, "GRU"))
+    x_BI, hidden_BH, cell_BH = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, hidden, cell))
+    weights = module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh
+    if isinstance(module, nn.LSTMCell):
+        return torch.lstm_cell(x_BI, (hidden_BH, cell_BH), *weights)[0].view_as(hidden)
+    is_relu = getattr(module, "nonlinearity", "") == "relu"
+    step = torch.gru_cell if isinstance(module, nn.GRUCell) else torch.rnn_relu_cell if is_relu else torch.rnn_tanh_cell
+    return step(x_BI, hidden_BH, *weights).view_as(hidden)
 
 
 def _bind(names: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -293,27 +291,13 @@ def _run(module: nn.RNNBase, suffix: str, x_BTI: Tensor, state: State) -> tuple[
     before, unprojected, after = [], [], []
     for t in range(x_BTI.shape[1]):
         before.append(hidden)
-        hidden, cell = _step(module.mode, from_input_BTG[:, t], F.linear(hidden, weight_hh, bias_hh), hidden, cell)
-        unprojected.append(hidden)
-        hidden = F.linear(hidden, projection)
+        gates = from_input_BTG[:, t] + F.linear(hidden, weight_hh, bias_hh)
+        in_gate, forget, new, out_gate = gates.chunk(4, dim=-1)  # only an LSTM has projections
+        cell = forget.sigmoid() * cell + in_gate.sigmoid() * new.tanh()
+        unprojected.append(out_gate.sigmoid() * cell.tanh())
+        hidden = F.linear(unprojected[-1], projection)
         after.append(hidden)
     return torch.stack(before, 1), torch.stack(unprojected, 1), torch.stack(after, 1)
-
-
-def _step(mode: str, from_x: Tensor, from_h: Tensor, hidden: Tensor, cell: Tensor) -> State:
-    """The next (h, c) from the two pre-activations, as PyTorch defines RNN, LSTM and GRU."""
-    if mode == "LSTM":
-        in_gate, forget, new, out_gate = (from_x + from_h).chunk(4, dim=-1)
-        cell = forget.sigmoid() * cell + in_gate.sigmoid() * new.tanh()
-        return out_gate.sigmoid() * cell.tanh(), cell
-    if mode == "GRU":
-        reset_x, update_x, new_x = from_x.chunk(3, dim=-1)
-        reset_h, update_h, new_h = from_h.chunk(3, dim=-1)
-        new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
-        update = (update_x + update_h).sigmoid()
-        return (1 - update) * new + update * hidden, cell
-    total = from_x + from_h
-    return (total.relu() if mode == "RNN_RELU" else total.tanh()), cell
 
 
 def _flip(sequence_BTK: Tensor, lengths_B: Tensor | None) -> Tensor:

@@ -109,9 +109,13 @@ class PrunableLayer:
         )
 
     def parameter(self, local: str) -> nn.Parameter:
-        """The current parameter of this local name; faster than get_parameter, which looks up submodules each time."""
-        found = self.module._parameters.get(local)
-        return self.module.get_parameter(local) if found is None else found
+        """The current parameter of this local name; faster than get_parameter, which checks every step."""
+        *owners, name = local.split(".")
+        module: Any = self.module
+        for owner in owners:
+            module = module._modules[owner]
+        found: nn.Parameter = module._parameters[name]
+        return found
 
 
 def _one_weight(module: nn.Module) -> tuple[str, ...]:
@@ -191,15 +195,6 @@ def unwrap(model: nn.Module) -> nn.Module:
 GLOB = frozenset("*?[")  # a name without them means itself
 
 
-def _cannot_be_scored(name: str, module: nn.Module) -> ModelError:
-    return ModelError(
-        "this layer type cannot be scored",
-        where=_where(name, module),
-        fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
-        option="exclude",
-    )
-
-
 def _or_exclude(fix: str, name: str) -> str:
     """The fix, and the alternative if there is one: a model that is a single layer has nothing else to prune."""
     return f"{fix}, or leave it as it is with exclude={name!r}" if name else fix
@@ -214,27 +209,31 @@ def find_prunable_layers(
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
     parameters outside known layers are left alone, and so is the head of a language model unless `include` names it.
     """
-    chosen = _without_heads(model, include, _selection(model, include, exclude))
+    all_layers = {name: (module, _registered(module)) for name, module in model.named_modules() if _is_layer(module)}
+    chosen = _chosen(model, {name: module for name, (module, _) in all_layers.items()}, include, exclude)
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
     candidates: list[tuple[str, nn.Module, Adapter, str]] = []
     plain: dict[str, nn.Parameter] = {}
     known: dict[int, Weight] = {}
-    for name, module in model.named_modules():
-        if name in owned or not _is_layer(module):
+    for name, (module, found) in all_layers.items():
+        if name in owned:
             continue
-        is_chosen = chosen(name, module)
-        found = _registered(module)
         if found is None:
-            if is_chosen:
-                raise _cannot_be_scored(name, module)
+            if name in chosen:
+                raise ModelError(
+                    "this layer type cannot be scored",
+                    where=_where(name, module),
+                    fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
+                    option="exclude",
+                )
             continue
         adapter, known_as = found
         candidates.append((name, module, adapter, known_as))
         for local in adapter.weights(module):
             if "." in local:
                 owned.add(_join(name, local.rpartition(".")[0]))
-            if is_chosen:
+            if name in chosen:
                 parameter = _plain_parameter(name, module, local)
                 if parameter.numel() == 0:
                     continue  # Linear(5, 0): there is nothing to prune
@@ -245,7 +244,7 @@ def find_prunable_layers(
                     _remember(known, _join(name, local), parameter, module, adapter)
     _refuse_non_finite(plain)
     for name, module, adapter, _ in candidates:
-        if not chosen(name, module):
+        if name not in chosen:
             for local, parameter in _parameters(module, adapter).items():
                 if id(parameter) in known:
                     _remember(known, _join(name, local), parameter, module, adapter)
@@ -277,20 +276,6 @@ def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
             f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
             f"the others: {some}; leave them as they are with exclude={frozen[0]!r}"
         )
-
-
-def _without_heads(
-    model: nn.Module, include: Selector | None, chosen: Callable[[str, nn.Module], bool]
-) -> Callable[[str, nn.Module], bool]:
-    """The same test, excluding the heads of language models, with a warning. An explicit `include` is followed.
-
-    The matrices that LoRA adds are never chosen.
-    """
-    heads, lora = _heads(model) if include is None else set(), _lora_matrices(model)
-    for name, module in model.named_modules() if heads else ():
-        if id(module) in heads and chosen(name, module):
-            warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
-    return lambda name, module: id(module) not in heads | lora and chosen(name, module)
 
 
 def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -419,21 +404,26 @@ def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _selection(
-    model: nn.Module, include: Selector | None, exclude: Selector | None
-) -> Callable[[str, nn.Module], bool]:
-    """A function that says whether a module is chosen, after checking that every pattern matches something."""
-    named = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
-    chosen_of = dict[str, set[str]]()
+def _chosen(
+    model: nn.Module, layers: Mapping[str, nn.Module], include: Selector | None, exclude: Selector | None
+) -> set[str]:
+    """The names of the layers that are chosen, after checking that every pattern matches something.
+
+    The head of a language model is left out, with a warning, unless `include` is given. The matrices that LoRA adds are
+    never chosen.
+    """
+    matched = dict[str, set[str]]()
     for option, selector in (("include", include), ("exclude", exclude)):
-        found = _matched(_patterns(selector), named)
-        chosen_of[option] = set().union(*found.values())
-        for pattern, matched in found.items():
-            if not matched:
-                names = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
-                raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names}", option=option)
-    wanted, unwanted = chosen_of["include"], chosen_of["exclude"]
-    return lambda name, module: (include is None or name in wanted) and name not in unwanted
+        found = _matched(_patterns(selector), layers)
+        matched[option] = set().union(*found.values())
+        for pattern in (pattern for pattern, names in found.items() if not names):
+            some = ", ".join(list(layers)[:8]) + (", ..." if len(layers) > 8 else "")
+            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some}", option=option)
+    wanted = (set(layers) if include is None else matched["include"]) - matched["exclude"]
+    heads, lora = _heads(model) if include is None else set[int](), _lora_matrices(model)
+    for name in (name for name, module in layers.items() if name in wanted and id(module) in heads):
+        warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
+    return {name for name in wanted if id(layers[name]) not in heads | lora}
 
 
 def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
@@ -446,19 +436,19 @@ def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
 
 
 def _matched(
-    patterns: Sequence[str | type[nn.Module]], named: Sequence[tuple[str, nn.Module]]
+    patterns: Sequence[str | type[nn.Module]], layers: Mapping[str, nn.Module]
 ) -> dict[str | type[nn.Module], set[str]]:
-    """The names of the modules that each pattern matches: a type by isinstance, a glob by the module's name or the full
+    """The names of the layers that each pattern matches: a type by isinstance, a glob by the module's name or the full
     name of one of its parameters.
     """
     by_name = dict[str, list[str]]()
-    for name, module in named if patterns else ():
+    for name, module in layers.items() if patterns else ():
         for one in (name, *(_join(name, local) for local, _ in module.named_parameters())):
             by_name.setdefault(one, []).append(name)
     found = dict[str | type[nn.Module], set[str]]()
     for pattern in patterns:
         if isinstance(pattern, type):
-            found[pattern] = {name for name, module in named if isinstance(module, pattern)}
+            found[pattern] = {name for name, module in layers.items() if isinstance(module, pattern)}
         elif GLOB.isdisjoint(pattern):
             found[pattern] = set(by_name.get(pattern, ()))
         else:

@@ -1,20 +1,145 @@
-"""Checks that the output at a point depends on that point alone, which every count of independent points needs.
-
-A few points of a batch, in reversed order and by themselves, must give the outputs that they gave within the batch. A
-small subset exposes batch statistics, the reversed order exposes time in dimension 0, a second run exposes randomness.
-"""
+"""Compares outputs: how far two networks are apart, and whether a point's output depends on that point alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import points_at, tensors_of_inputs
+from sipp.inputs.batches import fresh, points_at, tensors_in, tensors_of_inputs
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import is_tokens
+from sipp.inputs.layer_checks import finite_or_zero
 from sipp.records.batches import Batch
-from sipp.records.numerics import integers
+from sipp.records.numerics import BOUND_DTYPE, device_of, for_device, integers
+from sipp.records.options import NormStats
+
+AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU
+
+OUTPUT_BYTES = 256 << 20  # of dense outputs that are kept; the others are computed again
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # in a batch: their logits may be larger than the network
+
+Outputs = Callable[[int], list[Tensor]]
+
+
+def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float | None:
+    """The distance between both networks' outputs on these points, relative to the norm of the dense ones.
+
+    None if the dense output has no real numbers; infinite if the distance is not finite.
+    """
+    small = in_small_parts(batches, device_of(dense))
+    return error_of(other, small, outputs_of(dense, small, most=0))  # each is needed once
+
+
+def outputs_of(
+    dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running", most: int = OUTPUT_BYTES
+) -> Outputs:
+    """A function that returns the tensors of the dense output on batch i; at most `most` bytes of them are kept."""
+    kept: dict[int, list[Tensor]] = {}
+    left = most
+
+    def outputs(i: int) -> list[Tensor]:
+        nonlocal left
+        if i in kept:
+            return kept[i]
+        with scoring_mode(dense, norm_stats):
+            found = [tensor.detach() for tensor in tensors_in(run_batch(dense, fresh(batches[i])))]
+        n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in found)
+        if n_bytes <= left:
+            kept[i], left = found, left - n_bytes
+        return found
+
+    return outputs
+
+
+def error_of(
+    model: nn.Module, batches: Sequence[Batch], wanted: Outputs, norm_stats: NormStats = "running"
+) -> float | None:
+    """||f^ - f|| / ||f|| over all points together, so that no point with a small output dominates."""
+    distance = size = 0.0
+    n_tensors = 0
+    for i, batch in enumerate(batches):
+        aims = wanted(i)  # once: large outputs are not kept
+        with scoring_mode(model, norm_stats):
+            far, large = squares(run_batch(model, fresh(batch)), aims, batch)
+        distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
+        del aims  # before the next ones are made
+    if n_tensors == 0:
+        return None
+    if not math.isfinite(distance) or not math.isfinite(size):
+        return math.inf
+    return math.sqrt(distance / size) if size > 0 else (0.0 if distance == 0 else math.inf)
+
+
+def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    """The squared distance of an output to the wanted one, and the squared norm of that (float64); padding left out."""
+    device = wanted[0].device if wanted else torch.device("cpu")
+    distance, size = (torch.zeros((), dtype=BOUND_DTYPE, device=device) for _ in range(2))
+    found = tensors_in(output)
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
+        return distance + math.nan, size
+    for tensor, aim in zip(found, wanted):
+        real_BT = batch.real_BT
+        is_real = None
+        if real_BT is not None and tensor.shape[:2] == real_BT.shape:
+            is_real = real_BT.to(aim.device, torch.bool).view(*real_BT.shape, *[1] * (tensor.ndim - 2))
+        for part in _slices(tensor):
+            gap, size_of = tensor[part].double() - aim[part].double(), aim[part].double()
+            if is_real is not None:
+                gap, size_of = torch.where(is_real[part], gap, 0.0), torch.where(is_real[part], size_of, 0.0)
+            distance = distance + gap.square().sum()
+            size = size + size_of.square().sum()
+    return distance, size
+
+
+def _slices(tensor: Tensor) -> list[Any]:
+    """Slices that are small enough to compare at once: all of it, some points, or some positions of a point."""
+    if tensor.ndim == 0 or tensor.numel() <= AT_ONCE:
+        return [...]
+    n_points = AT_ONCE * len(tensor) // tensor.numel()
+    if n_points == 0 and tensor.ndim > 2:
+        n_positions = max(1, AT_ONCE // tensor[0, 0].numel())
+        steps = range(0, tensor.shape[1], n_positions)
+        return [(slice(i, i + 1), slice(start, start + n_positions)) for i in range(len(tensor)) for start in steps]
+    return [slice(start, start + max(1, n_points)) for start in range(0, len(tensor), max(1, n_points))]
+
+
+def in_small_parts(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
+    """The batches, split where they have so many tokens that their logits would be large."""
+    most = for_device(TOKENS_AT_ONCE, device)
+    return [part for batch in batches for part in _of_tokens(batch, most)]
+
+
+def _of_tokens(batch: Batch, most: int) -> list[Batch]:
+    ids = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)
+    if ids is None or not is_tokens(ids) or ids.numel() <= most or len(ids) != batch.n_points:
+        return [batch]
+    step = max(1, most // ids.shape[1])
+    return [points_at(batch, slice(start, start + step)) for start in range(0, batch.n_points, step)]
+
+
+def output_norms(output: Any, n_points: int) -> Tensor | None:
+    """||f(x)|| for each point (float64), over all floating-point tensors of the output; None if they have no points."""
+    tensors = [t for t in tensors_in(output) if t.ndim > 0 and len(t) == n_points]
+    return reduce(torch.add, map(_squared_norms, tensors)).sqrt() if tensors else None
+
+
+def _squared_norms(tensor: Tensor) -> Tensor:
+    """The squared norm of each row (float64), a few rows at a time if they are large."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    parts = rows.split(max(1, AT_ONCE // max(1, rows.shape[1])))
+    return torch.cat([part.double().square().sum(1) for part in parts])
+
+
+# --- Does the output at a point depend on that point alone? -----------------------------------------------------------
+
+# Every count of independent points needs that. A few points of a batch, in reversed order and by themselves, must give
+# the outputs that they gave within the batch. A small subset exposes batch statistics, the reversed order exposes time
+# in dimension 0, a second run exposes randomness.
 
 # Rounding depends on the batch size. On a CPU it changes the output of deep float32 networks by about 4e-7 (ResNet20,
 # LSTM, encoders); 40 times as much is allowed. On a GPU, which may use TF32, and in half precision, a few units of that
@@ -25,8 +150,6 @@ N_ROUNDINGS = 8
 COARSEST = 2.0**-11  # of TF32
 MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
 OF_LARGEST = 2.0**-5  # a coordinate's own size is taken to be at least this share of the largest output's
-
-AT_ONCE = 1 << 24  # numbers that are compared at once: logits of long sequences in float64 would fill a GPU
 
 Alone = tuple[Tensor, Any]  # which points of a batch were run by themselves, in which order, and their output
 
@@ -127,7 +250,7 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
     squares_B, gaps_B = (torch.zeros(len(t), dtype=torch.float64, device=a.device) for t in (a, at))
     tops = []  # the largest magnitude of each coordinate
     for some in parts:
-        finite = _finite(a[:, some])
+        finite = finite_or_zero(a[:, some])
         squares_B += torch.linalg.vector_norm(finite, dim=1, dtype=torch.float64).square()
         tops.append(finite.abs().amax(0).double())
     size_B, least = squares_B.sqrt(), OF_LARGEST * torch.cat(tops).amax()
@@ -140,20 +263,3 @@ def _close(whole: Tensor, part: Tensor, index: Tensor, allowed: float) -> bool:
         gaps_B += gap.square().sum(1)
     are_close.append((gaps_B.sqrt() <= allowed * torch.maximum(size_B[at], typical)).all())
     return bool(torch.stack(are_close).all())  # a GPU is waited for only here
-
-
-def _finite(values: Tensor) -> Tensor:
-    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors of real numbers in an output, in order, made dense. Containers that contain themselves are fine."""
-    waiting, seen = [output], set()
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Tensor):
-            if value.is_floating_point() and not value.is_nested:
-                yield value if value.layout == torch.strided else value.to_dense()
-        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
-            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
