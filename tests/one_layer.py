@@ -22,7 +22,7 @@ from sipp.allocation.rows import (
     tail_sum,
 )
 from sipp.pruning.sampling import DrawRequest, draw_rows_until
-from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, det_rows, sparsify_layers
+from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, masked_rows, sparsify_layers
 from sipp.records.numerics import BOUND_DTYPE
 
 
@@ -30,8 +30,8 @@ def sparsify(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, *, metho
     """The rows of the only layer; with method "det" the most sensitive weights of each (T5)."""
     if method == "det":
         worth_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
-        return det_rows(weight_FK, worth_FK, largest_in_rows(worth_FK, kept_F), c_constant=options["c_constant"])
-    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], method=method, **options)[0]
+        return masked_rows(weight_FK, largest_in_rows(worth_FK, kept_F), worth_FK, c_constant=options["c_constant"])
+    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], is_hybrid=method == "hybrid", **options)[0]
 
 
 def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:

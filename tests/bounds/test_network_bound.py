@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
+from sipp.inputs.batches import as_batch
 from sipp.records.pruned import Pruned
 from sipp.scoring.theory_points import calibration_needed
 
@@ -190,7 +191,7 @@ class Plain(nn.Module):
 
 def obstacle(model: nn.Module, n_in: int = 4) -> str:
     weights = {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    return chain_obstacle(model, weights, torch.rand(3, n_in))
+    return chain_obstacle(model, weights, as_batch(torch.rand(3, n_in), 0, "points"))
 
 
 def test_the_papers_formula_says_where_it_is_no_bound() -> None:
@@ -206,7 +207,7 @@ def test_the_papers_formula_says_where_it_is_no_bound() -> None:
     assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), n_in=3)
     assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), n_in=3)
     assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
-    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, torch.rand(2, 3))
+    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, as_batch(torch.rand(2, 3), 0, "points"))
 
 
 def test_convolution_bound_is_reported_but_never_met() -> None:

@@ -227,7 +227,7 @@ def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatc
     kept = [torch.full((9 + i,), 12) for i in range(4)]
     for limit in (10**6, 100, 1):
         monkeypatch.setattr(sampling, "_BATCH", limit)
-        options = {"method": "rand", "draws": draws, "generator": torch.Generator().manual_seed(0)}
+        options = {"is_hybrid": False, "draws": draws, "generator": torch.Generator().manual_seed(0)}
         weights, sensitivities = zip(*layers)
         results = sparsify_layers(weights, sensitivities, kept, **options, **BOUND)
         for (weight, sensitivity), m, result in zip(layers, kept, results):

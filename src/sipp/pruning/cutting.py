@@ -17,7 +17,6 @@ from sipp.allocation.largest_scores import (
     largest_in_groups,
     largest_in_rows,
     least_of_layers,
-    order_of,
 )
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
 from sipp.errors import OptionError
@@ -28,16 +27,14 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sparse_rows import WHOLE, RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.pruning.sparse_rows import WHOLE, SparseRows, given_rows, masked_rows, sparsify_layers
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
 from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
 from sipp.records.ranking import BlendChoice, BlendInputs, Ranking, Weight, from_rows, to_rows
-from sipp.scoring.methods import MethodInfo, method_of
-
-ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # how rows that are sampled are made
+from sipp.scoring.methods import CutRule, method_of
 
 
 @dataclass(frozen=True)
@@ -98,13 +95,12 @@ def cut_as_given(
 
     A weight without a mask is kept where it is not 0. Without a `budget`, what is kept counts as asked for.
     """
-    dense, c_constant = prepare_rows(ranking).dense, ranking.options.constants.c_constant
-    rows, all_masks = list[SparseRows](), dict[str, Tensor]()
-    for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
+    dense, rows, all_masks = _dense_rows(ranking), list[SparseRows](), dict[str, Tensor]()
+    for weight, dense_FK, sensitivity_FK in zip(ranking.weights, dense, _sensitivities(ranking)):
         parameter = given.get_parameter(weight.name).detach()
         all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
-        sensitivity_FK = None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
+        c_constant = ranking.options.constants.c_constant
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
@@ -145,31 +141,35 @@ def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What cuts to several budgets share: the dense weights (F x K, on the CPU), and work that is done once."""
+    """What cuts to several budgets share."""
 
-    dense: list[Tensor]
-    order: Tensor | None  # indices that sort all scores
+    dense: list[Tensor]  # F x K, on the CPU
     problem: AllocationProblem | None  # OptAlloc without its budget, for the methods that sample
 
 
-def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
-    """Prepares a ranking for `n_cuts` budgets. The rows of a cut do not depend on that number."""
-    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    cut = method_of(ranking.options.method).cut if ranking.options.method != "given" else "global"
-    is_sampled = cut in ROW_METHODS
-    is_ordered = n_cuts > 1 and cut == "global" and ranking.floor is None and ranking.blend is None
-    order = order_of(ranking.scores) if is_ordered else None
-    return PreparedRows(dense, order, _problem_of(ranking) if n_cuts > 1 and is_sampled else None)
+def prepare_rows(ranking: Ranking) -> PreparedRows:
+    """Prepares a ranking to be cut to any number of budgets."""
+    problem = None
+    if method_of(ranking.options.method).is_sampled:
+        assert ranking.sensitivities is not None
+        problem = allocation_problem(
+            ranking.scores,
+            n_outputs=ranking.sensitivities.n_outputs,
+            delta=ranking.options.delta,
+            c_constant=ranking.options.constants.c_constant,
+        )
+    return PreparedRows(_dense_rows(ranking), problem)
 
 
-def _problem_of(ranking: Ranking) -> AllocationProblem:
-    assert ranking.sensitivities is not None
-    return allocation_problem(
-        ranking.scores,
-        n_outputs=ranking.sensitivities.n_outputs,
-        delta=ranking.options.delta,
-        c_constant=ranking.options.constants.c_constant,
-    )
+def _dense_rows(ranking: Ranking) -> list[Tensor]:
+    return [to_rows(weight, ranking.model.get_parameter(weight.name).detach()).cpu() for weight in ranking.weights]
+
+
+def _sensitivities(ranking: Ranking) -> Sequence[Tensor | None]:
+    """F x K per weight, on the CPU; None if there are none."""
+    if ranking.sensitivities is None:
+        return [None] * len(ranking.weights)
+    return [layer.sensitivity_FK.cpu() for layer in ranking.sensitivities.layers]
 
 
 def sparse_rows(
@@ -180,19 +180,21 @@ def sparse_rows(
     Without sampling, the largest scores stay with their values. `advance` is called for each candidate of a blend.
     """
     info, choice = method_of(ranking.options.method), None
-    if info.is_sampled and budget < ranking.n_weights:
-        return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, info, budget, seed)), None
-    if ranking.blend is not None:
-        masks, choice = _blended(ranking, ranking.blend, prepared, info, budget, advance)
+    if prepared.problem is not None and budget < ranking.n_weights:
+        rows = _sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed, is_hybrid=info.cut == "hybrid")
     else:
-        masks = _masks(ranking, prepared, info, ranking.scores, budget)
-    scored = ranking.scores if info.uses_sensitivities and not info.is_sampled and not info.is_blend else None
-    rows = [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))]
-    return _with_spared(ranking, prepared, rows), choice
+        if ranking.blend is not None:
+            masks, choice = _blended(ranking, ranking.blend, prepared.dense, budget, advance)
+        else:
+            masks = _masks(ranking, prepared.dense, info.cut, ranking.scores, budget)
+        c_constant = ranking.options.constants.c_constant
+        layers = zip(prepared.dense, masks, _sensitivities(ranking))
+        rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
+    return _with_spared(ranking, prepared.dense, rows), choice
 
 
 def _masks(
-    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, scores: Sequence[Tensor], budget: int
+    ranking: Ranking, dense: Sequence[Tensor], among: CutRule, scores: Sequence[Tensor], budget: int
 ) -> list[Tensor]:
     """The weights to keep: the largest scores of the network, of each layer or of each row, above the floor.
 
@@ -201,20 +203,20 @@ def _masks(
     if ranking.pattern is not None:
         return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
     shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
-    if info.cut == "row":
+    if among == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
-    if info.cut == "layer":
-        layers = zip(scores, prepared.dense, even_layers(shapes, budget, least=least))
+    if among == "layer":
+        layers = zip(scores, dense, even_layers(shapes, budget, least=least))
         if ranking.floor is not None:
             return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
         return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
     if ranking.floor is not None:
-        return largest_above_floor(scores, prepared.dense, budget, share=ranking.floor)
-    return largest(scores, budget, order=prepared.order)
+        return largest_above_floor(scores, dense, budget, share=ranking.floor)
+    return largest(scores, budget)
 
 
 def _blended(
-    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, info: MethodInfo, budget: int, advance: Advance
+    ranking: Ranking, blend: BlendInputs, dense: Sequence[Tensor], budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
@@ -225,39 +227,37 @@ def _blended(
         if ranking.is_thinned:
             pairs = zip(ranking.scores, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, prepared, replace(info, cut="row") if by_rows else info, scores, budget)
+        return _masks(ranking, dense, "row" if by_rows else "global", scores, budget)
 
-    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
+    return choose(ranking.model, ranking.weights, dense, blend, cut, advance)
 
 
 def _sampled_rows(
-    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, budget: int, seed: int
+    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, seed: int, *, is_hybrid: bool
 ) -> list[SparseRows]:
     assert ranking.sensitivities is not None
     generator = torch.Generator().manual_seed(seed)
-    problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
+    least, layer_least = 0, [0] * len(dense)
     undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
     if ranking.floor is not None:
         least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
-        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, prepared.dense)]
-        if (
-            sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
-        ):  # else they come last
-            undrawable = best
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
+        n_rows = sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum())
+        undrawable = best if n_rows <= budget else undrawable  # rows that can be drawn from come first
     n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
     layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
     rows = sparsify_layers(
-        prepared.dense,
+        dense,
         ranking.scores,
         allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
-        method=ROW_METHODS[info.cut],
+        is_hybrid=is_hybrid,
         draws=ranking.options.draws,
         n_outputs=ranking.sensitivities.n_outputs,
         delta=ranking.options.delta,
         c_constant=ranking.options.constants.c_constant,
         generator=generator,
     )
-    layers = zip(rows, undrawable, prepared.dense)
+    layers = zip(rows, undrawable, dense)
     return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
 
 
@@ -273,12 +273,12 @@ def _with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> 
     return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
 
 
-def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
+def _with_spared(ranking: Ranking, dense: Sequence[Tensor], rows: list[SparseRows]) -> list[SparseRows]:
     """The rows with spared ones restored; these do not count towards the budget."""
     if not ranking.spared:
         return rows
     with_spared = []
-    for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, prepared.dense):
+    for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, dense):
         whole = _with_restored(cut_rows, spared_F[:, None].expand_as(dense_FK), dense_FK)
         with_spared.append(
             replace(
@@ -311,19 +311,6 @@ def restore_spared(
             parameter = model.get_parameter(name)
             parameter.copy_(torch.where(spared_mask, dense.get_parameter(name), parameter))
     return {name: mask | spared[name] if name in spared else mask for name, mask in masks.items()}
-
-
-def masked_rows(
-    ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor, scored: Sequence[Tensor] | None
-) -> SparseRows:
-    """Layer i under a mask with its values unchanged, and the bound of T5 or T17 if there are sensitivities."""
-    c_constant = ranking.options.constants.c_constant
-    if scored is not None:
-        return det_rows(weight_FK, scored[i], mask_FK, c_constant=c_constant)
-    if ranking.sensitivities is None:
-        values_FK = torch.where(mask_FK, weight_FK, 0.0)
-        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
-    return det_rows(weight_FK, ranking.sensitivities.layers[i].sensitivity_FK.cpu(), mask_FK, c_constant=c_constant)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

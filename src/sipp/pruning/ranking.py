@@ -6,9 +6,8 @@ A ranking does not depend on the budget: one ranking can be cut to any number of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import resolve_points
 from sipp.scoring.wanda import wanda
 
-N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
@@ -66,11 +64,22 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
-    sensitivities, first_batch = None, None
+    sensitivities, sample = None, list[Batch]()
     if not why_not and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            with_means = info.is_blend and not only_starts
-            sensitivities, first_batch = _measured(task, options.reduce or info.reduce, statements, with_means, advance)
+
+            def on_batch(batch: Batch) -> None:
+                advance(batch.n_points)
+                if not sample:
+                    sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
+
+            sensitivities = measure_sensitivities(
+                task,
+                reduce=options.reduce or info.reduce,
+                on_batch=on_batch,
+                splits=statements,
+                with_means=info.is_blend and not only_starts,
+            )
         repaired_on = data if options.repair or info.fitting else None
         sensitivities = _with_selection_points(sensitivities, frozenset(method_keys), aside, repaired_on)
     blend = None
@@ -83,8 +92,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         sensitivities=sensitivities,
         options=options,
         why_no_sensitivities=why_not,
-        example=None if first_batch is None else _first_inputs(first_batch),
-        sample=None if first_batch is None else points_at(first_batch, slice(N_SAMPLE)),
+        sample=sample[0] if sample else None,
         floor=least_share(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
@@ -193,29 +201,6 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     if info.needs_data and not data.can_be_read_again:
         return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
-
-
-def _measured(
-    task: ScoringTask, reduce: Reduce, splits: bool, with_means: bool, advance: Callable[[int], None]
-) -> tuple[Sensitivities, Batch]:
-    """The sensitivities of a model, and the first batch of points."""
-    examples: list[Batch] = []
-
-    def on_batch(batch: Batch) -> None:
-        advance(batch.n_points)
-        if not examples:
-            examples.append(fresh(batch))
-
-    sensitivities = measure_sensitivities(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=with_means)
-    return sensitivities, examples[0]
-
-
-def _first_inputs(batch: Batch) -> Any:
-    """The inputs of the first few points of a batch; all of an input that is no tensor."""
-    inputs: Any = batch.kwargs or batch.args
-    values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    few = [value[:N_EXAMPLES] if isinstance(value, Tensor) else value for value in values]
-    return dict(zip(inputs, few)) if isinstance(inputs, dict) else few
 
 
 def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:

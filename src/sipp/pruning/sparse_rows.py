@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ from sipp.errors import DataError
 from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
-
-RowMethod = Literal["rand", "hybrid"]  # of rows that are sampled
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)
@@ -66,13 +63,21 @@ def given_rows(
         eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
     else:
         eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
-    return SparseRows(
-        values_FK=values_FK,
-        mask_FK=mask_FK,
-        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
-        n_draws_F=torch.zeros_like(eps_F),
-        eps_F=eps_F,
-    )
+    return _not_sampled(values_FK, mask_FK, eps_F)
+
+
+def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float) -> SparseRows:
+    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
+    values_FK = torch.where(mask_FK, weight_FK, 0.0)
+    if sensitivity_FK is None:
+        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
+    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
+    return _not_sampled(values_FK, mask_FK, eps_F)
+
+
+def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
+    strategy_F = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)
+    return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F=torch.zeros_like(eps_F), eps_F=eps_F)
 
 
 def sparsify_layers(
@@ -80,7 +85,7 @@ def sparsify_layers(
     sensitivities: Sequence[Tensor],
     kept: Sequence[Tensor],
     *,
-    method: RowMethod,
+    is_hybrid: bool,
     draws: Draws,
     n_outputs: int,
     delta: float,
@@ -89,18 +94,17 @@ def sparsify_layers(
 ) -> list[SparseRows]:
     """Sparsifies every row to its number of kept weights: the most sensitive ones unchanged, or a re-weighted sample.
 
-    method: "rand" (T6), or "hybrid" (T9, the smaller bound for each row). draws: "until" the row has m distinct
-    weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6 holds exactly,
-    and the expected number of distinct weights is at most m (T8). Weights that are zero or have no sensitivity are
-    never drawn. A row that may keep every weight that can be drawn is kept whole. All layers go through each step
+    All rows are sampled (T6), or, `is_hybrid`, those where that has the smaller bound (T9). draws: "until" the row has
+    m distinct weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6 holds
+    exactly, and the expected number of distinct weights is at most m (T8). Weights that are zero or have no sensitivity
+    are never drawn. A row that may keep every weight that can be drawn is kept whole. All layers go through each step
     together, which is faster for small ones. `kept` must have been allocated from the same sensitivities.
     """
     weights = [weight_FK.detach() for weight_FK in weights]
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
     one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
-    options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
-    _choose_strategies(layers, **options, c_constant=c_constant, scale=scale)
+    _choose_strategies(layers, is_hybrid=is_hybrid, is_whole=draws == "fixed", c_constant=c_constant, scale=scale)
     _sample(layers, draws, generator)
     results = []
     for weight_FK, layer in zip(weights, layers):
@@ -244,18 +248,6 @@ def _keep_largest(scratch: np.ndarray, scratch_bits: np.ndarray, m: int, mask_K:
     for j in range(bits.shape[0]):
         keys[j] = 0 if mask_K[j] else bits[j]
     return total_of(scratch[1])  # the tail is added up itself, not as a difference of sums
-
-
-def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
-    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
-    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
-    return SparseRows(
-        values_FK=torch.where(mask_FK, weight_FK, 0.0),
-        mask_FK=mask_FK,
-        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
-        n_draws_F=torch.zeros_like(eps_F),
-        eps_F=eps_F,
-    )
 
 
 @compiled_rows

@@ -175,7 +175,7 @@ def prune_to_with(
             task.model, grid, 0, (), f"refused: needs n >= {tolerance.n_needed}, the holdout has {points.words}"
         )
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, len(grid), tolerance, options, _split(ranking, options, calibration))
+    walker = _Walker(ranking, output, tolerance, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
     calibration_id = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
@@ -266,7 +266,6 @@ class _Walker:
         self,
         ranking: Ranking,
         output: Output,
-        n_levels: int,
         tolerance: Tolerance,
         options: PruneOptions,
         split: DataSplit | None,
@@ -279,7 +278,7 @@ class _Walker:
             fits_all=False,
         )
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
-        self.prepared = prepare_rows(ranking, n_cuts=n_levels)
+        self.prepared = prepare_rows(ranking)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
         self.roles: set[str] = set()  # roles of data that was read to its end

@@ -26,11 +26,12 @@ from sipp.bounds.operations import (
     Operation,
     device_in,
     float64_copy,
+    hidden_in,
     in_precision,
     run_watched,
     single,
 )
-from sipp.bounds.same_architecture import check_same_architecture, hidden_in
+from sipp.bounds.same_architecture import check_same_architecture
 from sipp.bounds.sound.error_growth import MOVEMENTS, Call, Constant, Value, effect, norm_B
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.errors import DataError, ModelError
