@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from sipp.allocation.largest_scores import (
     largest_in_groups,
     largest_in_rows,
     least_of_layers,
+    sorted_scores,
 )
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
 from sipp.errors import OptionError
@@ -144,13 +146,16 @@ class PreparedRows:
     """What cuts to several budgets share."""
 
     dense: list[Tensor]  # F x K, on the CPU
+    ascending: np.ndarray | None  # all scores, sorted, if all are compared with each other
     problem: AllocationProblem | None  # OptAlloc without its budget, for the methods that sample
 
 
-def prepare_rows(ranking: Ranking) -> PreparedRows:
-    """Prepares a ranking to be cut to any number of budgets."""
-    problem = None
-    if method_of(ranking.options.method).is_sampled:
+def prepare_rows(ranking: Ranking, *, many_budgets: bool = False) -> PreparedRows:
+    """Prepares a ranking to be cut; for many budgets, scores are sorted. The result of a cut does not depend on it."""
+    info, ascending, problem = method_of(ranking.options.method), None, None
+    if many_budgets and info.cut == "global" and ranking.floor is None and ranking.blend is None:
+        ascending = sorted_scores(ranking.scores)
+    if info.is_sampled:
         assert ranking.sensitivities is not None
         problem = allocation_problem(
             ranking.scores,
@@ -158,7 +163,7 @@ def prepare_rows(ranking: Ranking) -> PreparedRows:
             delta=ranking.options.delta,
             c_constant=ranking.options.constants.c_constant,
         )
-    return PreparedRows(_dense_rows(ranking), problem)
+    return PreparedRows(_dense_rows(ranking), ascending, problem)
 
 
 def _dense_rows(ranking: Ranking) -> list[Tensor]:
@@ -184,9 +189,9 @@ def sparse_rows(
         rows = _sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed, is_hybrid=info.cut == "hybrid")
     else:
         if ranking.blend is not None:
-            masks, choice = _blended(ranking, ranking.blend, prepared.dense, budget, advance)
+            masks, choice = _blended(ranking, ranking.blend, prepared, budget, advance)
         else:
-            masks = _masks(ranking, prepared.dense, info.cut, ranking.scores, budget)
+            masks = _masks(ranking, prepared, info.cut, ranking.scores, budget)
         c_constant = ranking.options.constants.c_constant
         layers = zip(prepared.dense, masks, _sensitivities(ranking))
         rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
@@ -194,7 +199,7 @@ def sparse_rows(
 
 
 def _masks(
-    ranking: Ranking, dense: Sequence[Tensor], among: CutRule, scores: Sequence[Tensor], budget: int
+    ranking: Ranking, prepared: PreparedRows, among: CutRule, scores: Sequence[Tensor], budget: int
 ) -> list[Tensor]:
     """The weights to keep: the largest scores of the network, of each layer or of each row, above the floor.
 
@@ -206,17 +211,17 @@ def _masks(
     if among == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
     if among == "layer":
-        layers = zip(scores, dense, even_layers(shapes, budget, least=least))
+        layers = zip(scores, prepared.dense, even_layers(shapes, budget, least=least))
         if ranking.floor is not None:
             return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
         return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
     if ranking.floor is not None:
-        return largest_above_floor(scores, dense, budget, share=ranking.floor)
-    return largest(scores, budget)
+        return largest_above_floor(scores, prepared.dense, budget, share=ranking.floor)
+    return largest(scores, budget, ascending=prepared.ascending)
 
 
 def _blended(
-    ranking: Ranking, blend: BlendInputs, dense: Sequence[Tensor], budget: int, advance: Advance
+    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
@@ -227,9 +232,9 @@ def _blended(
         if ranking.is_thinned:
             pairs = zip(ranking.scores, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, dense, "row" if by_rows else "global", scores, budget)
+        return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
-    return choose(ranking.model, ranking.weights, dense, blend, cut, advance)
+    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
 
 
 def _sampled_rows(

@@ -278,7 +278,7 @@ class _Walker:
             fits_all=False,
         )
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
-        self.prepared = prepare_rows(ranking)
+        self.prepared = prepare_rows(ranking, many_budgets=True)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
         self.roles: set[str] = set()  # roles of data that was read to its end
