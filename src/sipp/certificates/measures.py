@@ -99,15 +99,9 @@ def measure_of(name: Measure) -> MeasureFunction:
 
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
-    """Per sequence (T22): the mean KL(f || f^) of the next token in nats (which=0), or the share of positions at which
-    another token is predicted (which=1)."""
+    """Per sequence (T22): the mean KL(f || f^) of the next token in nats (which=0), or how often it changes (which=1)."""
     check_token_logits(f, batch)
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
-
-
-def measure_of_classes(labels: Labels) -> MeasureFunction:
-    """The function that counts right, wrong and changed classes (`outcomes_of`)."""
-    return partial(outcomes_of, labels=labels)
 
 
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:

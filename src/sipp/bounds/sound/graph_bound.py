@@ -95,12 +95,7 @@ def sound_bound(dense: nn.Module, pruned: NetworkLike, inputs: Inputs) -> GraphB
         >>> bool((error <= bound.absolute_B).all())
         True
     """
-    given = network_of(pruned)
-    for side, model in (("dense", dense), ("pruned", given)):
-        if not isinstance(model, nn.Module):
-            raise ModelError(
-                f"the {side} network is a {type(model).__name__}, not an nn.Module", fix="give an instance"
-            )
+    dense, given = network_of(dense), network_of(pruned)
     batch = as_batch((inputs, None), 0, "inputs")
     refuse_non_finite(batch)
     if batch.n_points == 0:
