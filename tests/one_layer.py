@@ -19,10 +19,10 @@ from sipp.allocation.rows import (
     kept_after,
     over_rows,
     sampling_constant,
-    tail_sum,
 )
+from sipp.allocation.sparse_rows import SparseRows, masked_rows, tail_sum
+from sipp.pruning.sampled_rows import _in_range, _reweigh, _wide, sparsify_layers
 from sipp.pruning.sampling import DrawRequest, draw_rows_until
-from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, masked_rows, sparsify_layers
 from sipp.records.numerics import BOUND_DTYPE
 
 

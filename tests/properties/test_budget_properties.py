@@ -11,7 +11,7 @@ from oracles import budget as oracle
 
 from sipp.allocation.largest_scores import largest, sorted_scores
 from sipp.allocation.rows import smallest_of
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}
 SCORES = st.one_of(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.allocation.rows import as_array, over_rows, row_chunks
+from sipp.allocation.rows import as_array, over_rows
+from sipp.allocation.sparse_rows import row_chunks
 from sipp.errors import DataError, OptionError
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Pattern

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sipp.allocation.curves import Curves, tabulate
 from sipp.allocation.envelope import Optimum, fill_in_order, optimum
-from sipp.allocation.rows import check_sensitivity, row_totals, sampling_constant
+from sipp.allocation.rows import check_sensitivity, sampling_constant
+from sipp.allocation.sparse_rows import row_totals
 from sipp.errors import OptionError
 from sipp.records.numerics import BOUND_DTYPE
 

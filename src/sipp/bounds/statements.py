@@ -24,14 +24,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.allocation.rows import eps_given
+from sipp.allocation.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.batches import points_at
 from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
-from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.display import listed
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records.options import Mode

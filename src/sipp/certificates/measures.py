@@ -99,7 +99,7 @@ def measure_of(name: Measure) -> MeasureFunction:
 
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
-    """Per sequence (T22): the mean KL(f || f^) of the next token in nats (which=0), or how often it changes (which=1)."""
+    """Per sequence (T22), for the next token: the mean KL(f || f^) in nats (which=0), or how often it changes (1)."""
     check_token_logits(f, batch)
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
 

@@ -21,6 +21,7 @@ from sipp.allocation.largest_scores import (
     sorted_scores,
 )
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
+from sipp.allocation.sparse_rows import WHOLE, SparseRows, given_rows, masked_rows
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.distance import output_error
@@ -29,7 +30,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sparse_rows import WHOLE, SparseRows, given_rows, masked_rows, sparsify_layers
+from sipp.pruning.sampled_rows import sparsify_layers
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of

@@ -1,10 +1,9 @@
-"""Computes the sparse rows of a layer, each with its strategy and its error bound (T5, T6, T8, T9, T17)."""
+"""Sparsifies rows by sampling, or by whichever of sampling and sorting has the smaller bound (T6, T8, T9)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from sipp.allocation.rows import (
     as_array,
     compiled_rows,
     draws_of_row,
-    eps_given,
     eps_rand,
     fill_rates,
     kept_after,
@@ -24,60 +22,16 @@ from sipp.allocation.rows import (
     row_part,
     sampling_constant,
     smallest_of,
-    tail_sum,
     total_of,
 )
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows
 from sipp.errors import DataError
 from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
 
-DET = 0  # the most sensitive weights, unchanged (T5)
-RAND = 1  # a re-weighted sample (T6, T8)
-WHOLE = 2  # nothing of positive sensitivity was lost
-STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
-
 EMPTY_ROW_EPS = 1.0  # a row without weights outputs 0 in every quadrant, and |0 - z| = z
 _DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below
-
-
-@dataclass(frozen=True)
-class SparseRows:
-    """The rows of one weight after pruning."""
-
-    values_FK: Tensor
-    mask_FK: Tensor
-    strategy_F: Tensor  # int8: DET, RAND or WHOLE
-    n_draws_F: Tensor  # float64, draws made; 0 where nothing was drawn
-    eps_F: Tensor  # float64, the bound of T5, T6 or T9
-
-
-def given_rows(
-    weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
-) -> SparseRows:
-    """Rows with given values, however they were found, with the bound of T17.
-
-    Without sensitivities the bound is 0 for a row that did not change, and infinite otherwise.
-    """
-    if sensitivity_FK is None:
-        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
-    else:
-        eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
-    return _not_sampled(values_FK, mask_FK, eps_F)
-
-
-def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float) -> SparseRows:
-    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
-    values_FK = torch.where(mask_FK, weight_FK, 0.0)
-    if sensitivity_FK is None:
-        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
-    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
-    return _not_sampled(values_FK, mask_FK, eps_F)
-
-
-def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
-    strategy_F = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)
-    return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F=torch.zeros_like(eps_F), eps_F=eps_F)
 
 
 def sparsify_layers(

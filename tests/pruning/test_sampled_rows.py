@@ -9,10 +9,11 @@ from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows
 from sipp.errors import DataError
 from sipp.pruning import sampling
+from sipp.pruning.sampled_rows import Draws, sparsify_layers
 from sipp.pruning.sampling import draw_fixed
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE, Draws, SparseRows, sparsify_layers
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 
