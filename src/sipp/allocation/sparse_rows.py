@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,6 +62,12 @@ def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | Non
 def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
     strategy_F = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)
     return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F=torch.zeros_like(eps_F), eps_F=eps_F)
+
+
+def with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
+    """The rows with these weights restored to their dense values."""
+    values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
+    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
 
 
 def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,7 +142,7 @@ def measure_outputs(
     n_points = holdout_data(holdout).n_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
-            for batch, f, g in _outputs(dense, pruned, _seen_by(seen, holdout), output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, pruned, holdout, seen, output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
                 advance(batch.n_points)
@@ -170,22 +170,16 @@ def measure_outputs(
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
 
 
-def _seen_by(seen: Survey, holdout: Any) -> Iterator[Batch]:
-    """The batches of the holdout; each is added to `seen` before it is handed out."""
-    for batch in holdout_data(holdout).batches():
-        seen.add(batch)
-        yield batch
-
-
 def _outputs(
     dense: nn.Module,
     pruned: nn.Module,
-    batches: Iterable[Batch],
+    holdout: Any,
+    seen: Survey,
     output: Output,
     drops_padding: bool,
     finest: float | None,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """The outputs of both networks, batch by batch, with 0 at padding.
+    """The outputs of both networks, batch by batch, with 0 at padding; `seen` knows a batch before it is run.
 
     A point's output must not depend on the rest of the batch. This is checked on the first batch, the first with
     several points, the largest and the last.
@@ -201,7 +195,8 @@ def _outputs(
             refuse_dependent("dense", dense, batch, output, f, finest)
             refuse_dependent("pruned", pruned, batch, output, g, finest)
 
-    for batch in batches:
+    for batch in holdout_data(holdout).batches():
+        seen.add(batch)
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(

@@ -21,7 +21,7 @@ from sipp.allocation.largest_scores import (
     sorted_scores,
 )
 from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
-from sipp.allocation.sparse_rows import WHOLE, SparseRows, given_rows, masked_rows
+from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows, with_restored
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.distance import output_error
@@ -31,6 +31,7 @@ from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampled_rows import sparsify_layers
+from sipp.pruning.spared_rows import with_spared
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
@@ -196,7 +197,7 @@ def sparse_rows(
         c_constant = ranking.options.constants.c_constant
         layers = zip(prepared.dense, masks, _sensitivities(ranking))
         rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
-    return _with_spared(ranking, prepared.dense, rows), choice
+    return with_spared(ranking.spared, prepared.dense, rows) if ranking.spared else rows, choice
 
 
 def _masks(
@@ -264,59 +265,13 @@ def _sampled_rows(
         generator=generator,
     )
     layers = zip(rows, undrawable, dense)
-    return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
+    return [with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
 
 
 def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
     """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
     can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
     return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
-
-
-def _with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
-    """The rows with these weights restored to their dense values."""
-    values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
-    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
-
-
-def _with_spared(ranking: Ranking, dense: Sequence[Tensor], rows: list[SparseRows]) -> list[SparseRows]:
-    """The rows with spared ones restored; these do not count towards the budget."""
-    if not ranking.spared:
-        return rows
-    with_spared = []
-    for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, dense):
-        whole = _with_restored(cut_rows, spared_F[:, None].expand_as(dense_FK), dense_FK)
-        with_spared.append(
-            replace(
-                whole,
-                eps_F=whole.eps_F.masked_fill(spared_F, 0.0),
-                strategy_F=whole.strategy_F.masked_fill(spared_F, WHOLE),
-                n_draws_F=whole.n_draws_F.masked_fill(spared_F, 0.0),
-            )
-        )
-    return with_spared
-
-
-def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """{parameter name: bool tensor, True = spared}, only for parameters with spared weights."""
-    spared = {}
-    for weight, spared_F in zip(ranking.weights, ranking.spared):
-        if bool(spared_F.any()):
-            mask = masks[weight.name]
-            spared_FK = spared_F[:, None].expand(weight.n_rows, weight.fan_in)
-            spared[weight.name] = from_rows(weight, spared_FK, mask).to(mask.device)
-    return spared
-
-
-def restore_spared(
-    model: nn.Module, dense: nn.Module, masks: Mapping[str, Tensor], spared: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Restores the dense values of spared weights in the model; returns the masks with these weights added."""
-    with torch.no_grad():
-        for name, spared_mask in spared.items():
-            parameter = model.get_parameter(name)
-            parameter.copy_(torch.where(spared_mask, dense.get_parameter(name), parameter))
-    return {name: mask | spared[name] if name in spared else mask for name, mask in masks.items()}
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

@@ -18,7 +18,7 @@ from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
-from sipp.pruning.rare_experts import rows_of_rare_experts
+from sipp.pruning.spared_rows import rows_of_rare_experts
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.numerics import SCORE_DTYPE
