@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import (
-    best_of_rows,
     even_layers,
     even_rows,
     largest,
     largest_above_floor,
     largest_in_groups,
     largest_in_rows,
-    least_of_layers,
     sorted_scores,
 )
-from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
-from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows, with_restored
+from sipp.allocation.optimal import AllocationProblem, allocation_problem
+from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.distance import output_error
@@ -30,7 +28,7 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sampled_rows import sparsify_layers
+from sipp.pruning.sampled_rows import sampled_rows
 from sipp.pruning.spared_rows import with_spared
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
@@ -172,11 +170,10 @@ def _dense_rows(ranking: Ranking) -> list[Tensor]:
     return [to_rows(weight, ranking.model.get_parameter(weight.name).detach()).cpu() for weight in ranking.weights]
 
 
-def _sensitivities(ranking: Ranking) -> Sequence[Tensor | None]:
-    """F x K per weight, on the CPU; None if there are none."""
-    if ranking.sensitivities is None:
-        return [None] * len(ranking.weights)
-    return [layer.sensitivity_FK.cpu() for layer in ranking.sensitivities.layers]
+def _sensitivities(ranking: Ranking) -> Iterator[Tensor | None]:
+    """F x K per weight, on the CPU, one after the other; None for each if there are none."""
+    for i in range(len(ranking.weights)):
+        yield None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
 
 
 def sparse_rows(
@@ -188,7 +185,7 @@ def sparse_rows(
     """
     info, choice = method_of(ranking.options.method), None
     if prepared.problem is not None and budget < ranking.n_weights:
-        rows = _sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed, is_hybrid=info.cut == "hybrid")
+        rows = sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed=seed)
     else:
         if ranking.blend is not None:
             masks, choice = _blended(ranking, ranking.blend, prepared, budget, advance)
@@ -237,41 +234,6 @@ def _blended(
         return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
     return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
-
-
-def _sampled_rows(
-    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, seed: int, *, is_hybrid: bool
-) -> list[SparseRows]:
-    assert ranking.sensitivities is not None
-    generator = torch.Generator().manual_seed(seed)
-    least, layer_least = 0, [0] * len(dense)
-    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
-    if ranking.floor is not None:
-        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
-        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
-        n_rows = sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum())
-        undrawable = best if n_rows <= budget else undrawable  # rows that can be drawn from come first
-    n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
-    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
-    rows = sparsify_layers(
-        dense,
-        ranking.scores,
-        allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
-        is_hybrid=is_hybrid,
-        draws=ranking.options.draws,
-        n_outputs=ranking.sensitivities.n_outputs,
-        delta=ranking.options.delta,
-        c_constant=ranking.options.constants.c_constant,
-        generator=generator,
-    )
-    layers = zip(rows, undrawable, dense)
-    return [with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
-
-
-def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
-    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
-    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
-    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

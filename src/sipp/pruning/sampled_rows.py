@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.allocation.largest_scores import best_of_rows, least_of_layers
+from sipp.allocation.optimal import AllocationProblem, allocate_within
 from sipp.allocation.rows import (
     MAX_DRAWS,
     add_up,
@@ -24,14 +26,55 @@ from sipp.allocation.rows import (
     smallest_of,
     total_of,
 )
-from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows, with_restored
 from sipp.errors import DataError
 from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
+from sipp.records.ranking import Ranking
+from sipp.scoring.methods import method_of
 
 EMPTY_ROW_EPS = 1.0  # a row without weights outputs 0 in every quadrant, and |0 - z| = z
 _DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below
+
+
+def sampled_rows(
+    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, *, seed: int
+) -> list[SparseRows]:
+    """The rows of all layers at this budget: each has its share (T10), and is sampled or, if hybrid, perhaps sorted.
+
+    With a floor, a row that cannot be drawn from keeps its best weight.
+    """
+    assert ranking.sensitivities is not None
+    generator = torch.Generator().manual_seed(seed)
+    least, layer_least = 0, [0] * len(dense)
+    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
+    if ranking.floor is not None:
+        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
+        n_rows = sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum())
+        undrawable = best if n_rows <= budget else undrawable  # rows that can be drawn from come first
+    n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
+    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
+    rows = sparsify_layers(
+        dense,
+        ranking.scores,
+        allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
+        is_hybrid=method_of(ranking.options.method).cut == "hybrid",
+        draws=ranking.options.draws,
+        n_outputs=ranking.sensitivities.n_outputs,
+        delta=ranking.options.delta,
+        c_constant=ranking.options.constants.c_constant,
+        generator=generator,
+    )
+    layers = zip(rows, undrawable, dense)
+    return [with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
+
+
+def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
+    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
+    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
 def sparsify_layers(
