@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.largest_scores import largest_in_rows
-from sipp.allocation.optimal import Relaxed, allocate_within, allocation_problem, relax_within
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.allocation.rows import (
     add_up,
     as_array,
@@ -44,9 +45,19 @@ def allocate(layers: Sequence[Tensor], budget: int, *, generator: torch.Generato
     return allocate_within(allocation_problem(layers, **options), budget, generator=generator)
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """The relaxed optimum of T10, layer by layer."""
+
+    kept: tuple[Tensor, ...]
+    objective: float
+    multiplier: float
+
+
 def relax(layers: Sequence[Tensor], budget: int, **options: Any) -> Relaxed:
     """The relaxed optimum of T10."""
-    return relax_within(allocation_problem(layers, **options), budget)
+    found = relax_within(allocation_problem(layers, **options), budget)
+    return Relaxed(found.kept_R.split([len(layer) for layer in layers]), found.objective, found.multiplier)
 
 
 def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:
