@@ -18,17 +18,16 @@ from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
+from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
-from sipp.records.numerics import SCORE_DTYPE
-from sipp.records.options import PruneOptions, Reduce, pattern_of
+from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import resolve_points
-from sipp.scoring.wanda import wanda
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
@@ -84,7 +83,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         sensitivities = _with_selection_points(sensitivities, frozenset(method_keys), aside, repaired_on)
     blend = None
     if info.is_blend and (sensitivities is not None or only_starts):
-        blend = _blend(task, None if only_starts else sensitivities, aside)
+        blend = blend_inputs(task, None if only_starts else sensitivities, aside)
     return Ranking(
         model=task.model,
         weights=task.weights,
@@ -157,28 +156,6 @@ def _with_selection_points(
     used = [data for data in parts if data is not None and not data.is_empty and not sensitivities.batch_dependent]
     keys = sensitivities.selection_keys.union(method_keys, *(data.keys() for data in used))
     return replace(sensitivities, selection_keys=keys)
-
-
-def _blend(task: ScoringTask, sensitivities: Sensitivities | None, aside: Data | None) -> BlendInputs:
-    """The inputs of a blend's choice; without held-back points, it is chosen on the scored ones."""
-    by_reduce: dict[Reduce, tuple[Tensor, ...]] = {}
-    if sensitivities is not None:
-        by_reduce["max"] = tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
-        means = [layer.mean_FK.cpu() for layer in sensitivities.layers if layer.mean_FK is not None]
-        if len(means) == len(sensitivities.layers):
-            by_reduce["mean"] = tuple(means)
-    lengths: tuple[Tensor, ...] | None = None
-    if task.scoring.norm_stats != "batch":
-        by_name = wanda(task)
-        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
-        if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
-            lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
-        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
-            lengths = None
-    has_aside = aside is not None and not aside.is_empty
-    chosen = aside if has_aside else task.data
-    assert chosen is not None
-    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
 def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
