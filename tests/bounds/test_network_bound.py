@@ -63,6 +63,17 @@ def test_two_layers_by_hand() -> None:
     assert f"n=1, needs {needed}" in pruned.bound.reason
 
 
+@pytest.mark.parametrize(("method", "factor"), [("sipp-det", 6), ("sipp-rand", 8)])
+def test_sampled_rows_need_more_points_for_a_network_bound(method: str, factor: int) -> None:
+    """T4 with the factor of T12 leaves no part of delta to sampling: sampled rows need the factor of T6."""
+    model, points = mlp([5, 7, 3], seed=0), torch.rand(60, 5, generator=torch.Generator().manual_seed(0))
+    bound = sipp.prune(model, points, keep=0.5, method=method, delta=1e-3, draws="fixed").bound
+    assert bound.guarantee.n_needed == calibration_needed(7 + 3, 7, 1e-3, factor=factor, k_constant=3.0)
+    assert calibration_needed(10, 7, 1e-3, factor=8, k_constant=3.0) > calibration_needed(
+        10, 7, 1e-3, factor=6, k_constant=3.0
+    )
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-simple", "sipp-rand", "sipp-hybrid"])
 def test_network_epsilon_equals_the_oracle(seed: int, method: str) -> None:
