@@ -126,10 +126,10 @@ def run_watched(model: nn.Module, batch: Batch, on_operation: Callable[[Operatio
     if trains is not None:
         kind = type(model.get_submodule(trains)).__name__
         raise NoBound(f"module {trains or THE_MODEL} ({kind}) stays in train mode")
-    return single(output)
+    return one_tensor(output)
 
 
-def single(output: Any) -> Tensor:
+def one_tensor(output: Any) -> Tensor:
     """The one tensor that a model returns."""
     if isinstance(output, tuple | list) and len(output) == 1:
         output = output[0]

@@ -26,16 +26,14 @@ from sipp.certificates.claims import Tolerance, tolerance_of
 from sipp.certificates.evidence import (
     Survey,
     changed_data_error,
-    follows_positions,
     holdout_data,
     measure_outputs,
     read_again,
     refuse_dependent,
     survey,
-    without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
-from sipp.certificates.running import Output, check_model, run_model
+from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of

@@ -28,8 +28,8 @@ from sipp.bounds.operations import (
     float64_copy,
     hidden_in,
     in_precision,
+    one_tensor,
     run_watched,
-    single,
 )
 from sipp.bounds.same_architecture import check_same_architecture
 from sipp.bounds.sound.error_growth import MOVEMENTS, Call, Constant, Value, effect, norm_B
@@ -148,7 +148,7 @@ def _followed(dense: nn.Module, pruned: nn.Module, batch: Batch, follower: _Foll
     if output not in follower.errors or output.dim() == 0 or output.shape[0] != batch.n_points:
         raise NoBound("the model does not return one tensor with a row per sample that depends on the input")
     with scoring_mode(second, "running"):
-        other = single(run_batch(second, in_precision(batch, device_in(second), torch.float64)))
+        other = one_tensor(run_batch(second, in_precision(batch, device_in(second), torch.float64)))
     return output, follower.errors[output], other.to(output) - output
 
 

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.operations import device_in, in_precision, single
+from sipp.bounds.operations import device_in, in_precision, one_tensor
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, bound_of_batch
 from sipp.bounds.sound.operator_norms import ROUND_UP
@@ -100,4 +100,4 @@ def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor:
     """The one tensor that a network returns for a batch; inputs are cast to `dtype` (None: left as they are)."""
     with scoring_mode(model, "running"):
-        return single(run_batch(model, in_precision(batch, device_in(model), dtype)))
+        return one_tensor(run_batch(model, in_precision(batch, device_in(model), dtype)))
