@@ -81,7 +81,8 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
         weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
         changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
         lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
-        sums.append(lost.sum(1))
+        # torch splits the sum of a single long row among its threads, but not those of two rows
+        sums.append((lost.expand(2, -1) if len(lost) == 1 else lost).sum(1)[: len(lost)])
     return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
 
 
