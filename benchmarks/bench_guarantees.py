@@ -151,7 +151,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
 
         def walk(method: str = method) -> None:
             ranking = rankings[method]
-            uncut = prepare_rows(ranking, n_cuts=N_LEVELS)
+            uncut = prepare_rows(ranking, many_budgets=True)
             for level in range(1, N_LEVELS + 1):
                 budget = ranking.n_weights * level // (N_LEVELS + 1)
                 write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0)[0])

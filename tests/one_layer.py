@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.largest_scores import largest_in_rows
-from sipp.allocation.optimal import Relaxed, allocate_within, allocation_problem, relax_within
+from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.allocation.rows import (
     add_up,
     as_array,
@@ -19,10 +20,10 @@ from sipp.allocation.rows import (
     kept_after,
     over_rows,
     sampling_constant,
-    tail_sum,
 )
+from sipp.allocation.sparse_rows import SparseRows, masked_rows, tail_sum
+from sipp.pruning.sampled_rows import _in_range, _reweigh, _wide, sparsify_layers
 from sipp.pruning.sampling import DrawRequest, draw_rows_until
-from sipp.pruning.sparse_rows import SparseRows, _in_range, _reweigh, _wide, det_rows, sparsify_layers
 from sipp.records.numerics import BOUND_DTYPE
 
 
@@ -30,8 +31,8 @@ def sparsify(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, *, metho
     """The rows of the only layer; with method "det" the most sensitive weights of each (T5)."""
     if method == "det":
         worth_FK = torch.where(weight_FK != 0, sensitivity_FK, 0.0)
-        return det_rows(weight_FK, worth_FK, largest_in_rows(worth_FK, kept_F), c_constant=options["c_constant"])
-    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], method=method, **options)[0]
+        return masked_rows(weight_FK, largest_in_rows(worth_FK, kept_F), worth_FK, c_constant=options["c_constant"])
+    return sparsify_layers([weight_FK], [sensitivity_FK], [kept_F], is_hybrid=method == "hybrid", **options)[0]
 
 
 def eps_det(sensitivity_FK: Tensor, kept_F: Tensor, *, c_constant: float) -> Tensor:
@@ -44,9 +45,19 @@ def allocate(layers: Sequence[Tensor], budget: int, *, generator: torch.Generato
     return allocate_within(allocation_problem(layers, **options), budget, generator=generator)
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """The relaxed optimum of T10, layer by layer."""
+
+    kept: tuple[Tensor, ...]
+    objective: float
+    multiplier: float
+
+
 def relax(layers: Sequence[Tensor], budget: int, **options: Any) -> Relaxed:
     """The relaxed optimum of T10."""
-    return relax_within(allocation_problem(layers, **options), budget)
+    found = relax_within(allocation_problem(layers, **options), budget)
+    return Relaxed(found.kept_R.split([len(layer) for layer in layers]), found.objective, found.multiplier)
 
 
 def expected_kept(sensitivity_FK: Tensor, n_draws_F: Tensor) -> Tensor:

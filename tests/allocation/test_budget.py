@@ -12,7 +12,7 @@ from oracles import budget as oracle
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sipp.allocation import envelope, largest_scores
+from sipp.allocation import envelope
 from sipp.allocation.envelope import optimum
 from sipp.allocation.largest_scores import largest
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within, round_to_sum
@@ -49,14 +49,6 @@ def rows_of(layers: list[Tensor]) -> list[np.ndarray]:
 # ---------------------------------------------------------------------------------------------------------- ranking
 
 
-@pytest.fixture(params=["at once", "digit by digit"])
-def selecting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to find the last score that is kept: of few scores, and of more than are worked on at once."""
-    if request.param == "digit by digit":
-        monkeypatch.setattr(largest_scores, "_CHUNK", 3)
-
-
-@pytest.mark.usefixtures("selecting")
 def test_largest_keeps_exactly_the_budget_among_ties() -> None:
     layers = [torch.ones(3, 4), torch.ones(2, 5), torch.zeros(2, 3)]
     for budget in range(29):
@@ -65,7 +57,6 @@ def test_largest_keeps_exactly_the_budget_among_ties() -> None:
         assert torch.cat([mask.flatten() for mask in masks]).tolist() == [i < budget for i in range(28)]
 
 
-@pytest.mark.usefixtures("selecting")
 def test_largest_orders_tiny_huge_negative_and_signed_zero() -> None:
     layers = [
         torch.tensor([[1e-300, 0.0, -1.0], [1.0, 1e-308, -0.0]], dtype=torch.float64),
@@ -81,9 +72,13 @@ def test_largest_compares_layers_of_different_precision_and_layout() -> None:
     exact = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
     rounded = torch.tensor([[0.1], [0.2]], dtype=torch.float32).t()  # float32(0.1) > 0.1, float32(0.2) > 0.2
     assert [mask.tolist() for mask in largest([exact, rounded], 3)] == [[[False, True]], [[True, True]]]
-    big = torch.rand(1500, 1100, generator=torch.Generator().manual_seed(0))  # more than one piece
+    half = torch.tensor([[0.1, 0.3]], dtype=torch.bfloat16)  # 0.10009765625 is more than both others
+    masks = [mask.tolist() for mask in largest([exact, half, rounded], 4)]
+    assert masks == [[[False, True]], [[True, True]], [[False, True]]]
+    big = torch.rand(1500, 1100, generator=torch.Generator().manual_seed(0))
+    before = big.clone()
     mask = largest([big], 1000)[0]
-    assert int(mask.sum()) == 1000
+    assert int(mask.sum()) == 1000 and torch.equal(big, before)
     assert big[mask].min() > big[~mask].max()
 
 

@@ -100,7 +100,7 @@ def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int
     budget = n_rows + (sum(layer.numel() for layer in layers) - n_rows) // 3
     kept = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0), least=1)
     assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
-    free = torch.cat(relax_within(problem, budget).kept)
+    free = relax_within(problem, budget).kept_R
     if bool((free >= 1).all()):  # nothing binds: the plain optimum
         plain = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0))
         assert all(map(torch.equal, plain, kept))

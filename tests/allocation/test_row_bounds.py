@@ -11,6 +11,7 @@ from oracles import budget as oracle
 
 from sipp.allocation.largest_scores import largest_in_rows
 from sipp.allocation.rows import check_sensitivity
+from sipp.allocation.sparse_rows import eps_given
 from sipp.errors import DataError
 
 C, ETA, DELTA = 3.0, 1000, 1e-16
@@ -158,6 +159,19 @@ def test_bad_input_is_refused_with_a_way_out() -> None:
             check_sensitivity(bad)
     with pytest.raises(DataError, match="float32 or float64 matrix"):
         check_sensitivity(torch.rand(3))
+
+
+def test_the_bound_of_a_long_row_does_not_depend_on_threads() -> None:
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    weight, factor, sensitivity = torch.rand(3, 1, 300_000, generator=generator, dtype=torch.float64)
+    found = []
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found.append(eps_given(weight, factor * weight, sensitivity, c_constant=C).item())
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2] == pytest.approx(C * float(((1 - factor) * sensitivity).sum()), rel=1e-12)
 
 
 def test_no_rows_is_no_fault() -> None:

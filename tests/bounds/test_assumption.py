@@ -20,6 +20,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.records.assumption import Assumption
 
 Seen = dict[str, tuple[int, int, int]]
+C_IS_1 = sipp.Constants(c_constant=1.0)
 N_CALIBRATION, N_HOLDOUT = 3, 5
 
 
@@ -175,7 +176,7 @@ def test_attention_counts_each_block_of_rows_with_its_own_patches() -> None:
         for row in oracle.rows_of(block, on_x[letter], on_y[letter])
     ]
     out = oracle.rows_of(f64(model.a.out_proj.weight), on_x["out"], on_y["out"])
-    seen = check_assumption(model, batches[:1], batches[1:], constants=sipp.Constants(c_constant=1.0))
+    seen = check_assumption(model, batches[:1], batches[1:], constants=C_IS_1)
     assert counts(seen) == {
         "a.in_proj_weight": oracle.look(packed, 1.0, 3.0),
         "a.out_proj.weight": oracle.look(out, 1.0, 3.0),
@@ -185,15 +186,11 @@ def test_attention_counts_each_block_of_rows_with_its_own_patches() -> None:
 @pytest.mark.parametrize("case", ["conv", "lstm"])
 def test_chunks_and_batches_change_nothing(case: str) -> None:
     model, x, y, _ = CASES[case]()
-    whole = check_assumption(model, [x], [y], constants=sipp.Constants(c_constant=1.0))
+    whole = check_assumption(model, [x], [y], constants=C_IS_1)
     assert whole.total.es_failures
     assert (
         check_assumption(
-            model,
-            list(x.split(1)),
-            list(y.split(3)),
-            constants=sipp.Constants(c_constant=1.0),
-            scoring=sipp.Scoring(chunk_bytes=1),
+            model, list(x.split(1)), list(y.split(3)), constants=C_IS_1, scoring=sipp.Scoring(chunk_bytes=1)
         )
         == whole
     )
@@ -256,10 +253,7 @@ def test_no_calibration_point_breaks_the_inequality_at_c_1(name: str, dtype: tor
     make, shape = WIDE[name]
     model, x = seeded(make(), dtype), randn(6, *shape, dtype=dtype)
     with torch.backends.mkldnn.flags(enabled=False):  # oneDNN lacks primitives for these on some processors
-        assert (
-            check_assumption(model, [x], [x[:1], x[1:]], constants=sipp.Constants(c_constant=1.0)).total.es_failures
-            == 0
-        )
+        assert check_assumption(model, [x], [x[:1], x[1:]], constants=C_IS_1).total.es_failures == 0
         assert check_assumption(model, [x], [x], constants=sipp.Constants(c_constant=0.5)).total.es_failures > 0
 
 
@@ -267,22 +261,17 @@ def test_ratios_that_float32_cannot_hold_are_no_failures() -> None:
     """The second ratios run from 1e-44 to 1e-42: float32 keeps two digits of them, and must not make failures of it."""
     x = torch.stack([torch.ones(12), torch.logspace(-24, -22, 12)], dim=1)
     for point in x.split(1):
-        assert (
-            check_assumption(
-                linear([[1.0, 1e-20]]), point, point, constants=sipp.Constants(c_constant=1.0)
-            ).total.es_failures
-            == 0
-        )
+        assert check_assumption(linear([[1.0, 1e-20]]), point, point, constants=C_IS_1).total.es_failures == 0
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e9, 2.0**-600, 2.0**600])
 def test_scales_change_nothing(factor: float) -> None:
     """Also where a product of weight and activation leaves the range of float64."""
     model, x, y, _ = linear_case()
-    before = check_assumption(model, [x], [y], constants=sipp.Constants(c_constant=1.0))
+    before = check_assumption(model, [x], [y], constants=C_IS_1)
     assert before.total.es_failures
     model.weight.data *= factor
-    assert check_assumption(model, [x * factor], [y * factor], constants=sipp.Constants(c_constant=1.0)) == before
+    assert check_assumption(model, [x * factor], [y * factor], constants=C_IS_1) == before
 
 
 # --- Kinds of data, and what is left as it was -----------------------------------------------------------------------
@@ -290,11 +279,11 @@ def test_scales_change_nothing(factor: float) -> None:
 
 def test_every_form_of_batch() -> None:
     model, x, y, _ = mlp_case()
-    expected = check_assumption(model, x, y, constants=sipp.Constants(c_constant=1.0))
+    expected = check_assumption(model, x, y, constants=C_IS_1)
     labels = torch.arange(len(x))
     once: Iterator[Tensor] = iter([x[:2], x[2:]])
     for data in ([(x, labels)], [{"input": x}], once, torch.utils.data.TensorDataset(x, labels)):
-        assert check_assumption(model, data, [{"input": y}], constants=sipp.Constants(c_constant=1.0)) == expected
+        assert check_assumption(model, data, [{"input": y}], constants=C_IS_1) == expected
     assert check_assumption(model, x).n_holdout == 0
     few = check_assumption(model, x, y, scoring=sipp.Scoring(n_points=3), n_holdout=2)
     assert (few.n_calibration, few.n_holdout) == (3, 2)
@@ -305,8 +294,8 @@ def test_packed_sequences_are_cut_into_their_points() -> None:
     lengths = [2, 3, 1]
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     alone = [x[i : i + 1, :n] for i, n in enumerate(lengths)]
-    seen = check_assumption(lstm, [packed], [packed], constants=sipp.Constants(c_constant=1.0))
-    assert seen == check_assumption(lstm, alone, alone, constants=sipp.Constants(c_constant=1.0))
+    seen = check_assumption(lstm, [packed], [packed], constants=C_IS_1)
+    assert seen == check_assumption(lstm, alone, alone, constants=C_IS_1)
     assert seen.n_calibration == 3 and seen.total.es_failures == 0
 
 
@@ -334,11 +323,7 @@ def test_batch_statistics_make_it_speak_of_batches(norm_stats: str) -> None:
     model = seeded(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
     x = randn(6, 3)
     seen = check_assumption(
-        model,
-        [x[:4], x[4:]],
-        [x[:4]],
-        scoring=sipp.Scoring(norm_stats=norm_stats),
-        constants=sipp.Constants(c_constant=1.0),
+        model, [x[:4], x[4:]], [x[:4]], scoring=sipp.Scoring(norm_stats=norm_stats), constants=C_IS_1
     )
     expected = ("inputs", 6, 4) if norm_stats == "running" else ("batches", 2, 1)
     assert (seen.unit, seen.n_calibration, seen.n_holdout) == expected

@@ -15,8 +15,10 @@ from torch.nn.utils import parametrizations
 
 import sipp
 from sipp.bounds.chain import chain_obstacle
+from sipp.inputs.batches import as_batch
 
 POINTS = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
+BATCH = as_batch(POINTS[:4], 0, "points")
 
 
 def plain() -> nn.Sequential:
@@ -25,7 +27,7 @@ def plain() -> nn.Sequential:
 
 
 def obstacle(model: nn.Module) -> str:
-    return chain_obstacle(model, {f"{i}.weight" for i in (0, 2)} | {"first.weight", "second.weight"}, POINTS[:4])
+    return chain_obstacle(model, {f"{i}.weight" for i in (0, 2)} | {"first.weight", "second.weight"}, BATCH)
 
 
 class Net(nn.Module):
@@ -149,9 +151,9 @@ def test_sound_bound_refuses_modules_with_a_changed_forward(make: Callable[[], n
 def test_one_weight_in_two_places_is_no_chain() -> None:
     tied = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
     tied[2].weight = tied[0].weight
-    assert "op addmm in module 2 (Linear): 0.weight is used twice" in chain_obstacle(tied, {"0.weight"}, POINTS[:4])
+    assert "op addmm in module 2 (Linear): 0.weight is used twice" in chain_obstacle(tied, {"0.weight"}, BATCH)
     free = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
-    assert "its weight was not scored" in chain_obstacle(free, {"0.weight"}, POINTS[:4])
+    assert "its weight was not scored" in chain_obstacle(free, {"0.weight"}, BATCH)
 
 
 def test_a_weight_that_is_multiplied_from_its_other_side_is_no_layer() -> None:

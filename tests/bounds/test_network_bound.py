@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
+from sipp.inputs.batches import as_batch
 from sipp.records.pruned import Pruned
 from sipp.scoring.theory_points import calibration_needed
 
@@ -60,6 +61,17 @@ def test_two_layers_by_hand() -> None:
     assert pruned.bound.guarantee.n_needed == needed
     assert not pruned.bound.met
     assert f"n=1, needs {needed}" in pruned.bound.reason
+
+
+@pytest.mark.parametrize(("method", "factor"), [("sipp-det", 6), ("sipp-rand", 8)])
+def test_sampled_rows_need_more_points_for_a_network_bound(method: str, factor: int) -> None:
+    """T4 with the factor of T12 leaves no part of delta to sampling: sampled rows need the factor of T6."""
+    model, points = mlp([5, 7, 3], seed=0), torch.rand(60, 5, generator=torch.Generator().manual_seed(0))
+    bound = sipp.prune(model, points, keep=0.5, method=method, delta=1e-3, draws="fixed").bound
+    assert bound.guarantee.n_needed == calibration_needed(7 + 3, 7, 1e-3, factor=factor, k_constant=3.0)
+    assert calibration_needed(10, 7, 1e-3, factor=8, k_constant=3.0) > calibration_needed(
+        10, 7, 1e-3, factor=6, k_constant=3.0
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -190,7 +202,7 @@ class Plain(nn.Module):
 
 def obstacle(model: nn.Module, n_in: int = 4) -> str:
     weights = {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    return chain_obstacle(model, weights, torch.rand(3, n_in))
+    return chain_obstacle(model, weights, as_batch(torch.rand(3, n_in), 0, "points"))
 
 
 def test_the_papers_formula_says_where_it_is_no_bound() -> None:
@@ -206,7 +218,7 @@ def test_the_papers_formula_says_where_it_is_no_bound() -> None:
     assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), n_in=3)
     assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), n_in=3)
     assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
-    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, torch.rand(2, 3))
+    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, as_batch(torch.rand(2, 3), 0, "points"))
 
 
 def test_convolution_bound_is_reported_but_never_met() -> None:

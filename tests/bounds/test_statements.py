@@ -18,13 +18,12 @@ from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.allocation.rows import eps_given
+from sipp.allocation.sparse_rows import RAND, eps_given
 from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import MOST_S2_POINTS, data_of, split_last
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.ranking import rank
-from sipp.pruning.sparse_rows import RAND
 from sipp.records.options import PruneOptions
 from sipp.records.pruned import coverage
 from sipp.records.pruned_words import pruned_text

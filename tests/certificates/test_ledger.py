@@ -280,16 +280,6 @@ def test_points_that_overlap_an_earlier_use_are_marked(again: Any, tmp_path: Pat
     assert all(len(use["sketch"]) == min(use["n"], SKETCH_SIZE) for use in lines(ledger))
 
 
-def test_a_line_of_an_older_version_counts_for_its_exact_points(tmp_path: Path) -> None:
-    ledger, x = tmp_path / "uses", points(300, 2)
-    certify(classifier(), classifier(), x, ledger=ledger)
-    old = lines(ledger)[0]
-    del old["sketch"]
-    ledger.write_text(json.dumps(old) + "\n")
-    assert certify(classifier(), classifier(), x[:200], ledger=ledger).prior_uses == 0
-    assert certify(classifier(), classifier(), x, ledger=ledger).prior_uses == 2
-
-
 @pytest.mark.parametrize("sketch", ["abc", [3], ["xyz"], None])
 def test_a_damaged_sketch_is_refused(sketch: Any, tmp_path: Path) -> None:
     (tmp_path / "uses").write_text(json.dumps({"data_hash": "0" * 64, "sketch": sketch}) + "\n")

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,16 @@ def true_errors(dense: nn.Module, pruned: nn.Module, x: Tensor) -> tuple[Tensor,
         outputs = [copy.deepcopy(model).eval().double()(x.double().clone()) for model in (dense, pruned)]
     f, g = (output.reshape(len(x), -1) for output in outputs)
     return (g - f).norm(dim=1), f.norm(dim=1) + g.norm(dim=1)
+
+
+MEASURED = 1e-12  # the true error is itself measured in float64; a bound speaks of exact arithmetic
+
+
+def covers(dense: nn.Module, pruned: nn.Module, x: Tensor, bound: Any) -> bool:
+    """Whether a bound of the graph is at least the true error for every sample."""
+    assert bound.reason == ""
+    true_B, size_B = true_errors(dense, pruned, x)
+    return bool((bound.absolute_B + MEASURED * size_B >= true_B).all())
 
 
 class Shifted(nn.Module):

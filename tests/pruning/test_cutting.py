@@ -1,4 +1,4 @@
-"""`moved` of a pruned network is what its output did on calibration points, and printing warns where that is much."""
+"""Spared rows; and `moved`: what the output did on calibration points, with a warning where that is much."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.allocation.sparse_rows import WHOLE, masked_rows
 from sipp.pruning.ranking import N_SAMPLE
+from sipp.pruning.spared_rows import with_spared
 from sipp.records.pruned import OutputChange
 from sipp.records.pruned_words import moved_warning
 from sipp.scoring.methods import METHODS
@@ -28,6 +30,18 @@ def distance(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
         f, g = dense(x).double(), pruned(x).double()
     return float((g - f).norm() / f.norm())
+
+
+def test_spared_rows_are_as_they_were_and_lose_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense, scores = torch.randn(3, 6, generator=generator), torch.rand(3, 6, generator=generator)
+    mask, spared = torch.rand(3, 6, generator=generator) > 0.5, torch.tensor([False, True, False])
+    rows = masked_rows(dense, mask, scores, c_constant=3.0)
+    (found,) = with_spared([spared], [dense], [rows])
+    assert torch.equal(found.values_FK[1], dense[1]) and bool(found.mask_FK[1].all())
+    assert found.eps_F[1] == 0 < rows.eps_F[1] and found.strategy_F[1] == WHOLE != rows.strategy_F[1]
+    for ours, theirs in ((found.values_FK, rows.values_FK), (found.eps_F, rows.eps_F), (found.mask_FK, mask)):
+        assert torch.equal(ours[~spared], theirs[~spared])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -143,6 +143,17 @@ def test_no_weight_is_alive_after_a_step_with_old_momentum(kind: str, net: str) 
     assert revived_in_steps(without_optimizer, OPTIMIZERS[kind], net) > 0
 
 
+def test_momentum_that_is_loaded_after_hold_revives_nothing() -> None:
+    model = make()
+    masks, optimizer = masks_for(model), OPTIMIZERS["sgd"](model.parameters())
+    train(model, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict())  # as in a checkpoint
+    hold(model, masks, optimizer=optimizer)
+    optimizer.load_state_dict(before)
+    train(model, optimizer, 1)
+    assert n_revived(model, masks) == 0
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_an_optimizer_made_after_hold_needs_no_hook_and_trains_like_torch_prune(kind: str) -> None:
     ours, theirs = make(), make()

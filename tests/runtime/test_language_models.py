@@ -16,7 +16,7 @@ from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
-from sipp.pruning.rare_experts import FEWEST_TOKENS
+from sipp.pruning.spared_rows import FEWEST_TOKENS
 from sipp.records.options import pattern_of
 from sipp.repairing import apply_repairs
 from sipp.runtime.exporting import export

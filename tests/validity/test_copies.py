@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
@@ -27,8 +28,8 @@ Rule = Callable[[Draws], bool]  # whether it is claimed that at most DELTA of in
 
 
 def holds(false_claims: list[bool]) -> bool:
-    """Whether a rate of false claims is compatible with BETA: at most three standard errors above it."""
-    return np.mean(false_claims) <= BETA + 3 * (BETA * (1 - BETA) / len(false_claims)) ** 0.5
+    """Whether a rate of false claims is compatible with BETA."""
+    return np.mean(false_claims) <= at_most(BETA, len(false_claims))
 
 
 def claims(k: int, n: int) -> bool:

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
@@ -40,11 +41,6 @@ def texts(trial: int) -> Tensor:
     return torch.randint(0, N_TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(trial))
 
 
-def at_most(share: float) -> float:
-    """The largest false rate that this number of trials of a valid claim may show, with room for chance."""
-    return share + 3 * math.sqrt(share * (1 - share) / N_TRIALS)
-
-
 def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
     dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
     pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, LENGTH, 0))  # one sequence in eight, all of its tokens
@@ -55,7 +51,7 @@ def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
         by_tokens = replace(cert, n=N * LENGTH, n_differ=cert.n_differ * LENGTH, measure="class")
         false += cert.drop_upper < 1 / 8
         false_by_tokens += by_tokens.drop_upper < 1 / 8
-    assert false / N_TRIALS <= BETA < at_most(BETA) < false_by_tokens / N_TRIALS
+    assert false / N_TRIALS <= BETA < at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
 
 
 def test_shares_of_positions_are_added_without_rounding() -> None:
@@ -88,7 +84,7 @@ def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
         by_tokens = certified_epsilon(shares.repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
         false += cert.epsilon < 7 / 8
         false_by_tokens += float(by_tokens) < 7 / 8
-    assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
+    assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
 
 
 class Doubting(nn.Module):
@@ -121,7 +117,7 @@ def test_all_but_a_share_of_sequences_stay_within_a_mean_kl() -> None:
         by_tokens = certified_epsilon(kl[ids[:, 0]].repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
         false += cert.epsilon < float(kl.max()) - 1e-6
         false_by_tokens += float(by_tokens) < float(kl.max()) - 1e-6
-    assert false / N_TRIALS <= at_most(BETA) < false_by_tokens / N_TRIALS
+    assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
 
 
 def test_a_sequence_counts_with_the_share_of_its_positions() -> None:

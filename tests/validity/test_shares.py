@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from oracles.rates import too_often
 from torch import Tensor, nn
 
 import sipp
@@ -26,11 +26,6 @@ from sipp.scoring.sensitivities import measure_sensitivities
 CONFIDENCE = 0.8
 N_POPULATION = 6000
 N_TRIALS = 300
-
-
-def too_often(n_events: int, n_trials: int) -> bool:
-    """Whether so many events have a chance below 1e-4 if each has one of at most 1 - CONFIDENCE."""
-    return bool(stats.binom.sf(n_events - 1, n_trials, 1 - CONFIDENCE) < 1e-4)
 
 
 # --- T12: one maximum a layer ----------------------------------------------------------------------------------------
@@ -88,15 +83,15 @@ def paper_events(*, is_one_maximum: bool = False, n_copies: int = 1) -> int:
 
 
 def test_the_papers_statement_keeps_its_share_also_against_coefficients_chosen_with_s() -> None:
-    assert not too_often(paper_events(), N_TRIALS)
+    assert not too_often(paper_events(), N_TRIALS, 1 - CONFIDENCE)
 
 
 def test_one_maximum_with_coefficients_chosen_on_its_points_is_caught() -> None:
-    assert too_often(paper_events(is_one_maximum=True), N_TRIALS)
+    assert too_often(paper_events(is_one_maximum=True), N_TRIALS, 1 - CONFIDENCE)
 
 
 def test_counting_copies_as_points_is_caught() -> None:
-    assert too_often(paper_events(n_copies=10), N_TRIALS)
+    assert too_often(paper_events(n_copies=10), N_TRIALS, 1 - CONFIDENCE)
 
 
 def test_a_holdout_needs_one_maximum_only() -> None:
@@ -112,7 +107,7 @@ def test_a_holdout_needs_one_maximum_only() -> None:
         covered = network_coverage(calibration, CONFIDENCE, holdout)
         assert (covered.q, covered.n) == (1, n)
         events += float((np.asarray(eps) @ values_LN > epsilon * (1 + 1e-12)).mean()) > covered.share
-    assert not too_often(events, N_TRIALS)
+    assert not too_often(events, N_TRIALS, 1 - CONFIDENCE)
     assert coverage(40, 1, CONFIDENCE).share < coverage(40, 5, CONFIDENCE).share
 
 
@@ -147,7 +142,7 @@ def test_the_sound_statement_keeps_its_share() -> None:
             (errors(model, pruned.model.weight.detach()[None], fresh) > pruned.bound.epsilon).double().mean()
         )
         events += beyond > pruned.bound.coverage.share
-    assert not too_often(events, N_SOUND)
+    assert not too_often(events, N_SOUND, 1 - CONFIDENCE)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -165,7 +160,7 @@ def test_points_that_chose_the_mask_cannot_judge_it(is_broken: bool) -> None:
         best = int(ratios[:, : len(chosen)].amax(1).argmin())
         epsilon, share = float(ratios[best, len(chosen) :].max()), coverage(len(judges), 1, CONFIDENCE).share
         events += float((beyond_all[best] > epsilon).double().mean()) > share
-    assert too_often(events, N_TRIALS) == is_broken
+    assert too_often(events, N_TRIALS, 1 - CONFIDENCE) == is_broken
 
 
 # --- T19: the measured constant --------------------------------------------------------------------------------------
@@ -198,4 +193,4 @@ def test_the_measured_constant_keeps_its_share(is_broken: bool) -> None:
         assert found.c_constant is not None and found.n == 12
         excess = (fresh / floored_sensitivity(scores.layers[0])).flatten(1).amax(1)
         events += float((excess > found.c_constant).double().mean()) > found.share
-    assert too_often(events, n_trials) == is_broken
+    assert too_often(events, n_trials, 1 - CONFIDENCE) == is_broken

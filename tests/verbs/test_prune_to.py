@@ -88,7 +88,7 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
 @pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
     ranking = rank(task_of(net(), points(100, 1)), PruneOptions(method=method))
-    prepared = prepare_rows(ranking, n_cuts=30)
+    prepared = prepare_rows(ranking, many_budgets=True)
     for budget in (300, 40, 170, 11, 40, 384):
         rows, _ = sparse_rows(ranking, prepared, budget, seed=5)
         walked = net()

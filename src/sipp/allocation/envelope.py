@@ -39,12 +39,12 @@ class _Response(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """The relaxed optimum on these curves."""
+    """The relaxed optimum of T10: how much each row keeps, not yet in whole numbers."""
 
-    kept_R: Tensor
-    objective: float
-    multiplier: float
-    is_inside: bool  # no row is at its first knot, where it might want to keep less
+    kept_R: Tensor  # float64
+    objective: float  # sum of bounds on the convex envelope: a lower bound for whole numbers
+    multiplier: float  # of Lagrange
+    is_inside: bool = True  # no row is at its first knot, where it might want to keep less
 
 
 def optimum(curves: Curves, budget: int) -> Optimum:

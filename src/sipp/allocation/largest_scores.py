@@ -8,63 +8,65 @@ width) of a convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.allocation.rows import as_array, over_rows, row_chunks
+from sipp.allocation.rows import as_array, over_rows
+from sipp.allocation.sparse_rows import row_chunks
 from sipp.errors import DataError, OptionError
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Pattern
 
-_CHUNK = 2**20  # scores processed at once
-_KEY_BITS = 64
-_DIGIT_BITS = 16  # radix selection: four digits
 
-
-def largest(scores: Sequence[Tensor], budget: int, *, order: Tensor | None = None) -> list[Tensor]:
+def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | None = None) -> list[Tensor]:
     """One bool mask per layer: the `budget` largest scores of all layers, ties in (layer, row, column) order.
 
-    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of the scores left out. Exact, by radix selection,
-    or directly from the `order` of these scores if it is given.
+    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of the scores left out. `ascending` are the scores
+    as `sorted_scores` gives them: with several budgets, one sort is faster than a selection for each.
     """
     n_scores = sum(layer.numel() for layer in scores)
     if not 0 <= budget <= n_scores:
         raise OptionError(f"budget={budget} must lie between 0 and the number of weights, {n_scores}", option="budget")
-    if order is not None:
-        chosen = torch.zeros(n_scores, dtype=torch.bool, device="cpu")
-        chosen[order[:budget]] = True
-        parts = chosen.split([layer.numel() for layer in scores])
-        return [part.view(layer.shape).to(layer.device) for part, layer in zip(parts, scores)]
     check_scores(scores)
     if budget == 0 or budget == n_scores:
         return [torch.full(layer.shape, budget > 0, dtype=torch.bool, device=layer.device) for layer in scores]
-    threshold, n_ties = _select(scores, budget)
+    flat = _flat(scores)
+    if ascending is None:
+        ascending = _joined(flat)
+        ascending.partition(n_scores - budget)
+    threshold = float(ascending[n_scores - budget])
+    n_ties = budget - int((ascending[n_scores - budget :] > threshold).sum())
     masks = []
-    for layer in scores:
-        mask = torch.empty(layer.numel(), dtype=torch.bool, device=layer.device)
-        for part, keys in _keys(layer):
-            tied = keys == threshold
-            n_tied = int(tied.sum())
-            if n_tied > n_ties:
-                tied &= tied.cumsum(0) <= n_ties
-            n_ties -= min(n_tied, n_ties)
-            mask[part] = (keys > threshold) | tied
+    for layer, values in zip(scores, flat):
+        mask = values > threshold
+        tied = (values == threshold).nonzero()[:n_ties, 0]
+        mask[tied] = True
+        n_ties -= len(tied)
         masks.append(mask.view(layer.shape))
     return masks
 
 
-def order_of(scores: Sequence[Tensor]) -> Tensor:
-    """Indices that sort the concatenated scores of all layers from the largest to the smallest (stable).
-
-    One sort serves any number of budgets; for a single budget, `largest` without it takes less time and memory.
-    """
+def sorted_scores(scores: Sequence[Tensor]) -> np.ndarray:
+    """The scores of all layers, from the smallest to the largest."""
     check_scores(scores)
-    flat = [(layer.detach().cpu().to(torch.float64) + 0.0).flatten().numpy() for layer in scores]
-    return torch.from_numpy(np.argsort(-np.concatenate(flat or [np.zeros(0)]), kind="stable"))
+    ascending = _joined(_flat(scores))
+    ascending.sort()
+    return ascending
+
+
+def _flat(scores: Sequence[Tensor]) -> list[Tensor]:
+    """The scores of each layer in one row, all in a dtype that NumPy knows and that holds every score exactly."""
+    dtype = torch.float64 if any(layer.dtype == torch.float64 for layer in scores) else torch.float32
+    return [layer.detach().flatten().to(dtype) for layer in scores]
+
+
+def _joined(flat: Sequence[Tensor]) -> np.ndarray:
+    """A copy of all scores, to be reordered."""
+    return torch.cat([layer.cpu() for layer in flat]).numpy()
 
 
 def check_scores(scores: Sequence[Tensor]) -> None:
@@ -72,39 +74,6 @@ def check_scores(scores: Sequence[Tensor]) -> None:
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
             raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
-
-
-def _select(scores: Sequence[Tensor], rank: int) -> tuple[int, int]:
-    """The key at this rank (1 = largest), and how many scores with that key are among the first `rank`."""
-    if sum(layer.numel() for layer in scores) <= _CHUNK:  # at once; the counts of all digits would be more work
-        every = np.concatenate([keys.cpu().numpy() for layer in scores for _, keys in _keys(layer)])
-        threshold = np.partition(every, len(every) - rank)[len(every) - rank]
-        return int(threshold), rank - int((every > threshold).sum())
-    prefix = 0
-    n_digits = 1 << _DIGIT_BITS
-    for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        is_top = shift == _KEY_BITS - _DIGIT_BITS
-        counts = torch.zeros(n_digits, dtype=torch.int64, device="cpu")
-        for layer in scores:
-            for _, keys in _keys(layer):
-                if not is_top:
-                    keys = keys[(keys >> (shift + _DIGIT_BITS)) == prefix]
-                digits = ((keys >> shift) + n_digits // 2) if is_top else ((keys >> shift) & (n_digits - 1))
-                counts += torch.bincount(digits, minlength=n_digits).cpu()
-        at_least = counts.flip(0).cumsum(0).flip(0)  # scores (of this prefix) with this digit or a larger one
-        digit = int((at_least >= rank).sum()) - 1
-        rank -= int(at_least[digit] - counts[digit])
-        prefix = digit - n_digits // 2 if is_top else (prefix << _DIGIT_BITS) + digit
-    return prefix, rank
-
-
-def _keys(layer: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Pieces of the flattened layer as int64 keys in the order of the scores; -0.0 equals 0.0."""
-    flat = layer.detach().reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        bits = (flat[part].to(torch.float64) + 0.0).view(torch.int64)
-        yield part, bits ^ ((bits >> (_KEY_BITS - 1)) & torch.iinfo(torch.int64).max)
 
 
 # --- With a floor under rows and layers -------------------------------------------------------------------------------
@@ -124,14 +93,14 @@ def largest_above_floor(
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
     if _count(forced) > budget:  # the best weights of rows also count towards the floor of their layer
         forced = [
-            largest([torch.where(b, torch.inf, s.to(BOUND_DTYPE))], max(limit, int(b.sum())))[0]
+            largest([torch.where(b, torch.inf, s)], max(limit, int(b.sum())))[0]
             for s, b, limit in zip(scores, best, limits)
         ]
     if _count(forced) > budget:
         forced = best
     if _count(forced) > budget:
-        return largest([torch.where(f, s.to(BOUND_DTYPE), -torch.inf) for f, s in zip(forced, scores)], budget)
-    return largest([torch.where(f, torch.inf, s.to(BOUND_DTYPE)) for f, s in zip(forced, scores)], budget)
+        return largest([torch.where(f, s, -torch.inf) for f, s in zip(forced, scores)], budget)
+    return largest([torch.where(f, torch.inf, s) for f, s in zip(forced, scores)], budget)
 
 
 def least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sipp.allocation.curves import Curves, tabulate
 from sipp.allocation.envelope import Optimum, fill_in_order, optimum
-from sipp.allocation.rows import check_sensitivity, row_totals, sampling_constant
+from sipp.allocation.rows import check_sensitivity, sampling_constant
+from sipp.allocation.sparse_rows import row_totals
 from sipp.errors import OptionError
 from sipp.records.numerics import BOUND_DTYPE
 
@@ -24,15 +25,6 @@ _INTEGER_SLACK = 1e-9  # a relaxed number this close to an integer is that integ
 
 
 @dataclass(frozen=True)
-class Relaxed:
-    """The relaxed optimum of T10: real-valued numbers of kept weights, the objective, the Lagrange multiplier."""
-
-    kept: list[Tensor]  # one float64 tensor of F numbers a layer
-    objective: float  # sum of bounds on the convex envelope: a lower bound for integer solutions
-    multiplier: float
-
-
-@dataclass(frozen=True)
 class AllocationProblem:
     """OptAlloc without its budget. R counts the rows of all layers together."""
 
@@ -41,6 +33,11 @@ class AllocationProblem:
     competes_R: Tensor  # bool: rows of positive sensitivity
     scale_R: Tensor  # S~ of T6
     curves: Curves  # of the rows that compete
+
+    @property
+    def n_rows(self) -> list[int]:
+        """The number of rows of each layer."""
+        return [len(layer) for layer in self.sensitivities]
 
 
 def allocation_problem(
@@ -89,24 +86,22 @@ def allocate_within(
 
 def _layer_limits(problem: AllocationProblem, budget: int, least: int, layer_least: Sequence[int]) -> list[int]:
     """The minimum of each layer; all 0 if the budget is too small for these and the minima of rows."""
-    sizes = [len(layer) for layer in problem.sensitivities]
-    caps = [int(part.sum()) for part in problem.caps_R.split(sizes)]
-    limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(sizes), strict=True)]
-    rows = [int(part.sum()) for part in problem.caps_R.clamp(max=least).split(sizes)]
-    return limits if sum(map(max, limits, rows)) <= budget else [0] * len(sizes)
+    caps = [int(part.sum()) for part in problem.caps_R.split(problem.n_rows)]
+    limits = [min(cap, limit) for cap, limit in zip(caps, layer_least or [0] * len(caps), strict=True)]
+    rows = [int(part.sum()) for part in problem.caps_R.clamp(max=least).split(problem.n_rows)]
+    return limits if sum(map(max, limits, rows)) <= budget else [0] * len(caps)
 
 
 def _allocated(
     problem: AllocationProblem, layers: Sequence[int], budget: int, least: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Integer numbers for the rows of these layers, which share the budget; 0 for rows of other layers."""
-    sizes = [len(layer) for layer in problem.sensitivities]
-    inside_R = torch.cat([torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(sizes)])
+    is_inside = [torch.full((n,), i in layers, dtype=torch.bool, device="cpu") for i, n in enumerate(problem.n_rows)]
+    inside_R = torch.cat(is_inside)
     if not bool(inside_R.all()):
         problem = _only(problem, inside_R)
-    relaxed = _relaxed_above(problem, budget, least) if least else relax_within(problem, budget).kept
-    flat = torch.cat([layer.cpu() for layer in relaxed])
-    return list(round_to_sum(flat, min(budget, int(problem.caps_R.sum())), generator).split(sizes))
+    kept_R = _relaxed_above(problem, budget, least) if least else relax_within(problem, budget).kept_R
+    return list(round_to_sum(kept_R, min(budget, int(problem.caps_R.sum())), generator).split(problem.n_rows))
 
 
 def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
@@ -116,29 +111,28 @@ def _only(problem: AllocationProblem, inside_R: Tensor) -> AllocationProblem:
     return replace(problem, caps_R=torch.where(inside_R, problem.caps_R, 0.0), competes_R=competes_R, curves=curves)
 
 
-def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> list[Tensor]:
+def _relaxed_above(problem: AllocationProblem, budget: int, least: int) -> Tensor:
     """The relaxed optimum with a minimum for every row (T10): rows below it are fixed at it.
 
     Fixing a row leaves less for the others, so more of them may fall below; a fixed row never rises again.
     """
     limit_R = problem.caps_R.clamp(max=least)
     if float(limit_R.sum()) > budget:
-        return relax_within(problem, budget).kept
-    sizes = [len(layer) for layer in problem.sensitivities]
+        return relax_within(problem, budget).kept_R
     if float(limit_R.sum()) == budget:  # nothing is left to share
-        return list(limit_R.split(sizes))
+        return limit_R
     fixed_R = torch.zeros_like(problem.competes_R)
     while True:
         part = _only(problem, ~fixed_R)
         left = budget - int(limit_R[fixed_R].sum())
-        kept_R = _gather(relax_within(part, left).kept)
+        kept_R = relax_within(part, left).kept_R
         below_R = part.competes_R & (kept_R < limit_R)
         if not bool(below_R.any()):
-            return list(torch.where(fixed_R, limit_R, kept_R).split(sizes))
+            return torch.where(fixed_R, limit_R, kept_R)
         fixed_R = fixed_R | below_R
 
 
-def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
+def relax_within(problem: AllocationProblem, budget: int) -> Optimum:
     """The real numbers m_i that minimise sum_i eps_rand(N_i(m_i)) with sum m_i <= budget, 0 <= m_i <= cap (T10).
 
     A row's cap is its number of weights of positive sensitivity; there it is kept whole and its bound is 0. The bound
@@ -150,15 +144,13 @@ def relax_within(problem: AllocationProblem, budget: int) -> Relaxed:
     if budget < 0:
         raise OptionError(f"budget={budget} must not be negative: it is the number of weights to keep", option="budget")
     kept_R = problem.caps_R.clone()
-    objective, multiplier = 0.0, 0.0
     if budget == 0 and bool(kept_R.any()):
-        kept_R, objective, multiplier = torch.zeros_like(kept_R), math.inf, math.inf
-    elif budget < float(kept_R.sum()):
-        solution = _solve(problem, budget)
-        kept_R[problem.competes_R], objective, multiplier = solution.kept_R, solution.objective, solution.multiplier
-    parts = kept_R.split([len(layer) for layer in problem.sensitivities])
-    kept = [part.to(layer.device) for part, layer in zip(parts, problem.sensitivities)]
-    return Relaxed(kept=kept, objective=objective, multiplier=multiplier)
+        return Optimum(torch.zeros_like(kept_R), objective=math.inf, multiplier=math.inf)
+    if budget >= float(kept_R.sum()):
+        return Optimum(kept_R, objective=0.0, multiplier=0.0)
+    solution = _solve(problem, budget)
+    kept_R[problem.competes_R] = solution.kept_R
+    return solution._replace(kept_R=kept_R)
 
 
 def _solve(problem: AllocationProblem, budget: int) -> Optimum:

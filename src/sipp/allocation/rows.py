@@ -1,15 +1,13 @@
-"""Functions of single rows: bounds on the relative error (T5, T6, T17), sums, selection, U(N) and N(m) of T7.
+"""Compiled functions of single rows: the bound of T6, U(N) and N(m) of T7, sums and selection.
 
-A bound is about one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
-
-Compiled functions use float64 and work row by row, so that a row stays in the first-level cache from one loop to the
-next. They are called from compiled loops in `curves`, `envelope` and, in `pruning/`, `sampling` and `sparse_rows`.
+They use float64 and work row by row, so that a row stays in the first-level cache from one loop to the next. They are
+called from compiled loops in `curves`, `envelope` and, in `pruning/`, `sampling` and `sampled_rows`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,6 @@ from sipp.native.threads import run_parallel
 from sipp.records.numerics import BOUND_DTYPE
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
-CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
-CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
-
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0
 LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has all of a row's sensitivity
 
@@ -56,42 +51,10 @@ _PART: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrappe
 row_part = numba.njit(**_PART)
 
 
-def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
-    """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
-
-    With r_j = 0 for removed and 1 for kept weights this is T5. Infinite if a weight was 0 and no longer is, or is NaN:
-    then there is no r_j.
-    """
-    sums = []
-    for rows in row_chunks(weight_FK):
-        weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
-        changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
-        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
-        sums.append(lost.sum(1))
-    return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
-
-
 def sampling_constant(total_F: Tensor, *, n_outputs: int, delta: float, c_constant: float) -> Tensor:
     """S~ of T6, float64: (S C / 3) ln(16 eta / delta)."""
     log_union = math.log(UNION_FACTOR) + math.log(n_outputs) - math.log(delta)
     return total_F.to(BOUND_DTYPE) * (c_constant / 3.0 * log_union)
-
-
-def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
-    """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
-    tails = [
-        row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
-        for rows in row_chunks(sensitivity_FK)
-    ]
-    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
-
-
-def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
-    """Slices of bounded size (at least one row) that cover all rows of the matrix, or the first `n_rows`."""
-    size = CHUNK_CPU if matrix_FK.device.type == "cpu" else CHUNK_OTHER
-    step = max(1, size // max(1, matrix_FK.shape[1]))
-    for start in range(0, matrix_FK.shape[0] if n_rows is None else n_rows, step):
-        yield slice(start, start + step)
 
 
 def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> None:
@@ -140,22 +103,6 @@ def over_rows(
                 work(layer, first, last, scratch)
 
     run_parallel(stretch, n_threads)
-
-
-def row_totals(values_FK: Tensor) -> Tensor:
-    """F float64: each row's sum. On a CPU in the order of `total_of`; torch's depends on threads where rows are few."""
-    if values_FK.device.type != "cpu":
-        return values_FK.sum(1, dtype=BOUND_DTYPE)
-    rows = as_array(values_FK)
-    sums = np.zeros((len(rows), N_SUMS))
-    for start in range(0, rows.shape[1], N_SUMS):
-        part = rows[:, start : start + N_SUMS]
-        sums[:, : part.shape[1]] += part
-    width = N_SUMS // 2
-    while width > 0:
-        sums = sums[:, :width] + sums[:, width:]
-        width //= 2
-    return torch.from_numpy(sums[:, 0].copy())
 
 
 def as_array(rows: Tensor) -> np.ndarray:

@@ -17,13 +17,13 @@ from sipp.bounds.operations import (
     Operation,
     device_in,
     float64_copy,
+    hidden_in,
     in_precision,
     run_watched,
+    same_output,
 )
-from sipp.bounds.same_architecture import hidden_in, same_output
-from sipp.bounds.sound.graph_bound import Inputs
 from sipp.errors import DataError
-from sipp.inputs.batches import as_batch, points_at
+from sipp.inputs.batches import points_at
 from sipp.records.batches import Batch
 
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
@@ -36,8 +36,8 @@ _ONE_LIPSCHITZ = frozenset(
 _SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
 
-def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
-    """Why the model is no such chain, or cannot be shown to be one on these inputs; empty if it is one."""
+def chain_obstacle(model: nn.Module, weights: set[str], batch: Batch) -> str:
+    """Why the model is no such chain, or cannot be shown to be one on these points; empty if it is one."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return f"||kernel||_F does not bound a convolution ({name})"
@@ -46,7 +46,6 @@ def chain_obstacle(model: nn.Module, weights: set[str], inputs: Inputs) -> str:
     if hidden := hidden_in(model):
         return hidden
     try:
-        batch = as_batch((inputs, None), 0, "inputs")
         with torch.no_grad():
             together = _run(model, weights, batch)
             alone = [_run(model, weights, points_at(batch, slice(i, i + 1))) for i in range(batch.n_points)]

@@ -22,6 +22,7 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records.batches import Batch
 
 THE_MODEL = "the model itself"
+SAME_OUTPUT = 1e-9  # how far two outputs in float64 may differ by rounding, as a share of the largest value
 # Operations that take a shape, a dtype or a device from their argument, and no values.
 VALUELESS = frozenset(
     (
@@ -125,10 +126,10 @@ def run_watched(model: nn.Module, batch: Batch, on_operation: Callable[[Operatio
     if trains is not None:
         kind = type(model.get_submodule(trains)).__name__
         raise NoBound(f"module {trains or THE_MODEL} ({kind}) stays in train mode")
-    return single(output)
+    return one_tensor(output)
 
 
-def single(output: Any) -> Tensor:
+def one_tensor(output: Any) -> Tensor:
     """The one tensor that a model returns."""
     if isinstance(output, tuple | list) and len(output) == 1:
         output = output[0]
@@ -162,3 +163,32 @@ def in_precision(batch: Batch, device: torch.device, dtype: torch.dtype | None) 
 
     args, kwargs = tuple(map(ready, batch.args)), {name: ready(value) for name, value in batch.kwargs.items()}
     return replace(batch, args=args, kwargs=kwargs)
+
+
+def same_output(value: Tensor, output: Tensor, share: float = SAME_OUTPUT) -> bool:
+    """Whether two float64 outputs agree up to a share of the largest value (NaN and infinities in the same places)."""
+    if value.shape != output.shape:
+        return False
+    finite = output[torch.isfinite(output)].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(value, output, rtol=0.0, atol=share * largest, equal_nan=True)
+
+
+def hidden_in(model: nn.Module) -> str:
+    """The first module of a network with `hidden_behaviour`, and which; empty if there is none."""
+    found = ((name, hidden_behaviour(module)) for name, module in model.named_modules())
+    return next((f"{hidden} in module {name or THE_MODEL}" for name, hidden in found if hidden), "")
+
+
+def hidden_behaviour(module: nn.Module) -> str:
+    """Why a module may do something else the next time (hooks, a replaced forward); empty if nothing shows that."""
+    own, all_modules = vars(module), torch.nn.modules.module  # not by getattr: a model's own may raise anything
+    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return "forward hook"
+    if all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
+        return "forward hook for all modules"
+    if own.keys() & {"forward", "_call_impl", "_conv_forward"}:
+        return "forward that was put in the place of its own"
+    if isinstance(own["_modules"].get("parametrizations"), nn.ModuleDict):
+        return "parametrised weight"
+    return ""

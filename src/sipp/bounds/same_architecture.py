@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from sipp.bounds.operations import THE_MODEL, device_in, in_precision
+from sipp.bounds.operations import SAME_OUTPUT, device_in, hidden_behaviour, in_precision, same_output
 from sipp.errors import ModelError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.records.batches import Batch
@@ -23,18 +23,17 @@ from sipp.records.options import NormStats
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, in machine epsilons of their dtype.
 FEW_UNITS = 64
-# The same for outputs in float64, as a share of the largest value.
-SAME_OUTPUT = 1e-9
 
 
 def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
     """Raises a ModelError unless `given` is the dense network with other weights, as far as one batch shows."""
-    _check_same_tensors(dense, given)
+    state = _plain_state("pruned", given)
+    _check_same_tensors(_plain_state("dense", dense), state)
     if given is dense:
         return
     _check_same_modules(dense, given)
     with torch.no_grad():
-        copied = _with_weights(dense, given)
+        copied = _with_weights(dense, state)
         try:
             outputs = [_outputs(model, batch, norm_stats, torch.float64) for model in (copied, given)]
         except Exception:  # a network that does not run in float64
@@ -57,25 +56,18 @@ def _plain_state(role: str, model: nn.Module) -> dict[str, Tensor]:
     except Exception as error:  # a network's own state_dict may raise anything
         raise ModelError(f"the {role} network's state_dict fails, {type(error).__name__}: {error}") from error
     for name, value in state.items():
-        odd = ""
-        if not isinstance(value, Tensor):
-            odd = f"a {type(value).__name__}"
-        elif is_lazy(value):
-            odd = "not initialised: run the network once"
-        elif value.is_meta:
-            odd = "on the meta device, without values: load them"
-        elif value.is_quantized:
-            odd = "quantised"
-        elif value.layout != torch.strided:
-            odd = "sparse"
-        if odd:
-            raise ModelError(f"{name} of the {role} network is {odd}", fix="give a network of plain tensors, or masks")
+        kind = f"a {value.dtype} tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta or value.is_quantized or value.is_sparse:
+            raise ModelError(
+                f"{name} of the {role} network is {kind} that is not initialised, on the meta device, quantised or "
+                "sparse",
+                fix="give a network of plain tensors, or masks",
+            )
     return state
 
 
-def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
-    """Raises a ModelError unless the given network's tensors have the names and shapes of the dense one's."""
-    ours, theirs = (_plain_state(role, model) for role, model in (("dense", dense), ("pruned", given)))
+def _check_same_tensors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Raises a ModelError unless the pruned network's tensors have the names and shapes of the dense one's."""
     for name in [*ours, *theirs]:
         if name not in ours or name not in theirs:
             side = "pruned" if name in theirs else "dense"
@@ -107,13 +99,13 @@ def _check_same_modules(dense: nn.Module, given: nn.Module) -> None:
             )
 
 
-def _with_weights(dense: nn.Module, given: nn.Module) -> nn.Module:
-    """A float64 copy of the dense network with the given tensors; raises a ModelError if tied tensors differ."""
+def _with_weights(dense: nn.Module, theirs: dict[str, Tensor]) -> nn.Module:
+    """A float64 copy of the dense network with these tensors; raises a ModelError if tied tensors differ."""
     try:
         copied = copy.deepcopy(dense).to(torch.float64)
     except Exception as error:
         raise ModelError(f"the dense network cannot be copied, {type(error).__name__}: {error}") from error
-    ours, theirs = copied.state_dict(), _plain_state("pruned", given)
+    ours = copied.state_dict()
     for name, value in theirs.items():
         ours[name].copy_(value)
     for name, value in theirs.items():
@@ -143,32 +135,3 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
     is_exact = not ours.is_floating_point() or ours.dtype == torch.float64
     share = SAME_OUTPUT if is_exact else FEW_UNITS * torch.finfo(ours.dtype).eps
     return same_output(theirs.to(ours.device, torch.float64), ours.to(torch.float64), share)
-
-
-def same_output(value: Tensor, output: Tensor, share: float = SAME_OUTPUT) -> bool:
-    """Whether two float64 outputs agree up to a share of the largest value (NaN and infinities in the same places)."""
-    if value.shape != output.shape:
-        return False
-    finite = output[torch.isfinite(output)].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(value, output, rtol=0.0, atol=share * largest, equal_nan=True)
-
-
-def hidden_in(model: nn.Module) -> str:
-    """The first module of a network with `hidden_behaviour`, and which; empty if there is none."""
-    found = ((name, hidden_behaviour(module)) for name, module in model.named_modules())
-    return next((f"{hidden} in module {name or THE_MODEL}" for name, hidden in found if hidden), "")
-
-
-def hidden_behaviour(module: nn.Module) -> str:
-    """Why a module may do something else the next time (hooks, a replaced forward); empty if nothing shows that."""
-    own, all_modules = vars(module), torch.nn.modules.module  # not by getattr: a model's own may raise anything
-    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-        return "forward hook"
-    if all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
-        return "forward hook for all modules"
-    if own.keys() & {"forward", "_call_impl", "_conv_forward"}:
-        return "forward that was put in the place of its own"
-    if isinstance(own["_modules"].get("parametrizations"), nn.ModuleDict):
-        return "parametrised weight"
-    return ""

@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.allocation.rows import eps_given
+from sipp.allocation.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
+from sipp.inputs.batches import points_at
 from sipp.inputs.data import AnyData
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.pruning.cutting import Cut, dead_rows
-from sipp.pruning.sparse_rows import RAND, STRATEGIES
 from sipp.records.display import listed
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.records.options import Mode
@@ -50,6 +50,7 @@ from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
+N_EXAMPLES = 4  # points on which a model must be a chain
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
@@ -72,29 +73,26 @@ def statements_of(
     (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound without them.
     """
     scores, norms = ranking.sensitivities, None
-    if scores is not None and mode == "paper" and new_points is not None and task is not None:
+    if scores is None:
+        bound = no_bound(ranking.why_no_sensitivities, ranking.options.delta)
+        layers = tuple(_layer_record(ranking, i, cut, bound, None) for i in range(len(cut.rows)))
+        return Statements(None, bound, None, layers)
+    if mode == "paper" and new_points is not None and task is not None:
         norms = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
-    obstacle = "" if scores is None else _obstacle(ranking, cut)
-    measured, eps_measured = _measured(ranking, cut, obstacle, norms)
-    guarantee, bound = _guarantee_and_bound(ranking, cut, obstacle, norms)
-    left_out = listed(cut.others) if cut.others else ""
-    measured = None if measured is None else replace(measured, left_out=left_out)
-    guarantee = None if guarantee is None else replace(guarantee, left_out=left_out)
+    obstacle, reasons = _obstacle(ranking, cut), _why_rows_have_no_bound(ranking, cut)
+    measured, eps_measured = _measured(ranking, scores, cut, obstacle, norms)
+    guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
+    bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=norms)
     layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
-    if scores is not None and mode == "sound" and new_points is not None:
+    if mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
-    return Statements(guarantee, bound, measured, layers)
+    left_out = listed(cut.others) if cut.others else ""
+    return Statements(replace(guarantee, left_out=left_out), bound, replace(measured, left_out=left_out), layers)
 
 
-def _guarantee_and_bound(
-    ranking: Ranking, cut: Cut, obstacle: str, holdout: Sensitivities | None
-) -> tuple[Guarantee | None, NetworkBound]:
-    """The guarantees for rows and layers, and for the network, with every reason why they do not hold."""
-    if ranking.sensitivities is None:
-        return None, no_bound(ranking.why_no_sensitivities, ranking.options.delta)
-    is_sampled = any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
+def _why_rows_have_no_bound(ranking: Ranking, cut: Cut) -> list[str]:
     reasons = []
-    if is_sampled and ranking.options.draws == "until":
+    if _is_sampled(cut) and ranking.options.draws == "until":
         reasons.append(
             "draws='until' makes the number of draws depend on the draws, but bounds are proved for draws='fixed' only"
         )
@@ -102,28 +100,31 @@ def _guarantee_and_bound(
     if n_unknown:
         rows_have = "row has" if n_unknown == 1 else "rows have"
         reasons.append(f"{n_unknown} {rows_have} a weight that was 0 and no longer is, so there is no bound")
-    conditions = row_guarantee(ranking, cut.dense, factor_of(ranking.method_name), reasons)
-    bound = paper_bound(ranking, cut, is_sampled=is_sampled, obstacle=obstacle, reasons=reasons, holdout=holdout)
-    return conditions, bound
+    return reasons
+
+
+def _is_sampled(cut: Cut) -> bool:
+    return any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
 
 
 def _obstacle(ranking: Ranking, cut: Cut) -> str:
     """Why T12 does not apply to the model; empty if it does."""
     if cut.others:
         return f"{cut.others[0]} changed too, and is not a pruned weight"
-    return chain_obstacle(ranking.model, {weight.name for weight in ranking.weights}, ranking.example)
+    assert ranking.sample is not None
+    weights = {weight.name for weight in ranking.weights}
+    return chain_obstacle(ranking.model, weights, points_at(ranking.sample, slice(N_EXAMPLES)))
 
 
 def _measured(
-    ranking: Ranking, cut: Cut, obstacle: str, holdout: Sensitivities | None
-) -> tuple[Measured | None, list[float | None]]:
+    ranking: Ranking, scores: Sensitivities, cut: Cut, obstacle: str, holdout: Sensitivities | None
+) -> tuple[Measured, Sequence[float | None]]:
     """The measured constant (T19) with its bounds for layers and network, and eps of each layer (T17).
 
     A sampled row is bounded by its actual values (T17), because T6 is proved for T4's C only.
     """
-    scores = ranking.sensitivities
-    measured = None if scores is None else measure_constant(scores, ranking.options.confidence)
-    if scores is None or measured is None or measured.c_constant is None:
+    measured = measure_constant(scores, ranking.options.confidence)
+    if measured.c_constant is None:
         return measured, [None] * len(cut.rows)
     eps: list[float] = []
     for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
@@ -133,14 +134,16 @@ def _measured(
     measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
     share = min(1.0, measured.share + network_coverage(scores, measured.confidence, holdout).share)
     epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
-    reason = f"the paper's formula does not apply: {obstacle}" if obstacle else ""
-    if epsilon is None or math.isinf(epsilon):
-        reason = reason or "a norm is unknown, or epsilon is infinite"
+    reason = ""
+    if obstacle:
+        reason = f"the paper's formula does not apply: {obstacle}"
+    elif epsilon is None or math.isinf(epsilon):
+        reason = "a norm is unknown, or epsilon is infinite"
     elif share > MOST_SHARE:
-        reason = reason or "too few inputs for as many maxima as there are layers"
+        reason = "too few inputs for as many maxima as there are layers"
     if reason:
-        return replace(measured, network_reason=reason), [*eps]
-    return replace(measured, epsilon=epsilon, network_share=share), [*eps]
+        return replace(measured, network_reason=reason), eps
+    return replace(measured, epsilon=epsilon, network_share=share), eps
 
 
 def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
@@ -170,10 +173,11 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
 # --- Rows, layers and the network -------------------------------------------------------------------------------------
 
 
-def row_guarantee(ranking: Ranking, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]) -> Guarantee:
+def row_guarantee(
+    ranking: Ranking, scores: Sensitivities, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]
+) -> Guarantee:
     """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
-    scores, delta, constants = ranking.sensitivities, ranking.options.delta, ranking.options.constants
-    assert scores is not None
+    delta, constants = ranking.options.delta, ranking.options.constants
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
     if scores.reduce == "max":
@@ -248,16 +252,14 @@ def lipschitz_of(cut: Cut) -> list[float]:
 
 def paper_bound(
     ranking: Ranking,
+    scores: Sensitivities,
     cut: Cut,
     *,
-    is_sampled: bool,
     obstacle: str,
     reasons: Sequence[str],
     holdout: Sensitivities | None,
 ) -> NetworkBound:
     """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain)."""
-    scores = ranking.sensitivities
-    assert scores is not None
     eps = [float(row.eps_F.max()) for row in cut.rows]
     epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
     covered = network_coverage(scores, ranking.options.confidence, holdout)
@@ -272,7 +274,8 @@ def paper_bound(
         maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
         causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
     # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
-    conditions = row_guarantee(ranking, cut.dense, PRUNE_FACTOR if is_sampled else NETWORK_FACTOR, causes)
+    factor = PRUNE_FACTOR if _is_sampled(cut) else NETWORK_FACTOR
+    conditions = row_guarantee(ranking, scores, cut.dense, factor, causes)
     if epsilon is None or scores.reduce != "max":
         return no_bound(conditions.reason, ranking.options.delta)
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason

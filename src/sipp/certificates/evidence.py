@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from sipp.certificates.ledger import ACCURACY, record_use
 from sipp.certificates.measures import MeasureFunction
-from sipp.certificates.running import Output, check_model, run_model
+from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import points_at
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import Data, data_of
 from sipp.inputs.outputs import allowed_between, why_dependent
@@ -28,7 +27,6 @@ from sipp.records.pruned_to import NetworkLike, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store
-PADDING_ALLOWED = 1e-3  # relative; attention over fewer positions rounds differently
 
 
 @dataclass
@@ -142,7 +140,7 @@ def measure_outputs(
     n_points = holdout_data(holdout).n_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
-            for batch, f, g in _outputs(dense, pruned, _seen_by(seen, holdout), output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, pruned, holdout, seen, output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
                 advance(batch.n_points)
@@ -170,22 +168,16 @@ def measure_outputs(
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
 
 
-def _seen_by(seen: Survey, holdout: Any) -> Iterator[Batch]:
-    """The batches of the holdout; each is added to `seen` before it is handed out."""
-    for batch in holdout_data(holdout).batches():
-        seen.add(batch)
-        yield batch
-
-
 def _outputs(
     dense: nn.Module,
     pruned: nn.Module,
-    batches: Iterable[Batch],
+    holdout: Any,
+    seen: Survey,
     output: Output,
     drops_padding: bool,
     finest: float | None,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """The outputs of both networks, batch by batch, with 0 at padding.
+    """The outputs of both networks, batch by batch, with 0 at padding; `seen` knows a batch before it is run.
 
     A point's output must not depend on the rest of the batch. This is checked on the first batch, the first with
     several points, the largest and the last.
@@ -201,7 +193,8 @@ def _outputs(
             refuse_dependent("dense", dense, batch, output, f, finest)
             refuse_dependent("pruned", pruned, batch, output, g, finest)
 
-    for batch in batches:
+    for batch in holdout_data(holdout).batches():
+        seen.add(batch)
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(
@@ -230,56 +223,6 @@ def refuse_dependent(
         is_fine = finest is not None and finest < allowed_between(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
         raise ModelError(f"{reason}; the inputs would not be independent{more}", where=f"{role}, {batch.where}")
-
-
-def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
-    """Whether dimension 1 of the output are the positions of `real_BT`; None if this batch cannot tell.
-
-    The points with the most and the least padding are run alone and without it, and must give the same output at their
-    real positions. Otherwise the padding of the output is elsewhere (or there are as many classes as positions), and it
-    is not removed: a claim about the whole output is also true.
-    """
-    real_BT = batch.real_BT
-    if real_BT is None or bool(real_BT.all()) or real_BT.shape[1] < 2:
-        return None
-    if result.dim() < 2 or result.shape[1] != real_BT.shape[1]:
-        return False
-    n_real_B = real_BT.sum(1)
-    n_padded_B = real_BT.shape[1] - n_real_B
-    fewest = int(torch.where(n_padded_B > 0, n_padded_B, real_BT.shape[1]).argmin())
-    return all(_is_kept(model, batch, output, result, i) for i in {int(n_padded_B.argmax()), fewest})
-
-
-def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: int) -> bool:
-    """Whether point i without its padding gives the output that it has at its real positions."""
-    assert batch.real_BT is not None
-    real_T = batch.real_BT[i].cpu()
-
-    def cut(value: Any) -> Any:
-        has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
-        return value[:, real_T.to(value.device)] if has_length else value
-
-    point = points_at(batch, slice(i, i + 1))
-    kwargs = {name: cut(value) for name, value in point.kwargs.items()}
-    args = tuple(cut(value) for value in point.args)
-    try:
-        alone = run_model(model, replace(point, args=args, kwargs=kwargs, real_BT=None), output)
-    except (DataError, ModelError, OptionError):
-        return False
-    there = result[i : i + 1, real_T]
-    if alone.shape != there.shape:
-        return False
-    gap, size = (alone - there).double().norm(), there.double().norm()
-    # Not "gap > ...": NaN must count as a difference
-    return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
-
-
-def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
-    """The output with 0 at padding positions, so that they add nothing to a norm."""
-    if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
-        return result
-    real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
-    return result.masked_fill(~real, 0.0)
 
 
 def point_keys(data: Any, role: str) -> list[bytes]:

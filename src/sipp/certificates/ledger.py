@@ -63,7 +63,7 @@ def record_use(
 
     The line is appended first, then the lines before it are counted: two processes at once cannot both be the first. An
     earlier use counts if it was of exactly the same points, or if the sketches (`sketch_of`) share a point, so that
-    some of these points were used. Lines of older versions have no sketch. `terms` distinguish claims of one kind.
+    some of these points were used. `terms` distinguish claims of one kind.
     """
     is_second = _is_second(evidence, kind, terms)
     if ledger is None:
@@ -99,14 +99,11 @@ def _is_second(evidence: dict[str, Any], kind: str, terms: tuple[Any, ...]) -> b
 
 def n_uses(entries: list[dict[str, Any]], own: dict[str, Any]) -> int:
     """How many of these entries share points with the entry `own`."""
-    mine = set(own.get("sketch", ()))
-    return sum(
-        entry["data_hash"] == own["data_hash"] or not mine.isdisjoint(entry.get("sketch", ())) for entry in entries
-    )
+    mine = set(own["sketch"])
+    return sum(entry["data_hash"] == own["data_hash"] or not mine.isdisjoint(entry["sketch"]) for entry in entries)
 
 
 def _is_entry(value: Any) -> bool:
-    if not isinstance(value, dict) or not is_hash(value.get("data_hash")):
+    if not isinstance(value, dict) or not is_hash(value.get("data_hash")) or not isinstance(value.get("sketch"), list):
         return False
-    sketch = value.get("sketch", [])
-    return isinstance(sketch, list) and all(isinstance(s, str) and re.fullmatch("[0-9a-f]{16}", s) for s in sketch)
+    return all(isinstance(s, str) and re.fullmatch("[0-9a-f]{16}", s) for s in value["sketch"])

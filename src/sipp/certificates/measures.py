@@ -99,15 +99,15 @@ def measure_of(name: Measure) -> MeasureFunction:
 
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
-    """Per sequence (T22): the mean KL(f || f^) of the next token in nats (which=0), or the share of positions at which
-    another token is predicted (which=1)."""
+    """Per sequence (T22), for the next token: the mean KL(f || f^) in nats (which=0), or how often it changes (1)."""
     check_token_logits(f, batch)
     return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
 
 
-def measure_of_classes(labels: Labels) -> MeasureFunction:
-    """The function that counts right, wrong and changed classes (`outcomes_of`)."""
-    return partial(outcomes_of, labels=labels)
+def _classes(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """The class of each dense and pruned output and whether the output is finite, and whether they differ."""
+    dense, pruned = ((out.argmax(dim=-1), out.isfinite().all(dim=-1)) for out in (f, g))
+    return dense, pruned, (dense[0] != pruned[0]) | ~dense[1] | ~pruned[1]
 
 
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
@@ -125,9 +125,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
             fix="select with output=",
             option="output",
         )
-    f_fine, g_fine = f.isfinite().all(dim=1), g.isfinite().all(dim=1)
-    f_class, g_class = f.argmax(dim=1), g.argmax(dim=1)
-    differ = (f_class != g_class) | ~f_fine | ~g_fine
+    (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     if batch.labels is None or labels == "ignore":
         none = torch.zeros_like(differ)
         return torch.stack([none, none, differ, none], dim=1).long()
@@ -145,9 +143,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
 
 def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     """`outcomes_of` for sequences; with labels="use", the label of a position is the next token of the text."""
-    f_fine, g_fine = f.isfinite().all(dim=2), g.isfinite().all(dim=2)
-    f_class, g_class = f.argmax(dim=2), g.argmax(dim=2)
-    differ = (f_class != g_class) | ~f_fine | ~g_fine
+    (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     real_nT = real_positions(batch, f.shape[:2], f.device)
     none = torch.zeros(len(f), dtype=torch.float64, device=f.device)
     if labels != "use":

@@ -1,9 +1,10 @@
-"""Runs a network on a batch and selects the output to compare, or raises if there is none."""
+"""Runs a network on a batch and selects the output to compare, without padding, or raises if there is none."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from sipp.errors import ModelError, OptionError
-from sipp.inputs.batches import fresh, on_device
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import fresh, on_device, points_at
 from sipp.inputs.capture import run_batch
+from sipp.inputs.independence import allowed_between
 from sipp.records.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 
+PADDING_ALLOWED = 1e-3  # relative; attention over fewer positions rounds differently
 BEST_NAMES = ("logits", "last_hidden_state", "out")  # keys of a dict output that an error suggests first
 
 
@@ -102,3 +105,53 @@ def _choices(result: Any) -> str:
         first = next((i for i, value in enumerate(result) if isinstance(value, Tensor)), None)
         return "" if first is None else f" of {len(result)} (for example output={first})"
     return ""
+
+
+def follows_positions(model: nn.Module, batch: Batch, output: Output, result: Tensor) -> bool | None:
+    """Whether dimension 1 of the output are the positions of `real_BT`; None if this batch cannot tell.
+
+    The points with the most and the least padding are run alone and without it, and must give the same output at their
+    real positions. Otherwise the padding of the output is elsewhere (or there are as many classes as positions), and it
+    is not removed: a claim about the whole output is also true.
+    """
+    real_BT = batch.real_BT
+    if real_BT is None or bool(real_BT.all()) or real_BT.shape[1] < 2:
+        return None
+    if result.dim() < 2 or result.shape[1] != real_BT.shape[1]:
+        return False
+    n_real_B = real_BT.sum(1)
+    n_padded_B = real_BT.shape[1] - n_real_B
+    fewest = int(torch.where(n_padded_B > 0, n_padded_B, real_BT.shape[1]).argmin())
+    return all(_is_kept(model, batch, output, result, i) for i in {int(n_padded_B.argmax()), fewest})
+
+
+def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: int) -> bool:
+    """Whether point i without its padding gives the output that it has at its real positions."""
+    assert batch.real_BT is not None
+    real_T = batch.real_BT[i].cpu()
+
+    def cut(value: Any) -> Any:
+        has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
+        return value[:, real_T.to(value.device)] if has_length else value
+
+    point = points_at(batch, slice(i, i + 1))
+    kwargs = {name: cut(value) for name, value in point.kwargs.items()}
+    args = tuple(cut(value) for value in point.args)
+    try:
+        alone = run_model(model, replace(point, args=args, kwargs=kwargs, real_BT=None), output)
+    except (DataError, ModelError, OptionError):
+        return False
+    there = result[i : i + 1, real_T]
+    if alone.shape != there.shape:
+        return False
+    gap, size = (alone - there).double().norm(), there.double().norm()
+    # Not "gap > ...": NaN must count as a difference
+    return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
+
+
+def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
+    """The output with 0 at padding positions, so that they add nothing to a norm."""
+    if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
+        return result
+    real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
+    return result.masked_fill(~real, 0.0)

@@ -18,12 +18,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from sipp.inputs.data import Data
 from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
+from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
-from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Weight, from_rows
+from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
+from sipp.scoring.wanda import wanda
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
 NOISE = 0.05  # errors within this relative difference count as equal
@@ -34,6 +37,28 @@ REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 # scores of all layers to masks, for one budget: compared over the whole network, or within each row
 CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
+
+
+def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, aside: Data | None) -> BlendInputs:
+    """What a blend is chosen from; without held-back points, it is chosen on the scored ones."""
+    by_reduce: dict[Reduce, tuple[Tensor, ...]] = {}
+    if sensitivities is not None:
+        by_reduce["max"] = tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
+        means = [layer.mean_FK.cpu() for layer in sensitivities.layers if layer.mean_FK is not None]
+        if len(means) == len(sensitivities.layers):
+            by_reduce["mean"] = tuple(means)
+    lengths: tuple[Tensor, ...] | None = None
+    if task.scoring.norm_stats != "batch":
+        by_name = wanda(task)
+        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
+        if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
+            lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
+        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
+            lengths = None
+    has_aside = aside is not None and not aside.is_empty
+    chosen = aside if has_aside else task.data
+    assert chosen is not None
+    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, lengths)
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import (
-    best_of_rows,
     even_layers,
     even_rows,
     largest,
     largest_above_floor,
     largest_in_groups,
     largest_in_rows,
-    least_of_layers,
-    order_of,
+    sorted_scores,
 )
-from sipp.allocation.optimal import AllocationProblem, allocate_within, allocation_problem
+from sipp.allocation.optimal import AllocationProblem, allocation_problem
+from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.outputs import output_error
@@ -28,16 +28,15 @@ from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sparse_rows import WHOLE, RowMethod, SparseRows, det_rows, given_rows, sparsify_layers
+from sipp.pruning.sampled_rows import sampled_rows
+from sipp.pruning.spared_rows import with_spared
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
 from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
 from sipp.records.ranking import BlendChoice, BlendInputs, Ranking, Weight, from_rows, to_rows
-from sipp.scoring.methods import MethodInfo, method_of
-
-ROW_METHODS: dict[str, RowMethod] = {"sampled": "rand", "hybrid": "hybrid"}  # how rows that are sampled are made
+from sipp.scoring.methods import CutRule, method_of
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,12 @@ def cut_as_given(
 
     A weight without a mask is kept where it is not 0. Without a `budget`, what is kept counts as asked for.
     """
-    dense, c_constant = prepare_rows(ranking).dense, ranking.options.constants.c_constant
-    rows, all_masks = list[SparseRows](), dict[str, Tensor]()
-    for i, (weight, dense_FK) in enumerate(zip(ranking.weights, dense)):
+    dense, rows, all_masks = _dense_rows(ranking), list[SparseRows](), dict[str, Tensor]()
+    for weight, dense_FK, sensitivity_FK in zip(ranking.weights, dense, _sensitivities(ranking)):
         parameter = given.get_parameter(weight.name).detach()
         all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
-        sensitivity_FK = None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
+        c_constant = ranking.options.constants.c_constant
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
@@ -145,31 +143,37 @@ def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What cuts to several budgets share: the dense weights (F x K, on the CPU), and work that is done once."""
+    """What cuts to several budgets share."""
 
-    dense: list[Tensor]
-    order: Tensor | None  # indices that sort all scores
+    dense: list[Tensor]  # F x K, on the CPU
+    ascending: np.ndarray | None  # all scores, sorted, if all are compared with each other
     problem: AllocationProblem | None  # OptAlloc without its budget, for the methods that sample
 
 
-def prepare_rows(ranking: Ranking, *, n_cuts: int = 1) -> PreparedRows:
-    """Prepares a ranking for `n_cuts` budgets. The rows of a cut do not depend on that number."""
-    dense = [to_rows(w, ranking.model.get_parameter(w.name).detach()).cpu() for w in ranking.weights]
-    cut = method_of(ranking.options.method).cut if ranking.options.method != "given" else "global"
-    is_sampled = cut in ROW_METHODS
-    is_ordered = n_cuts > 1 and cut == "global" and ranking.floor is None and ranking.blend is None
-    order = order_of(ranking.scores) if is_ordered else None
-    return PreparedRows(dense, order, _problem_of(ranking) if n_cuts > 1 and is_sampled else None)
+def prepare_rows(ranking: Ranking, *, many_budgets: bool = False) -> PreparedRows:
+    """Prepares a ranking to be cut; for many budgets, scores are sorted. The result of a cut does not depend on it."""
+    info, ascending, problem = method_of(ranking.options.method), None, None
+    if many_budgets and info.cut == "global" and ranking.floor is None and ranking.blend is None:
+        ascending = sorted_scores(ranking.scores)
+    if info.is_sampled:
+        assert ranking.sensitivities is not None
+        problem = allocation_problem(
+            ranking.scores,
+            n_outputs=ranking.sensitivities.n_outputs,
+            delta=ranking.options.delta,
+            c_constant=ranking.options.constants.c_constant,
+        )
+    return PreparedRows(_dense_rows(ranking), ascending, problem)
 
 
-def _problem_of(ranking: Ranking) -> AllocationProblem:
-    assert ranking.sensitivities is not None
-    return allocation_problem(
-        ranking.scores,
-        n_outputs=ranking.sensitivities.n_outputs,
-        delta=ranking.options.delta,
-        c_constant=ranking.options.constants.c_constant,
-    )
+def _dense_rows(ranking: Ranking) -> list[Tensor]:
+    return [to_rows(weight, ranking.model.get_parameter(weight.name).detach()).cpu() for weight in ranking.weights]
+
+
+def _sensitivities(ranking: Ranking) -> Iterator[Tensor | None]:
+    """F x K per weight, on the CPU, one after the other; None for each if there are none."""
+    for i in range(len(ranking.weights)):
+        yield None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
 
 
 def sparse_rows(
@@ -180,19 +184,21 @@ def sparse_rows(
     Without sampling, the largest scores stay with their values. `advance` is called for each candidate of a blend.
     """
     info, choice = method_of(ranking.options.method), None
-    if info.is_sampled and budget < ranking.n_weights:
-        return _with_spared(ranking, prepared, _sampled_rows(ranking, prepared, info, budget, seed)), None
-    if ranking.blend is not None:
-        masks, choice = _blended(ranking, ranking.blend, prepared, info, budget, advance)
+    if prepared.problem is not None and budget < ranking.n_weights:
+        rows = sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed=seed)
     else:
-        masks = _masks(ranking, prepared, info, ranking.scores, budget)
-    scored = ranking.scores if info.uses_sensitivities and not info.is_sampled and not info.is_blend else None
-    rows = [masked_rows(ranking, i, *layer, scored) for i, layer in enumerate(zip(prepared.dense, masks))]
-    return _with_spared(ranking, prepared, rows), choice
+        if ranking.blend is not None:
+            masks, choice = _blended(ranking, ranking.blend, prepared, budget, advance)
+        else:
+            masks = _masks(ranking, prepared, info.cut, ranking.scores, budget)
+        c_constant = ranking.options.constants.c_constant
+        layers = zip(prepared.dense, masks, _sensitivities(ranking))
+        rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
+    return with_spared(ranking.spared, prepared.dense, rows) if ranking.spared else rows, choice
 
 
 def _masks(
-    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, scores: Sequence[Tensor], budget: int
+    ranking: Ranking, prepared: PreparedRows, among: CutRule, scores: Sequence[Tensor], budget: int
 ) -> list[Tensor]:
     """The weights to keep: the largest scores of the network, of each layer or of each row, above the floor.
 
@@ -201,20 +207,20 @@ def _masks(
     if ranking.pattern is not None:
         return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
     shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
-    if info.cut == "row":
+    if among == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
-    if info.cut == "layer":
+    if among == "layer":
         layers = zip(scores, prepared.dense, even_layers(shapes, budget, least=least))
         if ranking.floor is not None:
             return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
         return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
     if ranking.floor is not None:
         return largest_above_floor(scores, prepared.dense, budget, share=ranking.floor)
-    return largest(scores, budget, order=prepared.order)
+    return largest(scores, budget, ascending=prepared.ascending)
 
 
 def _blended(
-    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, info: MethodInfo, budget: int, advance: Advance
+    ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
@@ -225,105 +231,9 @@ def _blended(
         if ranking.is_thinned:
             pairs = zip(ranking.scores, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
-        return _masks(ranking, prepared, replace(info, cut="row") if by_rows else info, scores, budget)
+        return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
     return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
-
-
-def _sampled_rows(
-    ranking: Ranking, prepared: PreparedRows, info: MethodInfo, budget: int, seed: int
-) -> list[SparseRows]:
-    assert ranking.sensitivities is not None
-    generator = torch.Generator().manual_seed(seed)
-    problem, least, layer_least = prepared.problem or _problem_of(ranking), 0, [0] * len(prepared.dense)
-    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
-    if ranking.floor is not None:
-        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
-        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, prepared.dense)]
-        if (
-            sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum()) <= budget
-        ):  # else they come last
-            undrawable = best
-    n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
-    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
-    rows = sparsify_layers(
-        prepared.dense,
-        ranking.scores,
-        allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
-        method=ROW_METHODS[info.cut],
-        draws=ranking.options.draws,
-        n_outputs=ranking.sensitivities.n_outputs,
-        delta=ranking.options.delta,
-        c_constant=ranking.options.constants.c_constant,
-        generator=generator,
-    )
-    layers = zip(rows, undrawable, prepared.dense)
-    return [_with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
-
-
-def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
-    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
-    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
-    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
-
-
-def _with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
-    """The rows with these weights restored to their dense values."""
-    values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
-    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
-
-
-def _with_spared(ranking: Ranking, prepared: PreparedRows, rows: list[SparseRows]) -> list[SparseRows]:
-    """The rows with spared ones restored; these do not count towards the budget."""
-    if not ranking.spared:
-        return rows
-    with_spared = []
-    for cut_rows, spared_F, dense_FK in zip(rows, ranking.spared, prepared.dense):
-        whole = _with_restored(cut_rows, spared_F[:, None].expand_as(dense_FK), dense_FK)
-        with_spared.append(
-            replace(
-                whole,
-                eps_F=whole.eps_F.masked_fill(spared_F, 0.0),
-                strategy_F=whole.strategy_F.masked_fill(spared_F, WHOLE),
-                n_draws_F=whole.n_draws_F.masked_fill(spared_F, 0.0),
-            )
-        )
-    return with_spared
-
-
-def spared_by_name(ranking: Ranking, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """{parameter name: bool tensor, True = spared}, only for parameters with spared weights."""
-    spared = {}
-    for weight, spared_F in zip(ranking.weights, ranking.spared):
-        if bool(spared_F.any()):
-            mask = masks[weight.name]
-            spared_FK = spared_F[:, None].expand(weight.n_rows, weight.fan_in)
-            spared[weight.name] = from_rows(weight, spared_FK, mask).to(mask.device)
-    return spared
-
-
-def restore_spared(
-    model: nn.Module, dense: nn.Module, masks: Mapping[str, Tensor], spared: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Restores the dense values of spared weights in the model; returns the masks with these weights added."""
-    with torch.no_grad():
-        for name, spared_mask in spared.items():
-            parameter = model.get_parameter(name)
-            parameter.copy_(torch.where(spared_mask, dense.get_parameter(name), parameter))
-    return {name: mask | spared[name] if name in spared else mask for name, mask in masks.items()}
-
-
-def masked_rows(
-    ranking: Ranking, i: int, weight_FK: Tensor, mask_FK: Tensor, scored: Sequence[Tensor] | None
-) -> SparseRows:
-    """Layer i under a mask with its values unchanged, and the bound of T5 or T17 if there are sensitivities."""
-    c_constant = ranking.options.constants.c_constant
-    if scored is not None:
-        return det_rows(weight_FK, scored[i], mask_FK, c_constant=c_constant)
-    if ranking.sensitivities is None:
-        values_FK = torch.where(mask_FK, weight_FK, 0.0)
-        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
-    return det_rows(weight_FK, ranking.sensitivities.layers[i].sensitivity_FK.cpu(), mask_FK, c_constant=c_constant)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

@@ -124,11 +124,11 @@ def hold(
         if entry.param.grad is not None:
             entry.param.grad = _masked_grad(entry.param.grad, mask)
     for root in _roots(model):
-        _add_hook(root._forward_pre_hooks, root.register_forward_pre_hook, _before_root_forward)
+        _add_hook(root._forward_pre_hooks, root.register_forward_pre_hook, _apply_all_masks)
     for new in optimizers:
         watched = model.__dict__.setdefault(STATE, _State()).step_hooks
         if new not in watched:
-            watched[new] = new.register_step_post_hook(functools.partial(_after_step, model))
+            watched[new] = new.register_step_post_hook(functools.partial(_apply_all_masks, model))
     for watched_optimizer in model.__dict__.get(STATE, _State()).step_hooks:
         _clear_optimizer_state(watched_optimizer, checked)
     _apply_all_masks(model)
@@ -157,8 +157,8 @@ def release(model: nn.Module) -> None:
     merge_adapters(model)
     fold_torch_masks(model)
     for module in model.modules():
-        _drop_hooks(module._forward_pre_hooks, (_before_root_forward, _before_owner_forward))
-        _drop_hooks(module._state_dict_pre_hooks, (_before_state_dict,))
+        _drop_hooks(module._forward_pre_hooks)
+        _drop_hooks(module._state_dict_pre_hooks)
         state = module.__dict__.get(STATE, _State())
         for local in state.names:
             if _is_intact(module, local):
@@ -338,8 +338,8 @@ def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
     if local not in state.names:
         state.names = (*state.names, local)
     module.register_buffer(local + MASK_SUFFIX, mask.clone(), persistent=False)
-    _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _before_owner_forward)
-    _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _before_state_dict)
+    _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _apply_own_masks)
+    _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _apply_own_masks)
 
 
 def _is_intact(module: nn.Module, local: str) -> bool:
@@ -366,12 +366,17 @@ def _apply_mask(module: nn.Module, local: str) -> None:
         _watch_gradient(module, local, param)
 
 
-def _apply_own_masks(module: nn.Module) -> None:
+def _apply_own_masks(module: nn.Module, *_: Any) -> None:
+    """Applies the masks held at one module: a hook before its forward and its state_dict."""
     for local in _names(module):
         _apply_mask(module, local)
 
 
-def _apply_all_masks(root: nn.Module) -> None:
+def _apply_all_masks(root: nn.Module, *_: Any) -> None:
+    """Applies all masks in a model: a hook before its forward and after an optimizer's step.
+
+    Attention reads out_proj.weight without calling out_proj, so hooks on the owners of weights are not enough.
+    """
     for module in root.modules():
         _apply_own_masks(module)
 
@@ -405,22 +410,9 @@ def _add_hook(hooks: Mapping[int, Any], register: Any, hook: Any) -> None:
         register(hook)
 
 
-def _drop_hooks(hooks: dict[int, Any], ours: tuple[Any, ...]) -> None:
-    for key in [key for key, hook in hooks.items() if hook in ours]:
+def _drop_hooks(hooks: dict[int, Any]) -> None:
+    for key in [key for key, hook in hooks.items() if hook in (_apply_all_masks, _apply_own_masks)]:
         del hooks[key]
-
-
-def _before_owner_forward(module: nn.Module, args: Any) -> None:
-    _apply_own_masks(module)
-
-
-def _before_root_forward(root: nn.Module, args: Any) -> None:
-    # Attention reads out_proj.weight without calling out_proj, so hooks on owners are not enough.
-    _apply_all_masks(root)
-
-
-def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    _apply_own_masks(module)
 
 
 def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
@@ -429,7 +421,3 @@ def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> T
         return None
     _refuse_sparse(grad, local)
     return _masked_grad(grad, _mask_at(module, local))
-
-
-def _after_step(model: nn.Module, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _apply_all_masks(model)

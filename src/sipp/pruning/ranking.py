@@ -6,9 +6,8 @@ A ranking does not depend on the budget: one ranking can be cut to any number of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +18,17 @@ from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
-from sipp.pruning.rare_experts import rows_of_rare_experts
+from sipp.pruning.blending import blend_inputs
+from sipp.pruning.spared_rows import rows_of_rare_experts
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
-from sipp.records.numerics import SCORE_DTYPE
-from sipp.records.options import PruneOptions, Reduce, pattern_of
+from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.theory_points import resolve_points
-from sipp.scoring.wanda import wanda
 
-N_EXAMPLES = 4  # points on which a graph must repeat the model
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
@@ -66,16 +63,27 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
-    sensitivities, first_batch = None, None
+    sensitivities, sample = None, list[Batch]()
     if not why_not and task.data is not None:
         with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-            with_means = info.is_blend and not only_starts
-            sensitivities, first_batch = _measured(task, options.reduce or info.reduce, statements, with_means, advance)
+
+            def on_batch(batch: Batch) -> None:
+                advance(batch.n_points)
+                if not sample:
+                    sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
+
+            sensitivities = measure_sensitivities(
+                task,
+                reduce=options.reduce or info.reduce,
+                on_batch=on_batch,
+                splits=statements,
+                with_means=info.is_blend and not only_starts,
+            )
         repaired_on = data if options.repair or info.fitting else None
         sensitivities = _with_selection_points(sensitivities, frozenset(method_keys), aside, repaired_on)
     blend = None
     if info.is_blend and (sensitivities is not None or only_starts):
-        blend = _blend(task, None if only_starts else sensitivities, aside)
+        blend = blend_inputs(task, None if only_starts else sensitivities, aside)
     return Ranking(
         model=task.model,
         weights=task.weights,
@@ -83,8 +91,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         sensitivities=sensitivities,
         options=options,
         why_no_sensitivities=why_not,
-        example=None if first_batch is None else _first_inputs(first_batch),
-        sample=None if first_batch is None else points_at(first_batch, slice(N_SAMPLE)),
+        sample=sample[0] if sample else None,
         floor=least_share(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
@@ -151,28 +158,6 @@ def _with_selection_points(
     return replace(sensitivities, selection_keys=keys)
 
 
-def _blend(task: ScoringTask, sensitivities: Sensitivities | None, aside: Data | None) -> BlendInputs:
-    """The inputs of a blend's choice; without held-back points, it is chosen on the scored ones."""
-    by_reduce: dict[Reduce, tuple[Tensor, ...]] = {}
-    if sensitivities is not None:
-        by_reduce["max"] = tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
-        means = [layer.mean_FK.cpu() for layer in sensitivities.layers if layer.mean_FK is not None]
-        if len(means) == len(sensitivities.layers):
-            by_reduce["mean"] = tuple(means)
-    lengths: tuple[Tensor, ...] | None = None
-    if task.scoring.norm_stats != "batch":
-        by_name = wanda(task)
-        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
-        if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
-            lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
-        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
-            lengths = None
-    has_aside = aside is not None and not aside.is_empty
-    chosen = aside if has_aside else task.data
-    assert chosen is not None
-    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, lengths)
-
-
 def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
     """Whether a blend only gives the first mask of a search (T21) in a large network of linear layers.
 
@@ -193,29 +178,6 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     if info.needs_data and not data.can_be_read_again:
         return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
-
-
-def _measured(
-    task: ScoringTask, reduce: Reduce, splits: bool, with_means: bool, advance: Callable[[int], None]
-) -> tuple[Sensitivities, Batch]:
-    """The sensitivities of a model, and the first batch of points."""
-    examples: list[Batch] = []
-
-    def on_batch(batch: Batch) -> None:
-        advance(batch.n_points)
-        if not examples:
-            examples.append(fresh(batch))
-
-    sensitivities = measure_sensitivities(task, reduce=reduce, on_batch=on_batch, splits=splits, with_means=with_means)
-    return sensitivities, examples[0]
-
-
-def _first_inputs(batch: Batch) -> Any:
-    """The inputs of the first few points of a batch; all of an input that is no tensor."""
-    inputs: Any = batch.kwargs or batch.args
-    values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    few = [value[:N_EXAMPLES] if isinstance(value, Tensor) else value for value in values]
-    return dict(zip(inputs, few)) if isinstance(inputs, dict) else few
 
 
 def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:

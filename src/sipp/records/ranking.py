@@ -180,8 +180,7 @@ class Ranking:
     sensitivities: Sensitivities | None  # None if no sensitivities were computed: then nothing is guaranteed
     options: PruneOptions  # method "given": weights that the caller chose
     why_no_sensitivities: str = ""  # why there are no sensitivities; empty if there are
-    example: Any = None  # inputs of a few points; None without sensitivities
-    sample: Batch | None = None  # points on which the output of a cut is measured; None without sensitivities
+    sample: Batch | None = None  # a few points to run networks on; None without sensitivities
     is_thinned: bool = False  # a score of 0 marks a weight that was pruned earlier and stays pruned
     floor: float | None = None  # under rows and layers; None: they may lose all weights
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all

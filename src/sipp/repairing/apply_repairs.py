@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from sipp.pruning.cutting import restore_spared, spared_by_name
+from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import Ranking

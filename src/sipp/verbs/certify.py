@@ -14,6 +14,7 @@ positions that an `attention_mask` or a `*padding_mask` of a dict batch calls pa
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from sipp.certificates.claims import accuracy_claim, output_claim
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
-from sipp.certificates.measures import Labels, measure_of, measure_of_classes
+from sipp.certificates.measures import Labels, measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.records.checking import check_choice, check_flag, check_number, check_share
@@ -125,7 +126,7 @@ def certify_accuracy(
         dense,
         pruned,
         holdout,
-        measure_of_classes(labels),
+        partial(outcomes_of, labels=labels),
         output,
         calibration,
         ledger=ledger,

@@ -26,8 +26,9 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning.cutting import budget_for, cut, restore_spared, spared_by_name
+from sipp.pruning.cutting import budget_for, cut
 from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
 from sipp.records.numerics import exact_matmul

@@ -26,16 +26,14 @@ from sipp.certificates.claims import Tolerance, tolerance_of
 from sipp.certificates.evidence import (
     Survey,
     changed_data_error,
-    follows_positions,
     holdout_data,
     measure_outputs,
     read_again,
     refuse_dependent,
     survey,
-    without_padding,
 )
 from sipp.certificates.ledger import WALK, ledger_lines, record_use
-from sipp.certificates.running import Output, check_model, run_model
+from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of
@@ -175,7 +173,7 @@ def prune_to_with(
             task.model, grid, 0, (), f"refused: needs n >= {tolerance.n_needed}, the holdout has {points.words}"
         )
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, len(grid), tolerance, options, _split(ranking, options, calibration))
+    walker = _Walker(ranking, output, tolerance, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
     calibration_id = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
@@ -266,7 +264,6 @@ class _Walker:
         self,
         ranking: Ranking,
         output: Output,
-        n_levels: int,
         tolerance: Tolerance,
         options: PruneOptions,
         split: DataSplit | None,
@@ -275,7 +272,7 @@ class _Walker:
         self.split = split  # None: levels are not repaired
         self.repair_options = repair_options(options, fits_all=False)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
-        self.prepared = prepare_rows(ranking, n_cuts=n_levels)
+        self.prepared = prepare_rows(ranking, many_budgets=True)
         self.sparse = copy_of(ranking.model)
         self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
         self.has_positions: bool | None = None if tolerance.drops_padding else False

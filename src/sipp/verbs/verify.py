@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from sipp.certificates.claims import accuracy_claim
 from sipp.certificates.evidence import CALLABLE, measure_outputs
 from sipp.certificates.ledger import WALK, ledger_lines, n_uses
-from sipp.certificates.measures import measure_of, measure_of_classes
+from sipp.certificates.measures import measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.records.binomial import certified_epsilon, n_violations
@@ -22,11 +23,8 @@ from sipp.records.pruned_to import NetworkLike
 from sipp.records.shrunk import Shrunk
 from sipp.records.verification import Verification
 
-HISTORY = (
-    "calibration_checked",
-    "ledger_kept",
-    "prior_uses",
-)  # fields of a certificate that a new measurement cannot repeat
+# Fields of a certificate that a new measurement cannot repeat.
+HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")
 VERIFY_TOLERANCE = 1e-5  # of ratios: float32 networks on two machines differ by rounding
 
 
@@ -105,10 +103,9 @@ def _measured_again(
         outputs = measure_outputs(dense, pruned, holdout, measure_of(cert.measure), output, calibration)
         return asdict(outputs.evidence), _compare_ratios(cert, outputs.measured, tolerance)
     labels: Literal["use", "ignore"] = "use" if cert.mode == "labels" else "ignore"
-    classes = measure_of_classes(labels)
-    outputs = measure_outputs(dense, pruned, holdout, classes, output, calibration, drops_padding=False)
-    again = accuracy_claim(outputs, confidence=cert.confidence, labels=labels)
-    return asdict(again), []
+    measure = partial(outcomes_of, labels=labels)
+    outputs = measure_outputs(dense, pruned, holdout, measure, output, calibration, drops_padding=False)
+    return asdict(accuracy_claim(outputs, confidence=cert.confidence, labels=labels)), []
 
 
 def _contradictions(cert: AnyCertificate) -> list[str]:
@@ -153,9 +150,8 @@ def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple
     difference = f"prior_uses: the certificate says {cert.prior_uses}, the ledger has {counts} before this claim"
     if cert.prior_uses not in before:
         return [difference], []
-    return [], [difference] if len(
-        before
-    ) > 1 else []  # the claim was made twice: the ledger cannot say which line is this one
+    is_repeated = len(before) > 1  # then the ledger cannot say which line is this one
+    return [], [difference] if is_repeated else []
 
 
 def _compare_ratios(cert: Certificate, ratios: Tensor, tolerance: float) -> list[str]:

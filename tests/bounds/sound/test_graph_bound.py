@@ -8,23 +8,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles.true_error import true_errors
+from oracles.true_error import covers, true_errors
 from torch import Tensor, nn
 
 import sipp
 from sipp.bounds.sound import error_growth
-from sipp.bounds.sound.graph_bound import GraphBound, sound_bound
+from sipp.bounds.sound.graph_bound import sound_bound
 
 N_SEEDS = 40  # times seven architectures: 280 networks, each on four inputs
-# The true error is itself measured in float64; the bound speaks of exact arithmetic.
-MEASURED = 1e-12
-
-
-def _covers(dense: nn.Module, pruned: nn.Module, x: Tensor, bound: GraphBound) -> bool:
-    """Whether the bound is at least the true error for every sample."""
-    assert bound.reason == ""
-    true_B, size_B = true_errors(dense, pruned, x)
-    return bool((bound.absolute_B + MEASURED * size_B >= true_B).all())
 
 
 # Random networks.
@@ -169,14 +160,14 @@ def test_the_bound_covers_the_true_error_of_random_networks(architecture: str) -
     uncovered = [
         seed
         for seed, net in enumerate(nets)
-        if not _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
+        if not covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
     ]
     assert uncovered == []
 
 
 def test_the_same_check_catches_what_a_layer_adds_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     net = _random_net("mlp", 0)
-    assert _covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
+    assert covers(net.dense, net.pruned, net.x, sound_bound(net.dense, net.pruned, net.x))
     monkeypatch.setattr(error_growth, "norm_B", lambda value, n: torch.zeros(n, dtype=torch.float64))
     assert "moves further than what the operations show" in sound_bound(net.dense, net.pruned, net.x).reason
 

@@ -112,7 +112,7 @@ def remove(cache: Path, *names: str) -> None:
 
 
 # Loops that call others which are cached too: compiled again, they meet these as they come from the cache.
-CALLERS = ("curves._trace", "rows.draws_of_row", "sparse_rows._choose_row_strategies")
+CALLERS = ("curves._trace", "rows.draws_of_row", "sampled_rows._choose_row_strategies")
 
 
 def caches(cache: Path) -> dict[str, object]:

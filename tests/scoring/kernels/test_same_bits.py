@@ -12,7 +12,7 @@ import torch
 from fresh_process import run_script
 from scoring.kernels.many_ways import scores
 
-from sipp.allocation import curves, rows
+from sipp.allocation import curves, rows, sparse_rows
 from sipp.native.processor import HAS_FUSED
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -64,7 +64,7 @@ def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
     found = []
     for n_threads in (1, 2, 3):
         threads(n_threads)  # type: ignore[operator]
-        found.append(float(rows.row_totals(row)))
+        found.append(float(sparse_rows.row_totals(row)))
     assert found[0] == found[1] == found[2] == pytest.approx(float(row.sum()), rel=1e-13)
     lanes = np.zeros(rows.N_SUMS)
     for j, value in enumerate(row[0].tolist()):

@@ -26,11 +26,12 @@ from sipp.bounds.operations import (
     Operation,
     device_in,
     float64_copy,
+    hidden_in,
     in_precision,
+    one_tensor,
     run_watched,
-    single,
 )
-from sipp.bounds.same_architecture import check_same_architecture, hidden_in
+from sipp.bounds.same_architecture import check_same_architecture
 from sipp.bounds.sound.error_growth import MOVEMENTS, Call, Constant, Value, effect, norm_B
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.errors import DataError, ModelError
@@ -94,12 +95,7 @@ def sound_bound(dense: nn.Module, pruned: NetworkLike, inputs: Inputs) -> GraphB
         >>> bool((error <= bound.absolute_B).all())
         True
     """
-    given = network_of(pruned)
-    for side, model in (("dense", dense), ("pruned", given)):
-        if not isinstance(model, nn.Module):
-            raise ModelError(
-                f"the {side} network is a {type(model).__name__}, not an nn.Module", fix="give an instance"
-            )
+    dense, given = network_of(dense), network_of(pruned)
     batch = as_batch((inputs, None), 0, "inputs")
     refuse_non_finite(batch)
     if batch.n_points == 0:
@@ -152,7 +148,7 @@ def _followed(dense: nn.Module, pruned: nn.Module, batch: Batch, follower: _Foll
     if output not in follower.errors or output.dim() == 0 or output.shape[0] != batch.n_points:
         raise NoBound("the model does not return one tensor with a row per sample that depends on the input")
     with scoring_mode(second, "running"):
-        other = single(run_batch(second, in_precision(batch, device_in(second), torch.float64)))
+        other = one_tensor(run_batch(second, in_precision(batch, device_in(second), torch.float64)))
     return output, follower.errors[output], other.to(output) - output
 
 

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.operations import device_in, in_precision, single
+from sipp.bounds.operations import device_in, in_precision, one_tensor
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, bound_of_batch
 from sipp.bounds.sound.operator_norms import ROUND_UP
@@ -24,6 +24,7 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
+from sipp.records.network_hash import tensors_hash
 from sipp.records.numerics import device_of
 from sipp.records.pruned import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.records.ranking import Sensitivities
@@ -43,7 +44,7 @@ def sound_network_bound(
         return no_bound("BatchNorm on batch statistics has no bound for a single input", None, mode="sound")
     if scores.dependence:
         return no_bound(scores.dependence, None, mode="sound")
-    worst, keys, same = 0.0, set[bytes](), _same_tensors(dense, pruned)
+    worst, keys, same = 0.0, set[bytes](), tensors_hash(dense) == tensors_hash(pruned)
     data = data_of(points, device=device_of(dense), role="holdout")
     if data.is_empty:
         return no_bound("too few inputs to hold one back: pass more, or a holdout", None, mode="sound")
@@ -99,15 +100,4 @@ def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor:
     """The one tensor that a network returns for a batch; inputs are cast to `dtype` (None: left as they are)."""
     with scoring_mode(model, "running"):
-        return single(run_batch(model, in_precision(batch, device_in(model), dtype)))
-
-
-def _same_tensors(dense: nn.Module, pruned: nn.Module) -> bool:
-    """Whether two networks hold the same values in the same dtypes, so that they round alike."""
-    ours, theirs = dense.state_dict(), pruned.state_dict()
-    return ours.keys() == theirs.keys() and all(
-        isinstance(value, Tensor)
-        and value.dtype == theirs[name].dtype
-        and torch.equal(value, theirs[name].to(value.device))
-        for name, value in ours.items()
-    )
+        return one_tensor(run_batch(model, in_precision(batch, device_in(model), dtype)))

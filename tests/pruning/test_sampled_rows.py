@@ -9,10 +9,11 @@ from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows
 from sipp.errors import DataError
 from sipp.pruning import sampling
+from sipp.pruning.sampled_rows import Draws, sparsify_layers
 from sipp.pruning.sampling import draw_fixed
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE, Draws, SparseRows, sparsify_layers
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 
@@ -227,7 +228,7 @@ def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatc
     kept = [torch.full((9 + i,), 12) for i in range(4)]
     for limit in (10**6, 100, 1):
         monkeypatch.setattr(sampling, "_BATCH", limit)
-        options = {"method": "rand", "draws": draws, "generator": torch.Generator().manual_seed(0)}
+        options = {"is_hybrid": False, "draws": draws, "generator": torch.Generator().manual_seed(0)}
         weights, sensitivities = zip(*layers)
         results = sparsify_layers(weights, sensitivities, kept, **options, **BOUND)
         for (weight, sensitivity), m, result in zip(layers, kept, results):

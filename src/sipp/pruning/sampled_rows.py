@@ -1,23 +1,22 @@
-"""Computes the sparse rows of a layer, each with its strategy and its error bound (T5, T6, T8, T9, T17)."""
+"""Sparsifies rows by sampling, or by whichever of sampling and sorting has the smaller bound (T6, T8, T9)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.allocation.largest_scores import best_of_rows, least_of_layers
+from sipp.allocation.optimal import AllocationProblem, allocate_within
 from sipp.allocation.rows import (
     MAX_DRAWS,
     add_up,
     as_array,
     compiled_rows,
     draws_of_row,
-    eps_given,
     eps_rand,
     fill_rates,
     kept_after,
@@ -25,54 +24,57 @@ from sipp.allocation.rows import (
     row_part,
     sampling_constant,
     smallest_of,
-    tail_sum,
     total_of,
 )
+from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows, with_restored
 from sipp.errors import DataError
 from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.records.options import Draws
-
-RowMethod = Literal["rand", "hybrid"]  # of rows that are sampled
-
-DET = 0  # the most sensitive weights, unchanged (T5)
-RAND = 1  # a re-weighted sample (T6, T8)
-WHOLE = 2  # nothing of positive sensitivity was lost
-STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
+from sipp.records.ranking import Ranking
+from sipp.scoring.methods import method_of
 
 EMPTY_ROW_EPS = 1.0  # a row without weights outputs 0 in every quadrant, and |0 - z| = z
 _DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below
 
 
-@dataclass(frozen=True)
-class SparseRows:
-    """The rows of one weight after pruning."""
+def sampled_rows(
+    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, *, seed: int
+) -> list[SparseRows]:
+    """The rows of all layers at this budget: each has its share (T10), and is sampled or, if hybrid, perhaps sorted.
 
-    values_FK: Tensor
-    mask_FK: Tensor
-    strategy_F: Tensor  # int8: DET, RAND or WHOLE
-    n_draws_F: Tensor  # float64, draws made; 0 where nothing was drawn
-    eps_F: Tensor  # float64, the bound of T5, T6 or T9
-
-
-def given_rows(
-    weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
-) -> SparseRows:
-    """Rows with given values, however they were found, with the bound of T17.
-
-    Without sensitivities the bound is 0 for a row that did not change, and infinite otherwise.
+    With a floor, a row that cannot be drawn from keeps its best weight.
     """
-    if sensitivity_FK is None:
-        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
-    else:
-        eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
-    return SparseRows(
-        values_FK=values_FK,
-        mask_FK=mask_FK,
-        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
-        n_draws_F=torch.zeros_like(eps_F),
-        eps_F=eps_F,
+    assert ranking.sensitivities is not None
+    generator = torch.Generator().manual_seed(seed)
+    least, layer_least = 0, [0] * len(dense)
+    undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
+    if ranking.floor is not None:
+        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
+        n_rows = sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum())
+        undrawable = best if n_rows <= budget else undrawable  # rows that can be drawn from come first
+    n_undrawable = [int(mask_FK.sum()) for mask_FK in undrawable]
+    layer_least = [max(0, limit - n) for limit, n in zip(layer_least, n_undrawable)]
+    rows = sparsify_layers(
+        dense,
+        ranking.scores,
+        allocate_within(problem, budget - sum(n_undrawable), generator=generator, least=least, layer_least=layer_least),
+        is_hybrid=method_of(ranking.options.method).cut == "hybrid",
+        draws=ranking.options.draws,
+        n_outputs=ranking.sensitivities.n_outputs,
+        delta=ranking.options.delta,
+        c_constant=ranking.options.constants.c_constant,
+        generator=generator,
     )
+    layers = zip(rows, undrawable, dense)
+    return [with_restored(*layer) if n else layer[0] for n, layer in zip(n_undrawable, layers)]
+
+
+def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
+    can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
+    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
 def sparsify_layers(
@@ -80,7 +82,7 @@ def sparsify_layers(
     sensitivities: Sequence[Tensor],
     kept: Sequence[Tensor],
     *,
-    method: RowMethod,
+    is_hybrid: bool,
     draws: Draws,
     n_outputs: int,
     delta: float,
@@ -89,18 +91,17 @@ def sparsify_layers(
 ) -> list[SparseRows]:
     """Sparsifies every row to its number of kept weights: the most sensitive ones unchanged, or a re-weighted sample.
 
-    method: "rand" (T6), or "hybrid" (T9, the smaller bound for each row). draws: "until" the row has m distinct
-    weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6 holds exactly,
-    and the expected number of distinct weights is at most m (T8). Weights that are zero or have no sensitivity are
-    never drawn. A row that may keep every weight that can be drawn is kept whole. All layers go through each step
+    All rows are sampled (T6), or, `is_hybrid`, those where that has the smaller bound (T9). draws: "until" the row has
+    m distinct weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6 holds
+    exactly, and the expected number of distinct weights is at most m (T8). Weights that are zero or have no sensitivity
+    are never drawn. A row that may keep every weight that can be drawn is kept whole. All layers go through each step
     together, which is faster for small ones. `kept` must have been allocated from the same sensitivities.
     """
     weights = [weight_FK.detach() for weight_FK in weights]
     layers = [_Layer(*map(as_array, (_wide(w), s, m.to(torch.int64)))) for w, s, m in zip(weights, sensitivities, kept)]
     one = torch.ones((), dtype=BOUND_DTYPE, device="cpu")
     scale = float(sampling_constant(one, n_outputs=n_outputs, delta=delta, c_constant=c_constant))
-    options = {"is_hybrid": method == "hybrid", "is_whole": draws == "fixed"}
-    _choose_strategies(layers, **options, c_constant=c_constant, scale=scale)
+    _choose_strategies(layers, is_hybrid=is_hybrid, is_whole=draws == "fixed", c_constant=c_constant, scale=scale)
     _sample(layers, draws, generator)
     results = []
     for weight_FK, layer in zip(weights, layers):
@@ -244,18 +245,6 @@ def _keep_largest(scratch: np.ndarray, scratch_bits: np.ndarray, m: int, mask_K:
     for j in range(bits.shape[0]):
         keys[j] = 0 if mask_K[j] else bits[j]
     return total_of(scratch[1])  # the tail is added up itself, not as a difference of sums
-
-
-def det_rows(weight_FK: Tensor, sensitivity_FK: Tensor, mask_FK: Tensor, *, c_constant: float) -> SparseRows:
-    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
-    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
-    return SparseRows(
-        values_FK=torch.where(mask_FK, weight_FK, 0.0),
-        mask_FK=mask_FK,
-        strategy_F=torch.where(eps_F == 0, WHOLE, DET).to(torch.int8),
-        n_draws_F=torch.zeros_like(eps_F),
-        eps_F=eps_F,
-    )
 
 
 @compiled_rows
