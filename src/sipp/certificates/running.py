@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import fresh, on_device, points_at
 from sipp.inputs.capture import run_batch
-from sipp.inputs.independence import allowed_between
+from sipp.inputs.outputs import allowed_between
 from sipp.records.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
