@@ -149,18 +149,22 @@ class Operations(TorchDispatchMode):
 
 
 def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rounds of a small layer take a GPU as long as it takes to ask for their operations."""
+    """The rounds of a small layer take a GPU as long as it takes to ask for their operations.
+
+    To choose the largest is five of them, with one a row, and is done in every round: a round that goes by the last
+    threshold is shorter, but keeps too many or too few weights, and the networks it finds are less accurate.
+    """
     random = np.random.default_rng(0)
     x_PK, w_FK = random.normal(size=(200, 10)), random.normal(size=(7, 10))
     start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 20, None, np.full(7, True)))
     rule = MaskRule(20, None, torch.ones(7, dtype=torch.bool), all_live=True)
     counts = []
-    for n_rounds in (1, 2, 3):  # the first and the third choose the largest, the third looks
+    for n_rounds in (1, 2):
         monkeypatch.setattr(layer_search, "MOST_ROUNDS", n_rounds)
         with Operations() as operations:
             search([system(x_PK, x_PK @ w_FK.T, w_FK)], start_FK, rule)
         counts.append(operations.n)
-    assert counts[1] - counts[0] <= 7
+    assert counts[1] - counts[0] <= 11
 
 
 def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,23 +184,6 @@ def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(mask, split.masks[name]) for name, mask in whole.masks.items())
     for one, other in zip(whole.layers, split.layers):
         assert other.error == pytest.approx(one.error, rel=1e-4)
-
-
-@pytest.mark.parametrize("method", ["joint", "alps"])
-def test_a_peer_keeps_the_budget_in_every_round(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
-    """It is defined so; the search for mask and weights goes by the last threshold in between."""
-    torch.manual_seed(0)
-    n_above = 0
-    above = MaskRule.above
-
-    def counted(rule: MaskRule, *sizes: Tensor) -> Tensor:
-        nonlocal n_above
-        n_above += 1
-        return above(rule, *sizes)
-
-    monkeypatch.setattr(MaskRule, "above", counted)
-    found(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 5)), alike(200, 12), method=method)
-    assert (n_above > 0) == (method == "joint")
 
 
 def check_layer(
@@ -368,7 +355,7 @@ def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.Mon
 
     def worst(rows: Any, mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
-        return rule.largest(-dense_FK.abs())[0], 1
+        return rule.largest(-dense_FK.abs()), 1
 
     monkeypatch.setattr(layer_fit, "search", worst)
     masks, bad = found(net, points, keep=0.3)
@@ -618,7 +605,7 @@ def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
     x = [f64(fitted(points)), f64(made.model[:2](fitted(points)))]  # type: ignore[index]
     for i, inputs in zip((0, 2), x):
         name, w_FK = f"{i}.weight", f64(net[i].weight)
-        mask_FK, _ = oracle.search(inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False, always_exact=True)
+        mask_FK, _ = oracle.search(inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False)
         v_FK, _ = oracle.refit(inputs, inputs @ w_FK.T, w_FK, mask_FK, 0.01, False)
         assert np.array_equal(made.masks[name].numpy(), mask_FK)
         assert np.allclose(f64(made.model.get_parameter(name)), v_FK, rtol=1e-6, atol=1e-8)

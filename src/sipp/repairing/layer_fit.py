@@ -222,14 +222,7 @@ def _searched(
     lives_F = start_FK.any(1) if task.keeps_rows else None
     n_kept, n_may, n_live = torch.stack([start_FK.sum(), may_FK.sum(), start_FK.any(1).sum()]).tolist()
     may_all, all_live = n_may == may_FK.numel(), n_live == len(start_FK)
-    rule = MaskRule(
-        n_kept,
-        None if may_all else may_FK,
-        lives_F,
-        task.pattern,
-        all_live=all_live,
-        is_always_exact=task.method in PEERS,
-    )
+    rule = MaskRule(n_kept, None if may_all else may_FK, lives_F, task.pattern, all_live=all_live)
     if task.method == "sparsegpt":
         found_FK, values_FK = sparsegpt(systems, rule)
         whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)

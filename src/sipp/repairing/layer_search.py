@@ -4,8 +4,6 @@ Each row wants the sparse v that minimises  v A v - 2 v.r,  where A = X'X and r 
 target t. A is scaled to a unit diagonal. With the scaled dual u, one round of ADMM is
     v = (A + rho)^-1 (r + rho (kept - u));   kept = the largest entries of v + u;   u = v + u - kept.
 rho grows as the support settles. The values are found afterwards, by exact least squares on the support.
-To find the largest entries takes longer than the rest of a round. Most rounds keep the entries above the last threshold
-instead, so their number is exact only every few rounds, and at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from sipp.repairing.solving import cholesky_or_nan, scaled_system
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights, because the sums come from a sample
 FIRST_RHO = 0.3
-ROUNDS_PER_CHECK = 3  # then the mask is exact, and rho grows, depending on how much has changed
+ROUNDS_PER_CHECK = 3  # then rho grows, depending on how much of the mask has changed
 MOST_ROUNDS = 167 * ROUNDS_PER_CHECK
 # (share, factor): rho grows by the factor of the first share of the budget that the change exceeds; fast if nothing
 # changes, because rho is too small then
@@ -60,18 +58,13 @@ class MaskRule:
     lives_F: Tensor | None  # rows that must keep a weight; None: any row may die
     pattern: Pattern | None = None  # instead of n_kept
     all_live: bool = False  # lives_F holds for every row
-    is_always_exact: bool = False  # every round keeps exactly n_kept
 
-    def largest(self, size_FK: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The mask of the largest allowed sizes, and the smallest of them; `size_FK` is overwritten.
-
-        None instead of the smallest if rounds must not go by it: a pattern, a peer that is defined otherwise, or so few
-        weights that rows which must live take them all.
-        """
+    def largest(self, size_FK: Tensor) -> Tensor:
+        """The mask of the largest allowed sizes; `size_FK` is overwritten."""
         if self.may_FK is not None:
             size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
-            return _largest_in_groups(size_FK, self.pattern), None
+            return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
             if self.all_live:
@@ -79,15 +72,9 @@ class MaskRule:
             else:
                 lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
                 size_FK.scatter_(1, best_F1, lifted_F1)
-        found = size_FK.reshape(-1).topk(self.n_kept, sorted=False)
+        kept_N = size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices
         mask_N = torch.zeros(size_FK.numel(), dtype=torch.bool, device=size_FK.device)
-        can_reuse = not self.is_always_exact and self.n_kept > len(size_FK)
-        return mask_N.index_fill_(0, found.indices, True).view_as(size_FK), found.values.min() if can_reuse else None
-
-    def above(self, size_FK: Tensor, threshold: Tensor) -> Tensor:
-        """The mask of the allowed sizes that reach the threshold."""
-        mask_FK = size_FK >= threshold
-        return mask_FK if self.may_FK is None else mask_FK.logical_and_(self.may_FK)
+        return mask_N.index_fill_(0, kept_N, True).view_as(size_FK)
 
 
 def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
@@ -114,19 +101,14 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
     dual_FK = torch.zeros_like(center_FK)
     del rows
     rho, n_rounds, first_FK, before_FK = FIRST_RHO, 0, mask_FK, mask_FK
-    threshold: Tensor | None = None
     solvers = [system.solver(rho) for system in systems]
     while n_rounds < MOST_ROUNDS:
         proposal_FK, last_dual_FK = _proposal(systems, solvers, center_FK, dual_FK, rho), dual_FK
         n_rounds += 1
-        is_checked = n_rounds % ROUNDS_PER_CHECK == 0
-        if is_checked or threshold is None:
-            mask_FK, threshold = rule.largest(proposal_FK.abs())
-        else:
-            mask_FK = rule.above(proposal_FK.abs(), threshold)
+        mask_FK = rule.largest(proposal_FK.abs())
         kept_FK = proposal_FK * mask_FK
         dual_FK = proposal_FK.sub_(kept_FK)
-        if is_checked:
+        if n_rounds % ROUNDS_PER_CHECK == 0:
             changed = int((mask_FK > before_FK).sum())
             if changed == 0:  # v - kept is the change of the dual
                 gap, size = torch.stack([(dual_FK - last_dual_FK).norm(), kept_FK.norm()]).tolist()
