@@ -81,6 +81,6 @@ def search(
             if changed == 0 and np.linalg.norm(free_FK - kept_FK) <= SETTLED * np.linalg.norm(kept_FK):
                 return mask_FK, n_rounds
             share = changed / n_kept
-            rho *= 1.3 if share > 0.1 else 1.2 if share > 0.005 else 1.1 if share > 0 else 1.3
+            rho *= 1.15 if share > 0.1 else 1.1 if share > 0.005 else 1.05 if share > 0 else 1.15
             before_FK = mask_FK
     return mask_FK, MOST_ROUNDS

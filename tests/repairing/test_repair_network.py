@@ -75,10 +75,12 @@ def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastS
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3", "rows"])
-@pytest.mark.parametrize("solver", ["inverse", "factor", "newton"])
-def test_the_search_is_the_definition(kind: str, seed: int, solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_search._System, "takes_newton", solver == "newton")  # as on a GPU
-    fan_in = 24 if solver == "factor" else 10  # several times as many as rows: by a factor
+@pytest.mark.parametrize("takes_newton", [False, True])  # on a CPU, and on a GPU
+def test_the_search_is_the_definition(
+    kind: str, seed: int, takes_newton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_search._System, "takes_newton", takes_newton)
+    fan_in = 10
     random = np.random.default_rng(seed)
     x_PK = random.normal(size=(200, fan_in)) @ random.normal(size=(fan_in, fan_in))
     w_FK = random.normal(size=(7, fan_in)) * np.logspace(-0.7, 0.3, 7)[:, None]
@@ -108,9 +110,9 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
     assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
 
 
-@pytest.mark.parametrize("n_rows", [2, 5])  # by a factor, and by an inverse
-def test_the_first_mask_stays_where_a_system_has_no_factor(n_rows: int) -> None:
+def test_the_first_mask_stays_where_a_system_has_no_factor() -> None:
     """As rounding may leave the covariances of features that hardly vary."""
+    n_rows = 5
     xx_GKK = 3.0 - 2.0 * torch.eye(8, dtype=torch.float64)[None]
     rows_GRK = torch.arange(8.0 * n_rows, dtype=torch.float64).view(1, n_rows, 8)
     start_FK = torch.arange(8).expand(n_rows, 8) < 3
@@ -353,7 +355,7 @@ def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.Mon
     for layer in made.layers:
         assert layer.error is not None and layer.error_first_mask is not None and layer.error <= layer.error_first_mask
 
-    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
+    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, *, is_trial: bool) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
         return rule.largest(-dense_FK.abs()), 1
 
@@ -382,18 +384,19 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     for one, other in zip(quick.model.state_dict().values(), slow.model.state_dict().values()):
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-13)  # rows of both masks are solved together: rounding
     monkeypatch.undo()
-    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
+    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, rule, is_trial: (mask_FK, 1))
     _, same = found(net, points)
     assert all(one.mask_origin == "first" for one in same.layers)
 
 
-def test_error_feedback_and_budgets_are_chosen_on_validation_points() -> None:
+def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
+    monkeypatch.setattr(layer_search, "TRIAL_POWER", 1)  # so that a trial is a fit
     choices: dict[str, Any] = {"error_feedbacks": (0.0, 1.0), "budgets": ("given", "even")}
     _, chosen = found(net, points, keep=0.3, **choices)
     tried = {(one.error_feedback, one.budgets): one.error for one in chosen.trials}
     assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].error_feedback, "even")]
-    best = min(chosen.trials, key=lambda one: one.error or 0.0)
+    best = next(one for one in chosen.trials if one.error <= (1 + choosing.NOISE) * min(tried.values()))
     assert (chosen.record.error_feedback, chosen.record.budgets) == (best.error_feedback, best.budgets)
     assert best.n_layers == 4
     for a, keep in ((0.0, 0.3), (1.0, 0.4)):  # so few points are all used in trials

@@ -26,7 +26,8 @@ ROUNDS_PER_CHECK = 3  # then rho grows, depending on how much of the mask has ch
 MOST_ROUNDS = 167 * ROUNDS_PER_CHECK
 # (share, factor): rho grows by the factor of the first share of the budget that the change exceeds; fast if nothing
 # changes, because rho is too small then
-GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
+GROWTHS = ((0.1, 1.15), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.15))
+TRIAL_POWER = 4  # of the growth in a trial: fewer rounds, and masks that are good enough to compare networks
 SETTLED = 0.1  # if the support is unchanged and v is this close to what is kept, relatively, the search ends
 # On a GPU a Cholesky factor is many small kernels. Up to this width, Newton's iteration finds the inverse at a larger
 # rho from the previous one, with a few products and to this error.
@@ -87,12 +88,14 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
     return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
 
 
-def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
+def search(
+    blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, *, is_trial: bool = False
+) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
     The masks hold the rows of all blocks, one block below the other. Rounds are in float32, because only the support
     is used and no value. On a GPU a round costs as much as its kernel launches, so there are few of them. The first
-    mask is returned, after 0 rounds, if rounding makes a system indefinite.
+    mask is returned, after 0 rounds, if rounding makes a system indefinite. In a trial rho grows faster.
     """
     if rule.n_kept == 0:
         return torch.zeros_like(mask_FK), 0
@@ -101,9 +104,9 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
     dual_FK = torch.zeros_like(center_FK)
     del rows
     rho, n_rounds, first_FK, before_FK = FIRST_RHO, 0, mask_FK, mask_FK
-    solvers = [system.solver(rho) for system in systems]
+    inverses = [system.inverse(rho) for system in systems]
     while n_rounds < MOST_ROUNDS:
-        proposal_FK, last_dual_FK = _proposal(systems, solvers, center_FK, dual_FK, rho), dual_FK
+        proposal_FK, last_dual_FK = _proposal(systems, inverses, center_FK, dual_FK, rho), dual_FK
         n_rounds += 1
         mask_FK = rule.largest(proposal_FK.abs())
         kept_FK = proposal_FK * mask_FK
@@ -117,42 +120,27 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
                 if math.isnan(gap):
                     return first_FK, 0
             growth = next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
+            growth = growth**TRIAL_POWER if is_trial else growth
             rho, before_FK = rho * growth, mask_FK
             dual_FK.div_(growth)
-            starts = [solver.inverse_GKK if system.takes_newton else None for system, solver in zip(systems, solvers)]
-            solvers.clear()  # freed before the next ones are made: those of wide layers are large
-            solvers += [system.solver(rho, growth, start) for system, start in zip(systems, starts)]
+            starts = [inverse if system.takes_newton else None for system, inverse in zip(systems, inverses)]
+            inverses.clear()  # freed before the next ones are made: those of wide layers are large
+            inverses += [system.inverse(rho, growth, start) for system, start in zip(systems, starts)]
         center_FK = kept_FK.sub_(dual_FK)
     return mask_FK, n_rounds
 
 
 def _proposal(
-    systems: Sequence[_System], solvers: Sequence[_Solver], center_FK: Tensor, dual_FK: Tensor, rho: float
+    systems: Sequence[_System], inverses: Sequence[Tensor], center_FK: Tensor, dual_FK: Tensor, rho: float
 ) -> Tensor:
     """v + dual with the v of  (A + rho) v = r + rho center, one block of rows below the other."""
-    sizes = [system.wanted_GRK.shape[:2].numel() for system in systems]
     found, start = list[Tensor](), 0
-    for system, solver, n_rows in zip(systems, solvers, sizes):
-        rows, shape = slice(start, start + n_rows), system.wanted_GRK.shape
+    for system, inverse_GKK in zip(systems, inverses):
+        shape = system.wanted_GRK.shape
+        rows = slice(start, start := start + shape[:2].numel())
         right_GRK = torch.add(system.wanted_GRK, center_FK[rows].view(shape), alpha=rho)
-        found.append(solver.solved(right_GRK, dual_FK[rows].view(shape)).view(n_rows, -1))
-        start += n_rows
+        found.append(torch.baddbmm(dual_FK[rows].view(shape), right_GRK, inverse_GKK).flatten(0, 1))
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-@dataclass(frozen=True)
-class _Solver:
-    """Solves the system at one rho: by its inverse, or by its Cholesky factor if there are few rows."""
-
-    inverse_GKK: Tensor | None
-    factor_GKK: Tensor | None
-
-    def solved(self, right_GRK: Tensor, added_GRK: Tensor) -> Tensor:
-        """The solutions for these right-hand sides, plus `added_GRK`."""
-        if self.inverse_GKK is not None:
-            return torch.baddbmm(added_GRK, right_GRK, self.inverse_GKK)
-        assert self.factor_GKK is not None
-        return added_GRK + torch.cholesky_solve(right_GRK.mT, self.factor_GKK).mT
 
 
 @dataclass(frozen=True)
@@ -167,21 +155,15 @@ class _System:
         """Whether the inverse at the next rho is computed from the current one."""
         return self.unit_GKK.is_cuda and self.unit_GKK.shape[-1] <= NEWTON_WIDTH
 
-    def solver(self, rho: float, growth: float = 1.0, start_GKK: Tensor | None = None) -> _Solver:
-        """The solver at this rho, which is never small, so the system is positive definite.
+    def inverse(self, rho: float, growth: float = 1.0, start_GKK: Tensor | None = None) -> Tensor:
+        """The inverse at this rho, which is never small, so the system is positive definite; NaN if it is not.
 
-        With an inverse, a round is one product, which pays if there are many rows. A GPU always uses the inverse,
-        because solving with a factor is sequential. `start_GKK` is the inverse at rho / growth.
+        `start_GKK` is the inverse at rho / growth.
         """
         self.unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + rho)  # in place: a wide copy is large
         if start_GKK is not None:
-            return _Solver(_newton_inverse(self.unit_GKK, start_GKK, growth), None)
-        factor_GKK = cholesky_or_nan(self.unit_GKK)
-        n_rows, fan_in = self.wanted_GRK.shape[1:]
-        # an inverse costs as much as solving for fan_in rows: it pays if it is used for more than that until rho grows
-        if fan_in >= ROUNDS_PER_CHECK * n_rows and not factor_GKK.is_cuda:
-            return _Solver(None, factor_GKK)
-        return _Solver(torch.cholesky_inverse(factor_GKK), None)
+            return _newton_inverse(self.unit_GKK, start_GKK, growth)
+        return torch.cholesky_inverse(cholesky_or_nan(self.unit_GKK))
 
 
 def _newton_inverse(system_GKK: Tensor, start_GKK: Tensor, growth: float) -> Tensor:
