@@ -106,11 +106,11 @@ def fit_layer(
     problem = _Problem(model, weight, place, before_FK, blocks)
     fits, ridge, n_rounds = _fits(task, problem, mask_FK, decided)
     if validates:
-        fits.append(_unfitted(problem, mask_FK))
+        fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
     if validates and task.method not in PEERS:
         best = min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     else:
-        best = fits[0] if _are_finite(fits[0]) else _unfitted(problem, mask_FK)
+        best = fits[-1] if _are_finite(fits[-1]) else _unfitted(problem, mask_FK)
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
@@ -301,9 +301,7 @@ def _solved(blocks: Sequence[_Block], masks: Sequence[Tensor], before_FK: Tensor
         mask_GRK = torch.cat([mask_FK[block.rows].view(shape) for mask_FK in masks], 1)
         parts.append([part.flatten(0, 1) for part in _refitted(rows, mask_GRK, ridge).split(shape[1], 1)])
     found = [torch.cat(each) for each in zip(*parts)]
-    return [
-        _with_rows(torch.where(mask_FK, before_FK, 0.0), blocks, new_FK) for mask_FK, new_FK in zip(masks, found)
-    ]
+    return [_with_rows(torch.where(mask_FK, before_FK, 0.0), blocks, new_FK) for mask_FK, new_FK in zip(masks, found)]
 
 
 def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:

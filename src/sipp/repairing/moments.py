@@ -77,7 +77,8 @@ class Moments:
         shapes = (g, k, k), (g, r, k), (g, k), (g, r), (g, r), (g, r)
         sizes = [math.prod(shape) for shape in shapes]
         parts = torch.zeros(sum(sizes), dtype=BOUND_DTYPE, device=device).split(sizes)  # one launch for all of them
-        return Moments(*(part.view(shape) for part, shape in zip(parts, shapes)), 0.0)
+        xx, dx, x, d, dd, yy = (part.view(shape) for part, shape in zip(parts, shapes))
+        return Moments(xx, dx, x, d, dd, yy, 0.0)
 
     def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
         """Adds the sums that do not depend on the rows, of n patches from which `mean_GK1` was subtracted, if given."""

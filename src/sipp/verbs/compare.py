@@ -42,8 +42,8 @@ from sipp.records.options import (
     check_repair,
 )
 from sipp.records.ranking import Ranking
-from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.theory_points import resolve_points
