@@ -22,11 +22,13 @@ from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
 from sipp.records.pruned import Repaired
+from sipp.records.ranking import Weight
 from sipp.repairing import choosing, gathering, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import LeastSquares, MaskRule, search
+from sipp.repairing.moments import Moments
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
@@ -167,6 +169,34 @@ def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch
             search([system(x_PK, x_PK @ w_FK.T, w_FK)], start_FK, rule)
         counts.append(operations.n)
     assert counts[1] - counts[0] <= 11
+
+
+def test_a_trial_takes_fewer_rounds_for_as_many_weights() -> None:
+    random = np.random.default_rng(0)
+    x_PK, w_FK = random.normal(size=(200, 30)) @ random.normal(size=(30, 30)), random.normal(size=(20, 30))
+    start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 150, None, np.full(20, False)))
+    rows, rule = [system(x_PK, x_PK @ w_FK.T, w_FK)], MaskRule(150, None, None)
+    (mask_FK, n_rounds), (tried_FK, n_tried) = (search(rows, start_FK, rule, is_trial=one) for one in (False, True))
+    assert int(mask_FK.sum()) == int(tried_FK.sum()) == 150 and 0 < n_tried < n_rounds
+
+
+def test_rows_without_patches_keep_their_mask_and_weights() -> None:
+    torch.manual_seed(0)
+    x_GKP = torch.randn(1, 4, 50, dtype=torch.float64)
+    weight = Weight("weight", (), "Linear", 6, 4, rows_last=False)
+    layer = nn.Linear(4, 6, bias=False).double()
+    before, mask = layer.weight.detach().clone(), torch.rand(6, 4) < 0.5
+    sums = gathering.WeightMoments()
+    for part in (sums.fit, sums.validation):
+        part[2, 3, 1] = Moments.zeros(1, 3, 4, x_GKP.device)  # rows 2 to 4
+        part[2, 3, 1].add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
+        part[2, 3, 1].n = 50.0
+    task = layer_fit.LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
+    found, _ = layer_fit.fit_layer(task, layer, weight, mask, sums, layer_fit.NOWHERE, None)
+    others = [0, 1, 5]
+    assert torch.equal(found[others], mask[others]) and int(found.sum()) == int(mask.sum())
+    assert torch.equal(layer.weight[others], before[others] * mask[others])
+    assert not torch.equal(layer.weight[2:5], before[2:5] * mask[2:5])
 
 
 def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
