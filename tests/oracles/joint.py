@@ -56,12 +56,12 @@ def search(
     centred: bool,
     pattern: tuple[int, int] | None = None,
     lives_F: Mask | None = None,
-    always_exact: bool = False,
+    growths: tuple[float, float, float] = (1.15, 1.1, 1.05),
 ) -> tuple[Mask, int]:
     """The mask that alternating directions end with, and the number of rounds.
 
-    The first round and every third keep exactly as many as the mask has; the others what is as large as the smallest
-    that was kept last by its size, unless there is a pattern or not more than one a row.
+    rho grows by the first of `growths` if more than a tenth of the mask changed or nothing, by the second if more than
+    0.005 of it did, otherwise by the last.
     """
     if centred:
         x_PK, t_PF = x_PK - x_PK.mean(0), t_PF - t_PF.mean(0)
@@ -78,14 +78,7 @@ def search(
     for n_rounds in range(1, MOST_ROUNDS + 1):
         free_FK = np.linalg.solve(system + rho * np.eye(fan_in), (wanted_FK + rho * kept_FK - push_FK).T).T
         wish_FK = free_FK + push_FK / rho
-        if n_rounds == 1 or n_rounds % ROUNDS_A_LOOK == 0 or always_exact or pattern or n_kept <= len(w_FK):
-            mask_FK = largest(np.abs(wish_FK), n_kept, pattern, lives_F)
-            saved_F = np.where(mask_FK, np.abs(wish_FK), -1.0).argmax(1)  # kept whatever its size
-            by_size_FK = mask_FK.copy()
-            by_size_FK[np.flatnonzero(lives_F), saved_F[lives_F]] = False
-            threshold = np.abs(wish_FK)[by_size_FK].min(initial=np.inf)
-        else:
-            mask_FK = np.abs(wish_FK) >= threshold
+        mask_FK = largest(np.abs(wish_FK), n_kept, pattern, lives_F)
         kept_FK = np.where(mask_FK, wish_FK, 0.0)
         push_FK = push_FK + rho * (free_FK - kept_FK)
         if n_rounds % ROUNDS_A_LOOK == 0:
@@ -93,6 +86,6 @@ def search(
             if changed == 0 and np.linalg.norm(free_FK - kept_FK) <= SETTLED * np.linalg.norm(kept_FK):
                 return mask_FK, n_rounds
             share = changed / n_kept
-            rho *= 1.3 if share > 0.1 else 1.2 if share > 0.005 else 1.1 if share > 0 else 1.3
+            rho *= growths[0 if share > 0.1 or share == 0 else 1 if share > 0.005 else 2]
             before_FK = mask_FK
     return mask_FK, MOST_ROUNDS

@@ -22,11 +22,13 @@ from sipp.inputs.data import data_of
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
 from sipp.records.pruned import Repaired
+from sipp.records.ranking import Weight
 from sipp.repairing import choosing, gathering, layer_fit, layer_search, network_fit
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
-from sipp.repairing.layer_search import LeastSquares, MaskRule, search
+from sipp.repairing.layer_search import GROWTHS, TRIAL_GROWTHS, LeastSquares, MaskRule, search
+from sipp.repairing.moments import Moments
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
@@ -75,10 +77,12 @@ def system(x_PK: oracle.Array, t_PF: oracle.Array, w_FK: oracle.Array) -> LeastS
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3", "rows"])
-@pytest.mark.parametrize("solver", ["inverse", "factor", "newton"])
-def test_the_search_is_the_definition(kind: str, seed: int, solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_search._System, "takes_newton", solver == "newton")  # as on a GPU
-    fan_in = 24 if solver == "factor" else 10  # several times as many as rows: by a factor
+@pytest.mark.parametrize("takes_newton", [False, True])  # on a CPU, and on a GPU
+def test_the_search_is_the_definition(
+    kind: str, seed: int, takes_newton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_search._System, "takes_newton", takes_newton)
+    fan_in = 10
     random = np.random.default_rng(seed)
     x_PK = random.normal(size=(200, fan_in)) @ random.normal(size=(fan_in, fan_in))
     w_FK = random.normal(size=(7, fan_in)) * np.logspace(-0.7, 0.3, 7)[:, None]
@@ -108,9 +112,9 @@ def test_the_search_finds_what_magnitude_cannot_see() -> None:
     assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
 
 
-@pytest.mark.parametrize("n_rows", [2, 5])  # by a factor, and by an inverse
-def test_the_first_mask_stays_where_a_system_has_no_factor(n_rows: int) -> None:
+def test_the_first_mask_stays_where_a_system_has_no_factor() -> None:
     """As rounding may leave the covariances of features that hardly vary."""
+    n_rows = 5
     xx_GKK = 3.0 - 2.0 * torch.eye(8, dtype=torch.float64)[None]
     rows_GRK = torch.arange(8.0 * n_rows, dtype=torch.float64).view(1, n_rows, 8)
     start_FK = torch.arange(8).expand(n_rows, 8) < 3
@@ -149,18 +153,52 @@ class Operations(TorchDispatchMode):
 
 
 def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rounds of a small layer take a GPU as long as it takes to ask for their operations."""
+    """The rounds of a small layer take a GPU as long as it takes to ask for their operations.
+
+    To choose the largest is five of them, with one a row, and is done in every round: a round that goes by the last
+    threshold is shorter, but keeps too many or too few weights, and the networks it finds are less accurate.
+    """
     random = np.random.default_rng(0)
     x_PK, w_FK = random.normal(size=(200, 10)), random.normal(size=(7, 10))
     start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 20, None, np.full(7, True)))
     rule = MaskRule(20, None, torch.ones(7, dtype=torch.bool), all_live=True)
     counts = []
-    for n_rounds in (1, 2, 3):  # the first and the third choose the largest, the third looks
+    for n_rounds in (1, 2):
         monkeypatch.setattr(layer_search, "MOST_ROUNDS", n_rounds)
         with Operations() as operations:
             search([system(x_PK, x_PK @ w_FK.T, w_FK)], start_FK, rule)
         counts.append(operations.n)
-    assert counts[1] - counts[0] <= 7
+    assert counts[1] - counts[0] <= 11
+
+
+def test_a_trial_takes_fewer_rounds_for_as_many_weights() -> None:
+    random = np.random.default_rng(0)
+    x_PK, w_FK = random.normal(size=(200, 30)) @ random.normal(size=(30, 30)), random.normal(size=(20, 30))
+    start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 150, None, np.full(20, False)))
+    rows, rule = [system(x_PK, x_PK @ w_FK.T, w_FK)], MaskRule(150, None, None)
+    (mask_FK, n_rounds), (tried_FK, n_tried) = (
+        search(rows, start_FK, rule, growths) for growths in (GROWTHS, TRIAL_GROWTHS)
+    )
+    assert int(mask_FK.sum()) == int(tried_FK.sum()) == 150 and 0 < n_tried < n_rounds
+
+
+def test_rows_without_patches_keep_their_mask_and_weights() -> None:
+    torch.manual_seed(0)
+    x_GKP = torch.randn(1, 4, 50, dtype=torch.float64)
+    weight = Weight("weight", (), "Linear", 6, 4, rows_last=False)
+    layer = nn.Linear(4, 6, bias=False).double()
+    before, mask = layer.weight.detach().clone(), torch.rand(6, 4) < 0.5
+    sums = gathering.WeightMoments()
+    for part in (sums.fit, sums.validation):
+        part[2, 3, 1] = Moments.zeros(1, 3, 4, x_GKP.device)  # rows 2 to 4
+        part[2, 3, 1].add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
+        part[2, 3, 1].n = 50.0
+    task = layer_fit.LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
+    found, _ = layer_fit.fit_layer(task, layer, weight, mask, sums, layer_fit.NOWHERE, None)
+    others = [0, 1, 5]
+    assert torch.equal(found[others], mask[others]) and int(found.sum()) == int(mask.sum())
+    assert torch.equal(layer.weight[others], before[others] * mask[others])
+    assert not torch.equal(layer.weight[2:5], before[2:5] * mask[2:5])
 
 
 def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,23 +218,6 @@ def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(mask, split.masks[name]) for name, mask in whole.masks.items())
     for one, other in zip(whole.layers, split.layers):
         assert other.error == pytest.approx(one.error, rel=1e-4)
-
-
-@pytest.mark.parametrize("method", ["joint", "alps"])
-def test_a_peer_keeps_the_budget_in_every_round(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
-    """It is defined so; the search for mask and weights goes by the last threshold in between."""
-    torch.manual_seed(0)
-    n_above = 0
-    above = MaskRule.above
-
-    def counted(rule: MaskRule, *sizes: Tensor) -> Tensor:
-        nonlocal n_above
-        n_above += 1
-        return above(rule, *sizes)
-
-    monkeypatch.setattr(MaskRule, "above", counted)
-    found(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 5)), alike(200, 12), method=method)
-    assert (n_above > 0) == (method == "joint")
 
 
 def check_layer(
@@ -366,9 +387,9 @@ def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.Mon
     for layer in made.layers:
         assert layer.error is not None and layer.error_first_mask is not None and layer.error <= layer.error_first_mask
 
-    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
+    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, growths: Any) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
-        return rule.largest(-dense_FK.abs())[0], 1
+        return rule.largest(-dense_FK.abs()), 1
 
     monkeypatch.setattr(layer_fit, "search", worst)
     masks, bad = found(net, points, keep=0.3)
@@ -395,18 +416,19 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     for one, other in zip(quick.model.state_dict().values(), slow.model.state_dict().values()):
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-13)  # rows of both masks are solved together: rounding
     monkeypatch.undo()
-    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, *more: (mask_FK, 1))
+    monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, rule, growths: (mask_FK, 1))
     _, same = found(net, points)
     assert all(one.mask_origin == "first" for one in same.layers)
 
 
-def test_error_feedback_and_budgets_are_chosen_on_validation_points() -> None:
+def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
+    monkeypatch.setattr(layer_fit, "TRIAL_GROWTHS", GROWTHS)  # so that a trial is a fit
     choices: dict[str, Any] = {"error_feedbacks": (0.0, 1.0), "budgets": ("given", "even")}
     _, chosen = found(net, points, keep=0.3, **choices)
     tried = {(one.error_feedback, one.budgets): one.error for one in chosen.trials}
     assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].error_feedback, "even")]
-    best = min(chosen.trials, key=lambda one: one.error or 0.0)
+    best = next(one for one in chosen.trials if one.error <= (1 + choosing.NOISE) * min(tried.values()))
     assert (chosen.record.error_feedback, chosen.record.budgets) == (best.error_feedback, best.budgets)
     assert best.n_layers == 4
     for a, keep in ((0.0, 0.3), (1.0, 0.4)):  # so few points are all used in trials
@@ -618,7 +640,8 @@ def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
     x = [f64(fitted(points)), f64(made.model[:2](fitted(points)))]  # type: ignore[index]
     for i, inputs in zip((0, 2), x):
         name, w_FK = f"{i}.weight", f64(net[i].weight)
-        mask_FK, _ = oracle.search(inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False, always_exact=True)
+        given = (inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False)
+        mask_FK, _ = oracle.search(*given, growths=(1.3, 1.2, 1.1))  # the schedule of its paper
         v_FK, _ = oracle.refit(inputs, inputs @ w_FK.T, w_FK, mask_FK, 0.01, False)
         assert np.array_equal(made.masks[name].numpy(), mask_FK)
         assert np.allclose(f64(made.model.get_parameter(name)), v_FK, rtol=1e-6, atol=1e-8)

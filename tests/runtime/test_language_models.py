@@ -18,7 +18,7 @@ from sipp.inputs.restore import turn_off_caches
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.spared_rows import FEWEST_TOKENS
 from sipp.records.options import pattern_of
-from sipp.repairing import apply_repairs
+from sipp.repairing import repair_network
 from sipp.runtime.exporting import export
 from sipp.scoring.wanda import wanda
 
@@ -166,13 +166,13 @@ def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> N
 def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison hands the cut network over; but for the masks it is the dense one, spared rows and all."""
     model, data = routed(20)
-    repair, given = apply_repairs.repair_network, list[object]()
+    repair, given = repair_network.repair_network, list[object]()
 
     def noted(*args: Any) -> Any:
         given.append(args[4])
         return repair(*args)
 
-    monkeypatch.setattr(apply_repairs, "repair_network", noted)
+    monkeypatch.setattr(repair_network, "repair_network", noted)
     sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)
     assert given == [None]
 

@@ -16,7 +16,6 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
-from sipp.repairing import apply_repairs as applying
 from sipp.repairing import choosing, network_fit, repair_network
 from sipp.repairing.data_split import held_out_error, split_data
 
@@ -197,8 +196,10 @@ def test_unknown_repairs_are_refused(repair: object) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-    own = applying.repair_network
-    monkeypatch.setattr(applying, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1])
+    own = repair_network.repair_network
+    monkeypatch.setattr(
+        repair_network, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1]
+    )
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
     sipp.prune(net(), points(), keep=0.5, method="wt", **options)
     sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options)

@@ -20,7 +20,15 @@ from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import FittedLayer, MaskOrigin
 from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
-from sipp.repairing.layer_search import DAMPING, LeastSquares, MaskRule, search
+from sipp.repairing.layer_search import (
+    ALPS_GROWTHS,
+    DAMPING,
+    GROWTHS,
+    TRIAL_GROWTHS,
+    LeastSquares,
+    MaskRule,
+    search,
+)
 from sipp.repairing.moments import Moments
 from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
@@ -56,6 +64,17 @@ class _Block:
 
 
 @dataclass(frozen=True)
+class _Problem:
+    """The weight that is fitted, as it is in the model, and its sums."""
+
+    model: nn.Module
+    weight: Weight
+    place: Place  # of its intercepts
+    before_FK: Tensor
+    blocks: list[_Block]
+
+
+@dataclass(frozen=True)
 class _Fit:
     """A mask with its values, rounded to the model's dtype, and its error on the validation points."""
 
@@ -87,37 +106,26 @@ def fit_layer(
         layer = leave_unfitted(model, weight, first_mask, obstacle)
         return first_mask, layer if decided is None else with_errors_of(layer, decided)
     place = NOWHERE if task.method in PEERS else place
-    mask_FK, before_FK = to_rows(weight, first_mask), _rows_of(model, weight)
+    before_FK, mask_FK = (to_rows(weight, one) for one in (model.get_parameter(weight.name).detach(), first_mask))
+    before_FK = before_FK.to(BOUND_DTYPE)
     blocks = [
         _block(task, sums, key, before_FK, has_intercept=place.kind != "none", validates=validates) for key in keys
     ]
-    origins = _origins(task, decided)
-    searched_FK, values_FK, n_rounds = mask_FK, None, 0
-    if "searched" in origins:
-        searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
-    ridge = None if values_FK is not None else _ridge(task, blocks, searched_FK, decided)
-    if ridge is not None and len(origins) > 1 and weight.n_rows > 2 * N_CLEAR_ROWS and not mask_FK.is_cuda:
-        at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_CLEAR_ROWS) for some_FK in (mask_FK, searched_FK))
-        origins = ("searched",) if at_last < CLEAR * at_first < math.inf else origins
-    unfitted_FK = torch.where(mask_FK, before_FK, 0.0)
-    no_shift_F = torch.zeros_like(before_FK[:, 0])
-    error = _error(blocks, unfitted_FK - before_FK, no_shift_F)
-    fits: dict[MaskOrigin, _Fit] = {}
-    unfitted = from_rows(weight, unfitted_FK.to(model.get_parameter(weight.name).dtype), first_mask)
-    del unfitted_FK
-    fits["unfitted"] = _Fit("unfitted", mask_FK, unfitted, no_shift_F, error)
-    taken = [searched_FK if origin == "searched" else mask_FK for origin in origins]
-    solved = [values_FK] if ridge is None else _solved(blocks, taken, before_FK, ridge)
-    for origin, taken_FK, new_FK in zip(origins, taken, solved):
-        assert new_FK is not None
-        fits[origin] = _rounded(model, weight, blocks, taken_FK, new_FK, place, origin)
-    best = _best(list(fits.values()), validates=validates and task.method not in PEERS)
+    problem = _Problem(model, weight, place, before_FK, blocks)
+    fits, ridge, n_rounds = _fits(task, problem, mask_FK, decided)
+    if validates:
+        fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
+    if validates and task.method not in PEERS:
+        best = min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
+    else:
+        best = fits[-1] if _are_finite(fits[-1]) else _unfitted(problem, mask_FK)
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
         apply_shift(model, place, best.shift_F)
     mask = from_rows(weight, best.mask_FK, first_mask)
     is_fitted = best.origin != "unfitted"
+    errors = {fit.origin: fit.error for fit in fits}
     n_kept, n_moved = torch.stack([mask.sum(), (mask & ~first_mask).sum()]).tolist()
     layer = FittedLayer(
         name=weight.name,
@@ -125,9 +133,9 @@ def fit_layer(
         kept=n_kept,
         moved=n_moved,
         ridge=ridge if is_fitted else None,
-        error_before=fits["unfitted"].error,
-        error_first_mask=fits["first"].error if "first" in fits else None,
-        error_searched_mask=fits["searched"].error if "searched" in fits else None,
+        error_before=errors.get("unfitted"),
+        error_first_mask=errors.get("first"),
+        error_searched_mask=errors.get("searched"),
         error=best.error,
         rounds=n_rounds,
         intercept=place.kind if is_fitted else "none",
@@ -155,34 +163,13 @@ def with_errors_of(layer: FittedLayer, validated: FittedLayer) -> FittedLayer:
     )
 
 
-def _rows_of(model: nn.Module, weight: Weight) -> Tensor:
-    return to_rows(weight, model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
-
-
 def _why_unfitted(fit: _Fit) -> str:
     return "it is exact already" if fit.error == 0 else "no refit was better on held-back inputs"
 
 
-def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, ...]:
-    """Which masks to fit; both if validation points will choose."""
-    if task.method == "refit":
-        return ("first",)
-    if task.method in PEERS or not task.validates:
-        return ("searched",)
-    return ("first", "searched") if decided is None else (decided.mask_origin,)
-
-
-def _best(fits: Sequence[_Fit], *, validates: bool) -> _Fit:
-    """The best on the validation points; without validation the only fitted one, unless its values are not finite."""
-    if validates:
-        return min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
-    unfitted, fitted = fits
-    return fitted if math.isfinite(_zero(fitted.new, fitted.shift_F)) else unfitted
-
-
-def _zero(values: Tensor, shift_F: Tensor) -> Tensor:
-    """0, or NaN if a value is not finite, with few kernel launches."""
-    return 0.0 * (values.sum(dtype=BOUND_DTYPE) + shift_F.sum())
+def _are_finite(fit: _Fit) -> bool:
+    """Whether all values are finite; one look at a GPU."""
+    return math.isfinite(fit.new.sum(dtype=BOUND_DTYPE) + fit.shift_F.sum())
 
 
 def _block(
@@ -198,13 +185,42 @@ def _block(
     fit = _towards(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
-    system = LeastSquares(xx_GKK, before_GRK @ xx_GKK + dx_GRK, before_GRK, fit.n, has_intercept)
+    system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
     validation = _towards(sums.validation[key], task.error_feedback) if validates else None
     return _Block(slice_of(key), fit, validation, system)
 
 
 def _towards(sums: Moments, a: float) -> Moments:
-    return replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
+    return sums if a == 1 else replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
+
+
+def _fits(
+    task: LayerTask, problem: _Problem, mask_FK: Tensor, decided: FittedLayer | None
+) -> tuple[list[_Fit], float | None, int]:
+    """The fits to choose from: on the first mask, on the searched one, or on both; their ridge, and the rounds."""
+    blocks, before_FK = problem.blocks, problem.before_FK
+    origins = _origins(task, decided)
+    searched_FK, values_FK, n_rounds = mask_FK, None, 0
+    if "searched" in origins:
+        searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
+    if values_FK is not None:
+        return [_rounded(problem, "searched", searched_FK, values_FK)], None, n_rounds
+    ridge = _ridge(task, blocks, searched_FK, decided)
+    if len(origins) > 1 and len(mask_FK) > 2 * N_CLEAR_ROWS and not mask_FK.is_cuda:
+        at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_CLEAR_ROWS) for some_FK in (mask_FK, searched_FK))
+        origins = ("searched",) if at_last < CLEAR * at_first < math.inf else origins
+    masks = [searched_FK if origin == "searched" else mask_FK for origin in origins]
+    solved = _solved(blocks, masks, before_FK, ridge)
+    return [_rounded(problem, *fit) for fit in zip(origins, masks, solved)], ridge, n_rounds
+
+
+def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, ...]:
+    """Which masks to fit; both if validation points will choose."""
+    if task.method == "refit":
+        return ("first",)
+    if task.method in PEERS or not task.validates:
+        return ("searched",)
+    return ("first", "searched") if decided is None else (decided.mask_origin,)
 
 
 def _searched(
@@ -214,29 +230,35 @@ def _searched(
 
     Rows without patches keep their mask.
     """
-    systems = [block.system for block in blocks]
-    ranges = (torch.arange(b.rows.start, b.rows.stop, dtype=torch.int64, device=mask_FK.device) for b in blocks)
-    at = torch.cat(list(ranges))
-    start_FK = mask_FK[at]
-    may_FK = (before_FK[at] != 0) | start_FK
-    lives_F = start_FK.any(1) if task.keeps_rows else None
-    n_kept, n_may, n_live = torch.stack([start_FK.sum(), may_FK.sum(), start_FK.any(1).sum()]).tolist()
-    may_all, all_live = n_may == may_FK.numel(), n_live == len(start_FK)
+    start_FK, dense_FK = (torch.cat([some_FK[block.rows] for block in blocks]) for some_FK in (mask_FK, before_FK))
+    may_FK, lives_F = (dense_FK != 0) | start_FK, start_FK.any(1)
+    n_kept, n_may, n_live = torch.stack([start_FK.sum(), may_FK.sum(), lives_F.sum()]).tolist()
     rule = MaskRule(
         n_kept,
-        None if may_all else may_FK,
-        lives_F,
+        None if n_may == may_FK.numel() else may_FK,
+        lives_F if task.keeps_rows else None,
         task.pattern,
-        all_live=all_live,
-        is_always_exact=task.method in PEERS,
+        all_live=n_live == len(lives_F),
     )
+    systems = [block.system for block in blocks]
     if task.method == "sparsegpt":
         found_FK, values_FK = sparsegpt(systems, rule)
-        whole_FK = torch.where(mask_FK, before_FK, 0.0).index_copy(0, at, values_FK)
-        return mask_FK.index_copy(0, at, found_FK), whole_FK, 0
+        bare_FK = torch.where(mask_FK, before_FK, 0.0)
+        return _with_rows(mask_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), 0
     with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
-        found_FK, n_rounds = search(systems, start_FK, rule)
-    return mask_FK.index_copy(0, at, found_FK), None, n_rounds
+        growths = ALPS_GROWTHS if task.method == "alps" else GROWTHS if task.validates else TRIAL_GROWTHS
+        found_FK, n_rounds = search(systems, start_FK, rule, growths)
+    return _with_rows(mask_FK, blocks, found_FK), None, n_rounds
+
+
+def _with_rows(whole_FK: Tensor, blocks: Sequence[_Block], found_FK: Tensor) -> Tensor:
+    """The whole with the rows of the blocks as found, one block below the other."""
+    if len(found_FK) == len(whole_FK):
+        return found_FK
+    whole_FK = whole_FK.clone()
+    for block, rows_FK in zip(blocks, found_FK.split([block.rows.stop - block.rows.start for block in blocks])):
+        whole_FK[block.rows] = rows_FK
+    return whole_FK
 
 
 def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: FittedLayer | None) -> float:
@@ -279,16 +301,16 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
 
 def _solved(blocks: Sequence[_Block], masks: Sequence[Tensor], before_FK: Tensor, ridge: float) -> list[Tensor]:
     """The least squares on each of some masks; rows without patches keep their weights."""
-    solved = [torch.where(mask_FK, before_FK, 0.0) for mask_FK in masks]
+    parts = list[Sequence[Tensor]]()  # by block, of each mask
     for block in blocks:
         rows, n = block.system, len(masks)
         shape = rows.dense_GRK.shape
         if n > 1:
             rows = replace(rows, wanted_GRK=rows.wanted_GRK.repeat(1, n, 1), dense_GRK=rows.dense_GRK.repeat(1, n, 1))
         mask_GRK = torch.cat([mask_FK[block.rows].view(shape) for mask_FK in masks], 1)
-        for new_FK, new_GRK in zip(solved, _refitted(rows, mask_GRK, ridge).split(shape[1], 1)):
-            new_FK[block.rows] = new_GRK.flatten(0, 1)
-    return solved
+        parts.append([part.flatten(0, 1) for part in _refitted(rows, mask_GRK, ridge).split(shape[1], 1)])
+    found = [torch.cat(each) for each in zip(*parts)]
+    return [_with_rows(torch.where(mask_FK, before_FK, 0.0), blocks, new_FK) for mask_FK, new_FK in zip(masks, found)]
 
 
 def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
@@ -301,27 +323,29 @@ def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
     return solve_rows(rows.xx_GKK, lost_GRK, mask_GRK, 0.0, rows.ridge(ridge)).add_(bare_GRK)
 
 
-def _rounded(
-    model: nn.Module,
-    weight: Weight,
-    blocks: Sequence[_Block],
-    mask_FK: Tensor,
-    new_FK: Tensor,
-    place: Place,
-    origin: MaskOrigin,
-) -> _Fit:
+def _unfitted(problem: _Problem, mask_FK: Tensor) -> _Fit:
+    """The weights as they were, under the first mask."""
+    parameter = problem.model.get_parameter(problem.weight.name)
+    unfitted_FK = torch.where(mask_FK, problem.before_FK, 0.0)
+    no_shift_F = torch.zeros_like(unfitted_FK[:, 0])
+    error = _error(problem.blocks, unfitted_FK - problem.before_FK, no_shift_F)
+    new = from_rows(problem.weight, unfitted_FK.to(parameter.dtype), parameter)
+    return _Fit("unfitted", mask_FK, new, no_shift_F, error)
+
+
+def _rounded(problem: _Problem, origin: MaskOrigin, mask_FK: Tensor, new_FK: Tensor) -> _Fit:
     """The values and intercepts, rounded to the model's dtype; the error is infinite if one is not finite."""
-    parameter, before_FK = model.get_parameter(weight.name), _rows_of(model, weight)
+    parameter, before_FK = problem.model.get_parameter(problem.weight.name), problem.before_FK
     shift_F = torch.zeros_like(before_FK[:, 0])
-    if place.kind != "none":
-        for block in blocks:
+    if problem.place.kind != "none":
+        for block in problem.blocks:
             before_GRK = block.system.dense_GRK
             change_GRK = new_FK[block.rows].view(before_GRK.shape) - before_GRK
             shift_F[block.rows] = block.fit.intercept(change_GRK).flatten()
-        shift_F = shift(model, place, shift_F)
-    new = from_rows(weight, new_FK.to(parameter.dtype), parameter)
-    change_FK = to_rows(weight, new).to(BOUND_DTYPE) - before_FK  # as rounded
-    return _Fit(origin, mask_FK, new, shift_F, _error(blocks, change_FK, shift_F))
+        shift_F = shift(problem.model, problem.place, shift_F)
+    new = from_rows(problem.weight, new_FK.to(parameter.dtype), parameter)
+    change_FK = to_rows(problem.weight, new).to(BOUND_DTYPE) - before_FK  # as rounded
+    return _Fit(origin, mask_FK, new, shift_F, _error(problem.blocks, change_FK, shift_F))
 
 
 def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> float | None:
@@ -329,14 +353,14 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
 
     None without validation points; infinite if a change is not finite.
     """
-    far_and_size = torch.zeros(2, dtype=BOUND_DTYPE, device=change_FK.device)
+    sums = list[Tensor]()
     for block in blocks:
         if block.validation is None:
             return None
         shape = block.validation.d_GR.shape
         change_GRK = change_FK[block.rows].unflatten(0, shape)
         far_GR = block.validation.error(change_GRK, shift_F[block.rows].view(shape))
-        far_and_size = far_and_size + torch.stack([far_GR.sum(), block.validation.yy_GR.sum()])
-    far, size = (far_and_size + _zero(change_FK, shift_F)).tolist()
+        sums.append(torch.stack([far_GR.sum(), block.validation.yy_GR.sum()]))
+    far, size = torch.stack(sums).sum(0).tolist()
     error = math.sqrt(far / size) if 0 < size < math.inf else math.sqrt(far)
     return error if math.isfinite(error) else math.inf

@@ -4,8 +4,6 @@ Each row wants the sparse v that minimises  v A v - 2 v.r,  where A = X'X and r 
 target t. A is scaled to a unit diagonal. With the scaled dual u, one round of ADMM is
     v = (A + rho)^-1 (r + rho (kept - u));   kept = the largest entries of v + u;   u = v + u - kept.
 rho grows as the support settles. The values are found afterwards, by exact least squares on the support.
-To find the largest entries takes longer than the rest of a round. Most rounds keep the entries above the last threshold
-instead, so their number is exact only every few rounds, and at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +22,14 @@ from sipp.repairing.solving import cholesky_or_nan, scaled_system
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights, because the sums come from a sample
 FIRST_RHO = 0.3
-ROUNDS_PER_CHECK = 3  # then the mask is exact, and rho grows, depending on how much has changed
+ROUNDS_PER_CHECK = 3  # then rho grows, depending on how much of the mask has changed
 MOST_ROUNDS = 167 * ROUNDS_PER_CHECK
 # (share, factor): rho grows by the factor of the first share of the budget that the change exceeds; fast if nothing
 # changes, because rho is too small then
-GROWTHS = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))
+Growths = tuple[tuple[float, float], ...]
+GROWTHS: Growths = ((0.1, 1.15), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.15))
+TRIAL_GROWTHS: Growths = tuple((share, factor**4) for share, factor in GROWTHS)  # masks good enough to compare networks
+ALPS_GROWTHS: Growths = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))  # as published (Meng et al. 2024)
 SETTLED = 0.1  # if the support is unchanged and v is this close to what is kept, relatively, the search ends
 # On a GPU a Cholesky factor is many small kernels. Up to this width, Newton's iteration finds the inverse at a larger
 # rho from the previous one, with a few products and to this error.
@@ -60,18 +61,13 @@ class MaskRule:
     lives_F: Tensor | None  # rows that must keep a weight; None: any row may die
     pattern: Pattern | None = None  # instead of n_kept
     all_live: bool = False  # lives_F holds for every row
-    is_always_exact: bool = False  # every round keeps exactly n_kept
 
-    def largest(self, size_FK: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The mask of the largest allowed sizes, and the smallest of them; `size_FK` is overwritten.
-
-        None instead of the smallest if rounds must not go by it: a pattern, a peer that is defined otherwise, or so few
-        weights that rows which must live take them all.
-        """
+    def largest(self, size_FK: Tensor) -> Tensor:
+        """The mask of the largest allowed sizes; `size_FK` is overwritten."""
         if self.may_FK is not None:
             size_FK = torch.where(self.may_FK, size_FK, -torch.inf)
         if self.pattern is not None:
-            return _largest_in_groups(size_FK, self.pattern), None
+            return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
             if self.all_live:
@@ -79,15 +75,9 @@ class MaskRule:
             else:
                 lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
                 size_FK.scatter_(1, best_F1, lifted_F1)
-        found = size_FK.reshape(-1).topk(self.n_kept, sorted=False)
+        kept_N = size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices
         mask_N = torch.zeros(size_FK.numel(), dtype=torch.bool, device=size_FK.device)
-        can_reuse = not self.is_always_exact and self.n_kept > len(size_FK)
-        return mask_N.index_fill_(0, found.indices, True).view_as(size_FK), found.values.min() if can_reuse else None
-
-    def above(self, size_FK: Tensor, threshold: Tensor) -> Tensor:
-        """The mask of the allowed sizes that reach the threshold."""
-        mask_FK = size_FK >= threshold
-        return mask_FK if self.may_FK is None else mask_FK.logical_and_(self.may_FK)
+        return mask_N.index_fill_(0, kept_N, True).view_as(size_FK)
 
 
 def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
@@ -100,7 +90,9 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
     return (mask_FGM & (groups_FGM > -torch.inf)).flatten(1)[:, :fan_in].contiguous()
 
 
-def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> tuple[Tensor, int]:
+def search(
+    blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, growths: Growths = GROWTHS
+) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
     The masks hold the rows of all blocks, one block below the other. Rounds are in float32, because only the support
@@ -114,19 +106,14 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
     dual_FK = torch.zeros_like(center_FK)
     del rows
     rho, n_rounds, first_FK, before_FK = FIRST_RHO, 0, mask_FK, mask_FK
-    threshold: Tensor | None = None
-    solvers = [system.solver(rho) for system in systems]
+    inverses = [system.inverse(rho) for system in systems]
     while n_rounds < MOST_ROUNDS:
-        proposal_FK, last_dual_FK = _proposal(systems, solvers, center_FK, dual_FK, rho), dual_FK
+        proposal_FK, last_dual_FK = _proposal(systems, inverses, center_FK, dual_FK, rho), dual_FK
         n_rounds += 1
-        is_checked = n_rounds % ROUNDS_PER_CHECK == 0
-        if is_checked or threshold is None:
-            mask_FK, threshold = rule.largest(proposal_FK.abs())
-        else:
-            mask_FK = rule.above(proposal_FK.abs(), threshold)
+        mask_FK = rule.largest(proposal_FK.abs())
         kept_FK = proposal_FK * mask_FK
         dual_FK = proposal_FK.sub_(kept_FK)
-        if is_checked:
+        if n_rounds % ROUNDS_PER_CHECK == 0:
             changed = int((mask_FK > before_FK).sum())
             if changed == 0:  # v - kept is the change of the dual
                 gap, size = torch.stack([(dual_FK - last_dual_FK).norm(), kept_FK.norm()]).tolist()
@@ -134,43 +121,27 @@ def search(blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule) -> t
                     break
                 if math.isnan(gap):
                     return first_FK, 0
-            growth = next(growth for share, growth in GROWTHS if changed > share * rule.n_kept)
+            growth = next(growth for share, growth in growths if changed > share * rule.n_kept)
             rho, before_FK = rho * growth, mask_FK
             dual_FK.div_(growth)
-            starts = [solver.inverse_GKK if system.takes_newton else None for system, solver in zip(systems, solvers)]
-            solvers.clear()  # freed before the next ones are made: those of wide layers are large
-            solvers += [system.solver(rho, growth, start) for system, start in zip(systems, starts)]
+            starts = [inverse if system.takes_newton else None for system, inverse in zip(systems, inverses)]
+            inverses.clear()  # freed before the next ones are made: those of wide layers are large
+            inverses += [system.inverse(rho, growth, start) for system, start in zip(systems, starts)]
         center_FK = kept_FK.sub_(dual_FK)
     return mask_FK, n_rounds
 
 
 def _proposal(
-    systems: Sequence[_System], solvers: Sequence[_Solver], center_FK: Tensor, dual_FK: Tensor, rho: float
+    systems: Sequence[_System], inverses: Sequence[Tensor], center_FK: Tensor, dual_FK: Tensor, rho: float
 ) -> Tensor:
     """v + dual with the v of  (A + rho) v = r + rho center, one block of rows below the other."""
-    sizes = [system.wanted_GRK.shape[:2].numel() for system in systems]
     found, start = list[Tensor](), 0
-    for system, solver, n_rows in zip(systems, solvers, sizes):
-        rows, shape = slice(start, start + n_rows), system.wanted_GRK.shape
+    for system, inverse_GKK in zip(systems, inverses):
+        shape = system.wanted_GRK.shape
+        rows = slice(start, start := start + shape[:2].numel())
         right_GRK = torch.add(system.wanted_GRK, center_FK[rows].view(shape), alpha=rho)
-        found.append(solver.solved(right_GRK, dual_FK[rows].view(shape)).view(n_rows, -1))
-        start += n_rows
+        found.append(torch.baddbmm(dual_FK[rows].view(shape), right_GRK, inverse_GKK).flatten(0, 1))
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-@dataclass(frozen=True)
-class _Solver:
-    """Solves the system at one rho: by its inverse, or by its Cholesky factor if there are few rows."""
-
-    inverse_GKK: Tensor | None
-    factor_GKK: Tensor | None
-
-    def solved(self, right_GRK: Tensor, added_GRK: Tensor) -> Tensor:
-        """The solutions for these right-hand sides, plus `added_GRK`."""
-        if self.inverse_GKK is not None:
-            return torch.baddbmm(added_GRK, right_GRK, self.inverse_GKK)
-        assert self.factor_GKK is not None
-        return added_GRK + torch.cholesky_solve(right_GRK.mT, self.factor_GKK).mT
 
 
 @dataclass(frozen=True)
@@ -185,21 +156,15 @@ class _System:
         """Whether the inverse at the next rho is computed from the current one."""
         return self.unit_GKK.is_cuda and self.unit_GKK.shape[-1] <= NEWTON_WIDTH
 
-    def solver(self, rho: float, growth: float = 1.0, start_GKK: Tensor | None = None) -> _Solver:
-        """The solver at this rho, which is never small, so the system is positive definite.
+    def inverse(self, rho: float, growth: float = 1.0, start_GKK: Tensor | None = None) -> Tensor:
+        """The inverse at this rho, which is never small, so the system is positive definite; NaN if it is not.
 
-        With an inverse, a round is one product, which pays if there are many rows. A GPU always uses the inverse,
-        because solving with a factor is sequential. `start_GKK` is the inverse at rho / growth.
+        `start_GKK` is the inverse at rho / growth.
         """
         self.unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + rho)  # in place: a wide copy is large
         if start_GKK is not None:
-            return _Solver(_newton_inverse(self.unit_GKK, start_GKK, growth), None)
-        factor_GKK = cholesky_or_nan(self.unit_GKK)
-        n_rows, fan_in = self.wanted_GRK.shape[1:]
-        # an inverse costs as much as solving for fan_in rows: it pays if it is used for more than that until rho grows
-        if fan_in >= ROUNDS_PER_CHECK * n_rows and not factor_GKK.is_cuda:
-            return _Solver(None, factor_GKK)
-        return _Solver(torch.cholesky_inverse(factor_GKK), None)
+            return _newton_inverse(self.unit_GKK, start_GKK, growth)
+        return torch.cholesky_inverse(cholesky_or_nan(self.unit_GKK))
 
 
 def _newton_inverse(system_GKK: Tensor, start_GKK: Tensor, growth: float) -> Tensor:

@@ -6,22 +6,24 @@ of others. `RepairOptions` says what differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sipp.inputs.blocks import find_blocks
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost, progress_bar
+from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import device_of
+from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
-from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL
+from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Ranking
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
@@ -32,6 +34,38 @@ from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 from sipp.scoring.sensitivities import chunk_of
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
+
+
+def apply_repairs(
+    ranking: Ranking,
+    masks: Mapping[str, Tensor],
+    split: DataSplit,
+    repairs: Sequence[RepairMethod],
+    options: RepairOptions,
+    *,
+    start: nn.Module | None = None,
+) -> Repaired:
+    """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
+
+    It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
+    masks. Method, floor and pattern of `options` are set here. Only the last repair may fit the test points too.
+    """
+    dense, model, masks = ranking.model, start, dict(masks)
+    for i, method in enumerate(repairs):
+        is_last = i == len(repairs) - 1
+        chosen = replace(
+            options,
+            method=method,
+            floor=ranking.floor,
+            pattern=ranking.pattern,
+            fits_all=options.fits_all and is_last,
+        )
+        spared = spared_by_name(ranking, masks)
+        own = None if model is None else own_weights(dense, model, masks)
+        fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
+        repaired = repair_network(dense, fitted, split, chosen, own)
+        model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
+    return replace(repaired, masks=masks)
 
 
 def repair_network(

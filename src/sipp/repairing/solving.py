@@ -42,19 +42,17 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
     """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     diagonal_GK = diagonal_GK if added_G is None else diagonal_GK + added_G[:, None]
-    is_met_GK = diagonal_GK > 0
-    scale_GK = torch.where(is_met_GK, diagonal_GK, 1.0).rsqrt()
-    wanted_GRK = torch.where(is_met_GK[:, None], dx_GRK * scale_GK[:, None], 0.0)
+    scale_GK = torch.where(diagonal_GK > 0, diagonal_GK, torch.inf).rsqrt()  # 0 for features that never occur
+    wanted_GRK = dx_GRK * scale_GK[:, None]
     n_rows, fan_in = wanted_GRK.shape[1:]
     mask_NK, wanted_NK = mask_GRK.flatten(0, 1), wanted_GRK.flatten(0, 1)
     n_kept = mask_NK.sum(1).tolist()  # the only sync with a GPU
-    unit_GK = 1.0 + ridge * is_met_GK.to(BOUND_DTYPE)
     if _is_cheaper_by_steps(n_kept, fan_in, xx_GKK.device):
         small_GKK = scaled_system(xx_GKK, scale_GK)
-        small_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
-        return _by_steps(small_GKK, wanted_GRK, mask_GRK & is_met_GK[:, None]).mul_(scale_GK[:, None])
+        small_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + ridge)
+        return _by_steps(small_GKK, wanted_GRK, mask_GRK).mul_(scale_GK[:, None])
     system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
-    system_GKK.diagonal(dim1=1, dim2=2).copy_(unit_GK)
+    system_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + ridge)
     found_NK = torch.zeros_like(wanted_NK)
     by_kept = {i: n for i, n in enumerate(n_kept) if 0 < 2 * n <= fan_in}
     _solve_within(system_GKK, wanted_NK, mask_NK, by_kept, n_rows, found_NK)
@@ -143,8 +141,9 @@ def _solve_within(
         size, n_full = sizes[rows[0]], sizes[rows[-1]]  # padding comes last: nothing to clear before it
         batch_N = torch.tensor(rows, dtype=torch.int64, device=system_GKK.device)
         # the columns of the mask come first, in order; the rest is padding, with equations 1 x = 0
-        order_NS = mask_NK[batch_N].to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
-        is_real_NS = mask_NK[batch_N].gather(1, order_NS)
+        is_kept_NK = mask_NK[batch_N]
+        order_NS = is_kept_NK.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
+        is_real_NS = is_kept_NK.gather(1, order_NS)
         group_N = batch_N // n_rows
         systems_NSS = system_GKK[group_N[:, None, None], order_NS[:, :, None], order_NS[:, None, :]]
         systems_NSS[:, n_full:] *= is_real_NS[:, n_full:, None]
@@ -152,7 +151,7 @@ def _solve_within(
         systems_NSS.diagonal(dim1=1, dim2=2).masked_fill_(~is_real_NS, 1.0)
         wanted_NS = wanted_NK[batch_N].gather(1, order_NS) * is_real_NS
         solved_NS = torch.cholesky_solve(wanted_NS[..., None], cholesky_or_nan(systems_NSS))[..., 0]
-        found_NK[batch_N] = found_NK[batch_N].scatter(1, order_NS, solved_NS * is_real_NS)
+        found_NK[batch_N[:, None], order_NS] = solved_NS * is_real_NS
 
 
 def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import OutputChange, Pruned, Repaired
 from sipp.records.ranking import Ranking
-from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import repairs_of
 

@@ -65,9 +65,9 @@ from sipp.records.options import (
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
 from sipp.records.ranking import BlendChoice, Ranking
-from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
+from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS
 from sipp.scoring.methods import refuse_fitted
 from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead

@@ -31,8 +31,8 @@ from sipp.records.pruned import Pruned
 from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
-from sipp.repairing.apply_repairs import apply_repairs
 from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
