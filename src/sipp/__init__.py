@@ -3,7 +3,7 @@
     records <- inputs <- scoring <- allocation <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
     what is    any data   a number   kept a row    masks,     mask and     theory    held-out       files      zeros
     known                 a weight                 weights    weights                evidence                  skipped
-    <- verbs: one file a public function
+    <- verbs: one file a public function (native, beside records, is what depends on the processor)
 
 A model and a few data points go in; a sparse model and a statement of what was lost come out:
 

@@ -269,3 +269,8 @@ def test_a_comparison_begins_a_repair_as_prune_does(monkeypatch: pytest.MonkeyPa
         with torch.no_grad():
             wanted, got = net()(fresh), pruned.model(fresh)
         assert row.error == pytest.approx(float((got - wanted).norm() / wanted.norm()), rel=1e-4)
+
+
+def test_a_repair_without_data_is_told_that_it_needs_some() -> None:
+    with pytest.raises(OptionError, match="a repair needs data"):
+        sipp.prune(nn.Sequential(nn.Linear(8, 8)), None, keep=0.5, method="wt", repair=True)

@@ -124,7 +124,7 @@ def _trace(
     slope_C: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    """The knots of some rows: for each of the places within an octave from the first one on, N doubled again and again.
+    """Fills in the knots of some rows. For each offset within an octave, N starts at the first knot and doubles.
 
     What is hit, h = 1 - (1 - q)^N, becomes h (2 - h), and what is left, 1 - h, its square: no exponential.
     """
@@ -152,7 +152,7 @@ def _trace(
 
 @compiled_rows
 def _double(rates_K: np.ndarray, n_draws: float, hit_K: np.ndarray, left_K: np.ndarray) -> tuple[float, float, float]:
-    """U, its derivative and curvature after N draws; what is hit and left becomes what it is then, from N / 2."""
+    """U, its derivative and its curvature after N draws. Updates `hit_K` and `left_K` in place, from N/2 draws to N."""
     sums = np.zeros(3 * N_SUMS)  # one piece of memory: a vectoriser has less to tell apart
     kept, gain, curvature = sums[:N_SUMS], sums[N_SUMS : 2 * N_SUMS], sums[2 * N_SUMS :]
     for start in range(0, rates_K.shape[0], N_SUMS):

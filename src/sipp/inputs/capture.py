@@ -55,7 +55,7 @@ def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) ->
 
 
 def _described(value: Any) -> str:
-    """The dtype and shape of a tensor; the type of what is none."""
+    """The dtype and shape of a tensor, or the type of anything else."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype)[6:]} {' x '.join(map(str, value.shape))}"

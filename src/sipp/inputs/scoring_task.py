@@ -25,7 +25,7 @@ LOGITS = "logits_to_keep"  # of models of transformers: at how many last positio
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """What every score is a function of."""
+    """The input of every score: a model, its prunable weights, the data, and how to run them."""
 
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights

@@ -16,5 +16,5 @@ versions of numba, llvmlite and torch have lower and upper bounds in `pyproject.
     a folder for Numba's cache        compiled anew in each process
     a compiler (NUMBA_DISABLE_JIT)    the float64 definition; the loops of `allocation` as Python runs them
     Numba's events                    compile time is not reported
-    torch's OpenMP library            plain threads, with the same results
+    torch's OpenMP library            plain threads (generated code: one), with the same results
 """

@@ -1,4 +1,4 @@
-"""Runs work on torch's own OpenMP threads; on plain threads, with the same results, if its library is not found.
+"""Runs work on torch's own OpenMP threads; if its library is not found, on plain threads, with the same results.
 
 After a parallel operation, OpenMP threads spin for a while so that the next one starts quickly. A second thread pool
 would compete with them for the cores just when a kernel follows a layer's forward pass, so we use the same threads

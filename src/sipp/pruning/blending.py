@@ -119,7 +119,7 @@ def n_candidates(blend: BlendInputs) -> int:
 
 
 def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
-    """The first candidate whose error is as good as the smallest; they come by growing p, the one by rows last.
+    """The first candidate whose error is as good as the smallest; they are ordered by p, with Wanda's last.
 
     Differences below `NOISE` (`MAGNITUDE_NOISE` for p = 0), or among errors above `LOST`, count as none.
     """

@@ -106,7 +106,10 @@ def _scores_to_cut(
     method_scores: Mapping[str, Tensor] | None,
     blend: BlendInputs | None,
 ) -> tuple[Tensor, ...]:
-    """F x K per weight: the method's own scores, or the sensitivities, or the first mask's scores of a search."""
+    """The scores to cut by, F x K per weight.
+
+    The method's own; else the sensitivities; else Wanda's, if a search only needs a first mask; else magnitudes.
+    """
     if method_scores is not None:
         return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
     if sensitivities is not None:

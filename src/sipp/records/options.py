@@ -125,7 +125,7 @@ class Scoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The two constants of the theory's assumption: every weight sometimes gives more than 1/C of its row's sum.
+    """Constants C and K of the theory's assumption (T4): each weight often gives more than 1/C of its row's sum.
 
     Example:
         >>> import sipp

@@ -25,6 +25,7 @@ from sipp.repairing.layer_search import (
     DAMPING,
     GROWTHS,
     TRIAL_GROWTHS,
+    WIDE,
     LeastSquares,
     MaskRule,
     search,
@@ -246,7 +247,8 @@ def _searched(
         bare_FK = torch.where(mask_FK, before_FK, 0.0)
         return _with_rows(mask_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), 0
     with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
-        growths = ALPS_GROWTHS if task.method == "alps" else GROWTHS if task.validates else TRIAL_GROWTHS
+        is_fast = task.method == "alps" or mask_FK.shape[1] >= WIDE
+        growths = ALPS_GROWTHS if is_fast else GROWTHS if task.validates else TRIAL_GROWTHS
         found_FK, n_rounds = search(systems, start_FK, rule, growths)
     return _with_rows(mask_FK, blocks, found_FK), None, n_rounds
 

@@ -3,7 +3,7 @@
 Each row wants the sparse v that minimises  v A v - 2 v.r,  where A = X'X and r = X't for the layer's inputs X and its
 target t. A is scaled to a unit diagonal. With the scaled dual u, one round of ADMM is
     v = (A + rho)^-1 (r + rho (kept - u));   kept = the largest entries of v + u;   u = v + u - kept.
-rho grows as the support settles. The values are found afterwards, by exact least squares on the support.
+rho grows as the support settles. The values are found afterwards, by least squares on the support (`solving.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ Growths = tuple[tuple[float, float], ...]
 GROWTHS: Growths = ((0.1, 1.15), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.15))
 TRIAL_GROWTHS: Growths = tuple((share, factor**4) for share, factor in GROWTHS)  # masks good enough to compare networks
 ALPS_GROWTHS: Growths = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))  # as published (Meng et al. 2024)
+WIDE = 4096  # columns: a system for each rho takes seconds for a whole model, so rho grows as in ALPS
 SETTLED = 0.1  # if the support is unchanged and v is this close to what is kept, relatively, the search ends
 # On a GPU a Cholesky factor is many small kernels. Up to this width, Newton's iteration finds the inverse at a larger
 # rho from the previous one, with a few products and to this error.

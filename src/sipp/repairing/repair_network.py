@@ -106,7 +106,9 @@ def repair_network(
         )
         after = held_out_error(dense, found.model, split)
         record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
-    if options.method != "refit" and pruned is not None:  # errors before are of dense values, which it did not have
+    if (
+        options.method != "refit" and pruned is not None
+    ):  # those errors are of dense values, which it did not start from
         record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
     return replace(found, record=record)
 

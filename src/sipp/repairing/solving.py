@@ -37,8 +37,9 @@ LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, added_G: Tensor | None = None) -> Tensor:
     """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
 
-    `added_G` is added to the diagonal of A first. A row whose system is not positive definite after rounding becomes
-    NaN. Right-hand sides should be for changes, not for whole weights, because steps end when little is left to gain.
+    `added_G` is added to the diagonal of A first. If a row's system is not positive definite after rounding, the row
+    becomes NaN if it is factored, and stays at its last good step with conjugate gradients. Right-hand sides should be
+    for changes, not for whole weights, because steps end when little is left to gain.
     """
     diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
     diagonal_GK = diagonal_GK if added_G is None else diagonal_GK + added_G[:, None]

@@ -131,7 +131,7 @@ class RunningSensitivities:
             n_outputs = int(self.outputs_B.max()) if isinstance(self.outputs_B, Tensor) else self.outputs_B
             self.n_outputs = max(self.n_outputs, n_outputs)
             if self.sums_TBFK is not None and self.counts_BF is not None:
-                self._fold(self.sums_TBFK, self.counts_BF, slice(None))
+                self._fold(self.maxima, self.sums_TBFK, self.counts_BF, slice(None))
         self.outputs_B = self.counts_BF = self.sums_TBFK = None
 
     def sensitivities(self) -> Tensor:
@@ -196,7 +196,7 @@ class RunningSensitivities:
         """Takes the points of a run in, as many at a time as fit the memory; fewer if they do not after all."""
         start = run.points.start
         while start < run.points.stop:
-            work, n_points = self._way(run, n_uses)
+            work, n_points = self._pick_routine(run, n_uses)
             part = run._replace(points=slice(start, min(start + max(1, n_points), run.points.stop)))
             squares = self._attempt(work, part, maxima)
             if squares is not None:
@@ -204,8 +204,11 @@ class RunningSensitivities:
                 for squares_QB, points in squares:
                     self.norms.add(squares_QB, run.values.scale_B[points], points)
 
-    def _way(self, run: _Run, n_uses: int) -> tuple[Callable[[_Run, _Maxima], Squares], int]:
-        """What takes the points of a run in, and how many at a time. It may be tried again: it only raises maxima."""
+    def _pick_routine(self, run: _Run, n_uses: int) -> tuple[Callable[[_Run, _Maxima], Squares], int]:
+        """Picks the routine for this run, and how many points it can take at once.
+
+        After running out of memory it may be tried again: it raises maxima, or adds once, as its last action.
+        """
         use, kernel = run.use, self._kernel(run.is_wide)
         if kernel.fused is not None and (self.reduce == "max" or n_uses == 1):
             return self._by_windows, len(use.windows) * self.chunk_bytes // self.given_bytes
@@ -278,7 +281,7 @@ class RunningSensitivities:
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, run.points, rows] += sums_TBFK
         else:
-            self._fold(sums_TBFK, _counts(run.use)[run.points, None].to(sums_TBFK.device), rows)
+            self._fold(maxima, sums_TBFK, _counts(run.use)[run.points, None].to(sums_TBFK.device), rows)
         return squares
 
     def _chunks(self, run: _Run) -> Iterator[tuple[slice, int, Tensor, Signs]]:
@@ -295,11 +298,11 @@ class RunningSensitivities:
             patches_GKP = patches_of(windows, run.use.n_position_dims, scale_B, dtype)
             yield points, len(windows), patches_GKP, run.values.occurs(points)
 
-    def _fold(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
+    def _fold(self, found: _Maxima, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Updates the running maximum with complete sums: mean over patches, max over quadrants and points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
-        self.maxima.sensitivity_FK = self._with_larger_rows(self.maxima.sensitivity_FK, rows, best_FK)
+        found.sensitivity_FK = self._with_larger_rows(found.sensitivity_FK, rows, best_FK)
 
     def _with_larger(self, best_FK: Tensor | None, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> Tensor:
         """Raises some rows of the sensitivities to ratios times their weights, in place, and returns all rows."""

@@ -34,9 +34,14 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
 Values = dict[str, Any]
 
 
+def is_name(name: str) -> bool:
+    """Whether it can name a run, a stage or a file: letters and digits with single dots or dashes between them."""
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
+
+
 def check_name(name: str) -> str:
-    """The name of a run, a stage or a file, if it is letters and digits with single dots or dashes between them."""
-    if _NAME.fullmatch(name) is None or len(name) > MAX_NAME:
+    """The name, if it can name a run, a stage or a file."""
+    if not is_name(name):
         raise OptionError(
             f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
         )

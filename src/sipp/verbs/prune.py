@@ -208,6 +208,8 @@ def pruned_of(
 
 def warn_of_dead(pruned: Pruned) -> None:
     """Warns once about all layers that lost every weight, and once about all such rows."""
+    n_rows = sum(layer.n_rows for layer in pruned.layers)
+    too_few = f"{pruned.kept:,} weights are fewer than the {n_rows:,} rows: keep more" if pruned.kept < n_rows else ""
     gone = [layer.name for layer in pruned.layers if layer.kept == 0]
     rows = [
         f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})"
@@ -216,10 +218,10 @@ def warn_of_dead(pruned: Pruned) -> None:
     ]
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        warn_caller(f"{what}: {listed(gone)}; floor=0.1 prevents this", DeadRowsWarning)
+        warn_caller(f"{what}: {listed(gone)}; {too_few or 'floor=0.1 prevents this'}", DeadRowsWarning)
     if rows:
-        text = f"these rows lost all their weights: {listed(rows)}; floor=0.0 keeps at least one weight in each"
-        warn_caller(text, DeadRowsWarning)
+        way_out = too_few or "floor=0.0 keeps at least one weight in each"
+        warn_caller(f"these rows lost all their weights: {listed(rows)}; {way_out}", DeadRowsWarning)
 
 
 def _check_options(
@@ -232,7 +234,9 @@ def _check_options(
         )
     if options.blocks is not None and not repairs:
         raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
-    if repairs and (options.repair or data is not None) and (data is None or not data.can_be_read_again):
+    if options.repair and data is None:
+        raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
+    if repairs and data is not None and not data.can_be_read_again:
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
     if options.bound == "sound" and data is not None and not data.can_be_read_again:

@@ -237,6 +237,8 @@ def drop_checkpoints(stage: Path) -> None:
 
 def stage_record(folder: Path, name: str) -> Values | None:
     """The record stored with the network of a stage; None if there is none, DataError if either was changed."""
+    if not files.is_name(name):  # of a method with signs in its name: no folder can have it
+        return None
     stage = files.child_path(folder, name)
     return dict(state_files.load_values(stage, FINAL)["record"]) if state_files.has_state(stage, FINAL) else None
 

@@ -156,7 +156,9 @@ def cell_output(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str,
 def _bind(names: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     given = dict(zip(names, args)) | kwargs
     if len(args) > len(names) or not given.keys() <= set(names) or names[0] not in given:
-        raise ModelError(f"is called with other arguments than {' and '.join(names)}, which is not the known map")
+        raise ModelError(
+            f"is called with arguments other than {' and '.join(names)}; sipp can only score the plain call"
+        )
     return given[names[0]], given.get(names[1])
 
 

@@ -82,8 +82,8 @@ def mean_chunk(
 ) -> Tensor:
     """Raises best_GRK, in place, to the sensitivities of whole points by their means (T3), and gives the norms, Q x B.
 
-    The sums of a layer's points are as many times its weight, so they are read once, by what makes means and maxima of
-    them.
+    The sums take as much memory as one copy of the weight per point and sign, so one kernel reads them once and makes
+    both means and maxima.
     """
     squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
     n_groups, n_rows, fan_in = weight_GRK.shape

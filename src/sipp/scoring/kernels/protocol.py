@@ -39,8 +39,9 @@ class KernelFunctions:
     """The functions of a kernel, KERNEL of `reference`, `gpu`, `cpu.kernel` and `cpu.plain_loops`.
 
     A chunk is patches_GKP (one point after the other), the number of points, weight_GRK, row_factors_GR (which take the
-    scale of the rows out of norms) and the signs that occur. Each function gives squares_QB as well, the squared norms
-    of the quadrants and of Z for each point as it is scaled.
+    scale of the rows out of norms) and the signs that occur. Each function of a chunk
+    gives squares_QB as well, the squared norms of the quadrants and of Z for each point as it is scaled. Inputs are
+    finite: `RunningSensitivities` refuses others before any kernel sees them.
     """
 
     extremes: Callable[[Tensor], Tensor]
