@@ -97,7 +97,7 @@ class CpuNetwork:
         plans = self._plans.all()
         if not self._plans.has_overflowed and not any(each.is_dense for each in plans):
             held = {t.untyped_storage().data_ptr() for each in plans for t in each.tensors}
-            self._packed |= pack_parameters(self._model, held)  # some may still be packed, after an out-of-memory error
+            pack_parameters(self._model, held, self._packed)  # some may still be packed, after an out-of-memory error
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
