@@ -1,6 +1,7 @@
 """Whole networks against torch: the kinds of layer people have (`test_search.py` has random ones)."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -307,6 +308,20 @@ def test_memory_falls_with_the_zeros(never_dense):
     sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]
     assert sizes[0] > 3 * sizes[1] > 6 * sizes[2]
     assert sizes[1] < 512 * 256 * 4 / 3
+
+
+def test_what_a_model_caches_holds_values_and_not_those_of_a_trace(never_dense, monkeypatch):
+    """Also for the part of the batch that runs at a time."""
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+
+    @functools.lru_cache
+    def offset(n):
+        return torch.full((8, 1, 1), 1 / n)
+
+    net = thin(Net(lambda conv, x: conv(x) + offset(len(x)), nn.Conv2d(3, 8, 3)), 0.3)
+    sipp.sparse(net, torch.randn(64, 3, 9, 9))
+    assert offset.cache_info().currsize == 2
+    assert {type(offset(n)) for n in (64, 16)} == {torch.Tensor}
 
 
 def test_wrong_input_says_so():

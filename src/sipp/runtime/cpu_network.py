@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sipp.errors import ModelError
+from sipp.errors import DataError, ModelError
 from sipp.native import pytree
 from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
@@ -142,7 +142,8 @@ class CpuNetwork:
         chunk = chunk_size(graph, inputs)
         if chunk is not None:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            with suppress(ModelError):  # it does not run on fewer points
+            with suppress(DataError, ModelError):  # it does not run on fewer points
+                try_example(self._model, args, kwargs)  # fills caches, which must not keep the values of a trace
                 part = trace(self._model, args, kwargs)
                 if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
                     return make_plan(part, flat_inputs(args, kwargs)), chunk
