@@ -17,7 +17,7 @@ from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
-from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.plain_copy import plain_copy, turn_off_fused_attention
 from sipp.runtime.plan_cache import Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import Labels, as_html, as_text, steps_table, summary_labels
@@ -59,6 +59,7 @@ class Sparse:
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
+        turn_off_fused_attention(self._model)
         self._plans = PlanCache()
         self._device = make(self._model, self._plans)
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
