@@ -136,6 +136,7 @@ def sparse(model: NetworkLike, example: Any) -> Sparse:
     a tensor, a tuple of arguments, or a dict of keyword arguments. The model is not changed, and later changes to its
     weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
     nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
+    What torch.export cannot trace is left to torch; a model that writes to its weights, buffers or inputs is refused.
 
     Example:
         >>> import torch, sipp
