@@ -123,7 +123,7 @@ def check_wrote_nothing(written: list[str], model: nn.Module) -> None:
     """Raises if the model writes to its tensors, so that a copy would change with every call, or to its inputs."""
     if written:
         raise ModelError(
-            f"its forward pass changes {' and '.join(written[:3])}: no copy of it can be compiled",
+            f"its forward pass changes {' and '.join(written[:3])}: a compiled copy would drift, or write to your data",
             where=type(model).__name__,
             fix="compute new tensors instead (x = x - 1, not x -= 1; inplace=False; no max_norm, no counters)",
         )
