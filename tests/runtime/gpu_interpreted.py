@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from triton.errors import TritonError
 
+from sipp.errors import ModelError
 from sipp.native import pytree, two_of_four
 from sipp.runtime import examples
 from sipp.runtime.gpu import kernels, linear, network, plan, recording
@@ -247,6 +248,32 @@ def test_an_lstm_that_is_off_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -
     fast = compiled(model, (x,))
     assert fast.steps[0].kernel == "torch" and "LSTM" in fast.steps[0].note
     assert torch.equal(fast(x)[0], model(x)[0])
+
+
+class Branches(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else -x
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_what_cannot_be_traced_is_run_as_called() -> None:
+    model, x = Branches(24, 24).eval(), torch.ones(2, 24)
+    fast = compiled(model, (x,))
+    for inputs in (x, -x, x[:1], -x[:1]):  # nothing of the first branch is recorded
+        assert torch.equal(fast(inputs), model(inputs))
+        assert fast.latest.how.startswith(f"{network.AS_CALLED} (torch.export cannot trace it")
+    with pytest.raises(ModelError, match="changes input 1"):
+        compiled(nn.Sequential(nn.ReLU(inplace=True), model).eval(), (x,))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_sequence_without_a_token_is_as_with_gradients() -> None:
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, mask = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    fast = compiled(model, (x, None, mask))
+    mask[1] = True
+    for found in (fast(x, None, mask), fast._device.run_dense((x, None, mask), {})):
+        torch.testing.assert_close(found, model(x, None, mask).detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -94,6 +94,27 @@ def test_where_memory_ends_no_weight_is_lost(never_dense, monkeypatch):
     assert is_close(fast(x), net(x)) and is_close(fast(x[:3]), net(x[:3]))
 
 
+def test_an_interrupt_while_weights_are_packed_loses_none(never_dense, monkeypatch):
+    net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
+    fast, usual, calls = sipp.sparse(net, x), torch.empty, []
+
+    def interrupted(*args, **kwargs):
+        if args == (0,):
+            calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model_weights.torch, "empty", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fast(x[:3])
+    for n in (5, 3, 2):
+        assert is_close(fast(x[:n]), net(x[:n]))
+    x[0] = torch.nan  # torch runs it, with its own weights
+    assert torch.equal(fast(x).isnan(), net(x).isnan()) and is_close(fast(x)[1:], net(x)[1:])
+
+
 def noting(step, runs):
     """The step, which notes that it was run."""
     return replace(step, run=lambda values: (runs.append(1), step.run(values))[1])

@@ -1,13 +1,16 @@
 """Whole networks against torch: the kinds of layer people have (`test_search.py` has random ones)."""
 
 import copy
+import functools
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from fresh_process import run_python
 from runtime.nets import Net, is_close, kernels, thin
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
@@ -309,19 +312,124 @@ def test_memory_falls_with_the_zeros(never_dense):
     assert sizes[1] < 512 * 256 * 4 / 3
 
 
+def test_what_a_model_caches_holds_values_and_not_those_of_a_trace(never_dense, monkeypatch):
+    """Also for the part of the batch that runs at a time."""
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+
+    @functools.lru_cache
+    def offset(n):
+        return torch.full((8, 1, 1), 1 / n)
+
+    net = thin(Net(lambda conv, x: conv(x) + offset(len(x)), nn.Conv2d(3, 8, 3)), 0.3)
+    sipp.sparse(net, torch.randn(64, 3, 9, 9))
+    assert offset.cache_info().currsize == 2
+    assert {type(offset(n)) for n in (64, 16)} == {torch.Tensor}
+
+
 def test_wrong_input_says_so():
     net = nn.Linear(3, 2)
     with pytest.raises(ModelError, match="not an nn"):
         sipp.sparse(lambda x: x, torch.zeros(1, 3))
     with pytest.raises(DataError, match="give a tensor"):
         sipp.sparse(net, "an example")
-    with pytest.raises(ModelError, match="cannot trace"):
-        sipp.sparse(Branches(), torch.zeros(1, 3))
 
 
-class Branches(nn.Module):
-    def forward(self, x):
-        return x if x.sum() > 0 else -x
+@dataclass
+class Results:
+    first: torch.Tensor
+    name: str
+
+
+def packs(lstm, x):
+    packed = pack_padded_sequence(x, [len(x[0])] * len(x), batch_first=True)
+    return lstm(packed)[1][0]
+
+
+UNTRACED = {
+    "branches": lambda layer, x: layer(x) if x.sum() > 0 else -layer(x),
+    "a dataclass": lambda layer, x: Results(layer(x), "first"),
+    "numpy": lambda layer, x: layer(torch.from_numpy(x.numpy() + 1)),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_what_cannot_be_traced_is_left_to_torch(never_dense, name, capfd):
+    torch.manual_seed(0)
+    net, x = thin(Net(UNTRACED[name], nn.Linear(6, 4)), 0.5), torch.randn(5, 6)
+    fast = sipp.sparse(net, x)
+    for given in (x, -x, x[:3], -x[:3]):
+        found, wanted = fast(given), net(given)
+        if isinstance(wanted, Results):
+            assert found.name == wanted.name
+            found, wanted = found.first, wanted.first
+        assert is_close(found, wanted) and not found.requires_grad
+        assert fast.latest.is_dense and fast.latest.how.startswith("torch runs all of it: torch.export cannot trace it")
+    assert "cannot trace it" in str(fast) and "left to torch:  everything" in str(fast)
+    assert capfd.readouterr().err == ""
+
+
+def test_packed_sequences_are_left_to_torch(never_dense):
+    lstm = thin(nn.LSTM(6, 4, batch_first=True), 0.5)
+    fast, inside = sipp.sparse(lstm, (pack([6, 3]),)), sipp.sparse(Net(packs, lstm), torch.ones(2, 3, 6))
+    for lengths in ([6, 3], [5, 4], [4, 4, 1]):
+        given = pack(lengths)
+        (found, _), (wanted, _) = fast(given), lstm(given)
+        assert is_close(found.data, wanted.data) and torch.equal(found.batch_sizes, wanted.batch_sizes)
+    for n in (2, 3):
+        x = torch.randn(n, 3, 6)
+        assert is_close(inside(x), packs(lstm, x))
+
+
+def pack(lengths):
+    return pack_padded_sequence(torch.randn(len(lengths), 6, 6), lengths, batch_first=True)
+
+
+def test_a_later_call_that_cannot_be_traced_is_left_to_torch(never_dense):
+    net = thin(nn.Transformer(16, 2, 1, 1, 32, batch_first=True), 0.5)
+    a, b, mask = torch.randn(3, 6, 16), torch.randn(3, 4, 16), nn.Transformer.generate_square_subsequent_mask(4)
+    fast = sipp.sparse(net, (a, b))
+    assert not fast.latest.is_dense and is_close(fast(a, b), net(a, b))
+    for tgt_mask in (mask, torch.zeros(4, 4)):  # whether a mask is causal is read from its values
+        assert is_close(fast(a, b, tgt_mask=tgt_mask), net(a, b, tgt_mask=tgt_mask)) and fast.latest.is_dense
+    assert is_close(fast(a, b), net(a, b))
+
+
+def counts(norm, x):
+    norm.num_batches_tracked += 1
+    return norm(x)
+
+
+def counts_anew(norm, x):
+    norm.num_batches_tracked = norm.num_batches_tracked + 1
+    return norm(x)
+
+
+def subtracts(layer, x):
+    x -= 0.5
+    return layer(x)
+
+
+def subtracts_unseen(layer, x):
+    x.data -= 0.5
+    return layer(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "what"),
+    [
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), torch.randn(2, 4), "changes input 1"),
+        (Net(subtracts, nn.Linear(4, 4)), torch.randn(2, 4), "changes input 1"),
+        (Net(subtracts_unseen, nn.Linear(4, 4)), torch.randn(2, 4), "changes input 1"),
+        (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), torch.tensor([1]), r"changes 0\.weight"),
+        (Net(counts, nn.BatchNorm1d(4)), torch.randn(2, 4), r"changes inner\.0\.num_batches_tracked"),
+        (Net(counts_anew, nn.BatchNorm1d(4)), torch.randn(2, 4), r"changes inner\.0\.num_batches_tracked"),
+    ],
+)
+def test_what_writes_to_its_tensors_or_inputs_is_refused_at_once(net, x, what):
+    before, state = x.clone(), copy.deepcopy(net.state_dict())
+    with pytest.raises(ModelError, match=what):
+        sipp.sparse(net.eval(), x)
+    assert torch.equal(x, before) and all(torch.equal(state[name], value) for name, value in net.state_dict().items())
 
 
 def test_the_whole_is_timed_as_it_will_run(monkeypatch):

@@ -271,6 +271,31 @@ def test_a_call_that_is_not_finite_leaves_the_next_ones_as_they_were(never_dense
 
 
 @pytest.mark.parametrize("way", ["never_dense", "always_dense"])
+@pytest.mark.parametrize("kind", ["encoder", "layer", "attention"])
+def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
+    """Fused kernels of torch, which run where no gradient is recorded, give NaN there."""
+    request.getfixturevalue(way)
+    torch.manual_seed(0)
+    if kind == "attention":
+        held = nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=True)
+        model = Net(lambda layer, x, mask: layer(x, x, x, key_padding_mask=mask, need_weights=False)[0], held)
+    else:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
+        held = nn.TransformerEncoder(layer, 2) if kind == "encoder" else layer
+        model = Net(lambda net, x, mask: net(x, src_key_padding_mask=mask), held)
+    thin(model, 0.5)
+    x, mask = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    for first in (False, True):  # whether that sequence is in the example
+        mask[1] = first
+        fast = sipp.sparse(model, (x, mask))
+        mask[1] = True
+        wanted = model(x, mask).detach()
+        assert wanted.isfinite().all() and is_close(fast(x, mask), wanted)
+        assert is_close(fast(x[:, :3], mask[:, :3]), model(x[:, :3], mask[:, :3]))
+    assert torch.backends.mha.get_fastpath_enabled() and not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("way", ["never_dense", "always_dense"])
 def test_padded_tokens_are_those_of_the_path_without_nested_tensors(way, request):
     request.getfixturevalue(way)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

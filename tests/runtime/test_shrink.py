@@ -163,6 +163,69 @@ def test_constants_that_follow_the_size_of_the_batch_are_not_taken_over() -> Non
     assert small.layers[0].after == (6, 4)
 
 
+IMAGES, SEQUENCES = (torch.randn(2, 3, 6, 8), torch.randn(2, 3, 12, 16), torch.randn(1, 3, 12, 5)), (
+    torch.randn(2, 5, 3), torch.randn(2, 20, 3), torch.randn(3, 2, 3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, a, b: b(a(x).mean(1) * x.shape[1] ** 0.5), SEQUENCES),
+        (lambda x, a, b: b(a(x) / x.shape[1]), SEQUENCES),
+        (lambda x, a, b: b(a(x) / x.shape[2]), IMAGES),
+        (lambda x, a, b: b(a(x) * x.shape[3]), IMAGES),
+        (lambda x, a, b: b(a(x) * (x.shape[2] / x.shape[3])), IMAGES),
+        (lambda x, a, b: b(a(x).mean((2, 3), keepdim=True) * (x.shape[2] * x.shape[3]) ** 0.5), IMAGES),
+    ],
+)
+def test_constants_that_follow_other_sizes_are_not_taken_over(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> None:
+    torch.manual_seed(0)
+    make: Callable[[int, int], nn.Module] = nn.Linear if inputs is SEQUENCES else lambda n, m: nn.Conv2d(n, m, 1)
+    net = Part(function, make(3, 8), make(8, 4))
+    net.modules_held[0].weight.data[:3] = 0
+    small = shrunk(net, inputs[0])
+    for x in inputs:
+        assert off_by(net, small.model, x) <= TOLERANCE
+
+
+def test_channels_filled_with_a_size_are_not_taken_over() -> None:
+    torch.manual_seed(0)
+
+    def forward(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+        return b(a(F.pad(x, (0, 0, 0, 0, 0, 2), value=float(x.shape[2]))))
+
+    net = Part(
+        lambda x, first, a, b: forward(first(x), a, b), *(nn.Conv2d(n, m, 1) for n, m in ((3, 4), (6, 5), (5, 2)))
+    )
+    net.modules_held[1].weight.data[:3, :4] = 0  # these rows read what was filled in
+    small = shrunk(net, IMAGES[0])
+    for x in IMAGES:
+        assert off_by(net, small.model, x) <= TOLERANCE
+
+
+def test_a_network_with_a_table_of_positions_is_tried_with_fewer() -> None:
+    torch.manual_seed(0)
+
+    def forward(x: Tensor, table: nn.Module, a: nn.Module, b: nn.Module) -> Tensor:
+        length = x.shape[1]
+        return b(a(x + table(torch.arange(length))).mean(1) * length)
+
+    net = Part(forward, nn.Embedding(8, 3), nn.Linear(3, 8), nn.Linear(8, 4))
+    net.modules_held[1].weight.data[:3] = 0
+    small = shrunk(net, torch.randn(2, 8, 3))  # no longer sequence is accepted
+    assert off_by(net, small.model, torch.randn(2, 3, 3)) <= TOLERANCE
+
+
+def test_numbers_that_are_the_same_at_all_sizes_are_taken_over() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.1), Part(lambda x: x / 2 + 1), nn.Conv2d(8, 4, 3))
+    net[0].weight.data[:3] = 0
+    assert [layer.after[:2] for layer in shrunk(net, torch.randn(2, 3, 8, 8)).layers] == [(5, 3), (4, 5)]
+
+
 def test_a_layer_that_died_altogether_keeps_one_channel() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -394,7 +457,7 @@ def test_a_network_that_tells_its_number_of_channels_is_not_given() -> None:
     net = Part(lambda x, f, g: (g(f(x)), f(x).shape[1]), nn.Linear(4, 8), nn.Linear(8, 2))
     assert sipp.shrink(net, torch.randn(2, 4)).n_parameters == 58
     net.modules_held[0].weight.data[4:] = 0
-    with pytest.raises(ModelError, match="other plain numbers, on the example, so it is not returned"):
+    with pytest.raises(ModelError, match="other plain numbers, on the example or at other sizes of it"):
         sipp.shrink(net, torch.randn(2, 4))
 
 

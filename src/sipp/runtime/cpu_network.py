@@ -11,13 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from sipp.errors import ModelError
+from sipp.errors import DataError, ModelError
 from sipp.native import pytree
 from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
-from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, rounding_tolerance, try_example
-from sipp.runtime.graph import Graph, depends_on_layout, trace
+from sipp.runtime.examples import (
+    check_wrote_nothing,
+    cloned_results,
+    numeric_pairs,
+    output_difference,
+    rounding_tolerance,
+    try_example,
+)
+from sipp.runtime.graph import Graph, Untraceable, depends_on_layout, trace
 from sipp.runtime.model_weights import (
     PackedParameter,
     Strides,
@@ -28,7 +35,7 @@ from sipp.runtime.model_weights import (
     unpack_parameters,
 )
 from sipp.runtime.plan import Plan, flat_inputs, make_plan
-from sipp.runtime.plan_cache import Compiled, PlanCache
+from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
 from sipp.runtime.steps import torch_step, without_weights
 
 TRIALS = 2
@@ -97,13 +104,17 @@ class CpuNetwork:
         plans = self._plans.all()
         if not self._plans.has_overflowed and not any(each.is_dense for each in plans):
             held = {t.untyped_storage().data_ptr() for each in plans for t in each.tensors}
-            self._packed |= pack_parameters(self._model, held)  # some may still be packed, after an out-of-memory error
+            pack_parameters(self._model, held, self._packed)  # some may still be packed, after an out-of-memory error
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the plan against the dense network, whose weights are left in the faster memory format if it wins."""
         self._unpack(self._original_strides)
-        try_example(self._model, args, kwargs, where=where)
-        graph = trace(self._model, args, kwargs)
+        check_wrote_nothing(try_example(self._model, args, kwargs, where=where), self._model)
+        try:
+            graph = trace(self._model, args, kwargs)
+        except Untraceable as error:
+            seconds = steps.dense_time(partial(self.run_dense, args, kwargs), TRIALS)
+            return left_to_torch(self.run_dense, f"torch runs all of it: {error.what}", seconds)
         reads_layout = depends_on_layout(graph)
         plan, chunk = (None, None) if reads_layout else self._make_plan(graph, args, kwargs)
         before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # shared with the plan
@@ -142,7 +153,8 @@ class CpuNetwork:
         chunk = chunk_size(graph, inputs)
         if chunk is not None:
             args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            with suppress(ModelError):  # it does not run on fewer points
+            with suppress(DataError, ModelError):  # it does not run on fewer points
+                try_example(self._model, args, kwargs)  # fills caches, which must not keep the values of a trace
                 part = trace(self._model, args, kwargs)
                 if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
                     return make_plan(part, flat_inputs(args, kwargs)), chunk

@@ -7,16 +7,21 @@ torch.export records the operations. Then, if no other operation reads the resul
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import _trace
 
 from sipp.errors import ModelError
+from sipp.inputs.restore import left_as_they_were
 from sipp.native import pytree
 from sipp.runtime.activations import NONE, activation_of
 
@@ -26,6 +31,11 @@ ADD = ATEN.add.Tensor
 _LAYOUT_OPS = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
 )  # fmt: skip
+LINE = 150  # characters of torch's errors that are shown
+
+
+class Untraceable(ModelError):
+    """torch.export cannot trace the model, which may run nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +97,40 @@ def program_of(
     With `is_plain`, composite operations are decomposed too, which takes two thirds of the time.
     """
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with left_as_they_were(list(model.modules())), _quiet(), torch.no_grad():
             exported = torch.export.export(model, args, kwargs, strict=False)
             is_done = not is_plain and not any(_is_mutating(node.target) for node in exported.graph.nodes)
             return exported if is_done else exported.run_decompositions({})
     except Exception as error:
-        raise ModelError(
-            f"torch.export cannot trace it ({type(error).__name__}: {error})",
+        raise Untraceable(
+            f"torch.export cannot trace it ({type(error).__name__}: {_first_line(error)})",
             where=type(model).__name__,
             fix="its forward pass must not depend on values of its inputs; give tensors, lists, tuples or dicts",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip()[:LINE] for line in str(error).splitlines() if line.strip()), "")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences torch.export: warnings, its log, and the graph that it prints to stderr where it fails."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level, names = log.level, vars(_trace)
+    log.setLevel(logging.CRITICAL)
+    names["print"] = _print_nothing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        names.pop("print", None)
+
+
+def _print_nothing(*texts: object, file: object = None) -> None:
+    """In place of `print`."""
 
 
 def _is_mutating(target: Any) -> bool:
@@ -112,7 +145,7 @@ def depends_on_layout(graph: Graph) -> bool:
 def _graph_of(exported: Any) -> Graph:
     signature = exported.graph_signature
     if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("the forward pass changes a buffer or an input", fix="compute new tensors instead")
+        raise ModelError("its forward pass changes a buffer or an input", fix="compute new tensors instead")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -146,7 +179,7 @@ def _graph_of(exported: Any) -> Graph:
         elif node.op == "output":
             outputs = [with_refs(arg) for arg in node.args[0]]
         else:
-            raise ModelError(
+            raise Untraceable(
                 f"the traced graph has a node of kind {node.op!r}",
                 where=node.name,
                 fix="use operations of torch that torch.export knows",

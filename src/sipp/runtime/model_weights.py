@@ -30,12 +30,11 @@ class PackedParameter:
         return int(self.values.nbytes + self.bits.nbytes)
 
 
-def pack_parameters(model: nn.Module, held: set[int]) -> dict[str, PackedParameter]:
-    """Frees the parameters that are worth packing, and returns their packed values by name (-0.0 counts as zero).
+def pack_parameters(model: nn.Module, held: set[int], packed: dict[str, PackedParameter]) -> None:
+    """Frees the parameters that are worth packing, and stores their values in `packed` by name (-0.0 counts as zero).
 
     Skips parameters whose memory (`held`, addresses) is used elsewhere: packing those would save nothing.
     """
-    packed = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         if weight.untyped_storage().data_ptr() in held:
@@ -44,10 +43,7 @@ def pack_parameters(model: nn.Module, held: set[int]) -> dict[str, PackedParamet
         if weight.numel() and float(is_kept.sum()) <= MOST_KEPT * weight.numel():
             bits = np.packbits(is_kept.flatten().numpy())
             packed[name] = PackedParameter(weight.shape, weight[is_kept].clone(), bits)
-    for name, parameter in model.named_parameters():
-        if name in packed:
-            parameter.data = torch.empty(0, dtype=parameter.dtype, device="cpu")
-    return packed
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device="cpu")  # not earlier: Ctrl-C may end this
 
 
 def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> None:

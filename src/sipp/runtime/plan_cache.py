@@ -38,6 +38,11 @@ class Compiled:
     n_buffer_bytes: int = 0  # of activations
 
 
+def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
+    """A network of which no step is known: torch runs it as it is called."""
+    return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
+
+
 class PlanCache:
     """At most MOST_PLANS plans by input signature, protected by a lock.
 

@@ -17,7 +17,7 @@ from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
-from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.plain_copy import plain_copy, turn_off_fused_attention
 from sipp.runtime.plan_cache import Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import Labels, as_html, as_text, steps_table, summary_labels
@@ -59,6 +59,7 @@ class Sparse:
         with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
             self._model = plain_copy(model)
         turn_off_caches(self._model.modules())
+        turn_off_fused_attention(self._model)
         self._plans = PlanCache()
         self._device = make(self._model, self._plans)
         self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
@@ -135,6 +136,7 @@ def sparse(model: NetworkLike, example: Any) -> Sparse:
     a tensor, a tuple of arguments, or a dict of keyword arguments. The model is not changed, and later changes to its
     weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
     nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
+    What torch.export cannot trace is left to torch; a model that writes to its weights, buffers or inputs is refused.
 
     Example:
         >>> import torch, sipp

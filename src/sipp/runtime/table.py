@@ -51,7 +51,7 @@ def summary_labels(compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     buffers = f"; activations {compiled.n_buffer_bytes / MB:.2f} MB" if compiled.n_buffer_bytes else ""
     return (
-        ("left to torch", left_to_torch(compiled.steps)),
+        ("left to torch", left_to_torch(compiled.steps) if compiled.steps else "everything"),
         ("network", compiled.how if compiled.is_dense else f"{compiled.how}; {times}: {compiled.speed}"),
         ("weights", memory + buffers),
         ("compiled in", f"{seconds:.1f} s; {timed}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_of
 from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
-from sipp.runtime.shrinking.rules import rule_of, without_numbers, without_views
+from sipp.runtime.shrinking.rules import rule_of, without_either, without_numbers, without_views
 
 SAME = 1e-9  # of the largest output, in float64
 
@@ -44,7 +45,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
 
     `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. `example` is an input as for
     `sparse`; without one, noise in the shape of the first layer is used. Channels that cannot be removed safely stay,
-    and the record names them. Outputs on the example are compared before anything is returned.
+    and the record names them. Outputs are compared before anything is returned: on the example, and at other sizes.
 
     Example:
         >>> import sipp, torch
@@ -106,14 +107,14 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
 
 
 def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProgram) -> tuple[Channels, ShrinkPlan]:
-    """Which channels stay, checked on the example in float64, where rounding hides nothing, and on a doubled batch.
+    """Which channels stay, checked on the example in float64, where rounding hides nothing, and at other sizes.
 
-    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / len(x)`), which no trace
-    shows. If it fails with fewer channels, more of them are kept.
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
+    trace shows. If outputs differ with fewer channels, or at another batch, image or sequence size, more are kept.
     """
     precise = _float64_copy(own, call)
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
-    trials = [(points, expected), *_more_points(net, points)]
+    trials = [(points, expected), *_other_sizes(net, points)]
     most = rounding_tolerance(expected) if precise is None else SAME
     cpu = {
         id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
@@ -122,7 +123,7 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
     regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
     moved = torch.inf
-    for rules in (rule_of, without_views, without_numbers):
+    for rules in (rule_of, without_views, without_numbers, without_either):
         channels = channels_of(program, tensors, regroups, rules)
         plan = plan_shrinking(channels)
         small = copy.deepcopy(net)
@@ -155,13 +156,39 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
         return None
 
 
-def _more_points(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example repeated along the batch dimension, and its outputs; empty if the network does not accept it."""
-    doubled = pytree.tree_map(lambda x: torch.cat((x, x)) if isinstance(x, Tensor) and x.ndim else x, call)
-    try:
-        return [(doubled, _outputs(model, doubled))]
-    except SippError:
-        return []
+def _other_sizes(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
+    """The example in other sizes that the network accepts, and its outputs there.
+
+    The batch is doubled. Every other dimension, and all dimensions of one size together (height and width; a sequence
+    and its mask), are halved, or else doubled. On a GPU they are not doubled: an index beyond a table of positions
+    would leave it unusable.
+    """
+    leaves, spec = pytree.tree_flatten(call)
+    shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    sizes = {(i, dim): size for i, shape in shapes.items() for dim, size in enumerate(shape)}
+    by_dim = [[place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes})]
+    by_size = [[place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values()))]
+    can_grow = not any(leaves[i].is_cuda for i in shapes)
+
+    def accepted(places: list[tuple[int, int]], grows: bool) -> bool:
+        """Whether the network runs with these dimensions doubled or halved; if so, its outputs are noted."""
+        new = list(leaves)
+        for i, dim in places:
+            new[i] = torch.cat((new[i], new[i]), dim) if grows else new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
+        inputs: Call = pytree.tree_unflatten(new, spec)
+        with suppress(SippError):  # it does not run
+            found.append((inputs, _outputs(model, inputs)))
+            return True
+        return False
+
+    found: list[tuple[Call, list[Any]]] = []
+    for places in by_dim[:1]:
+        accepted(places, grows=True)
+    for places in (*by_dim[1:], *(one for one in by_size if one not in by_dim)):
+        is_halved = max(sizes[place] for place in places) > 1 and accepted(places, grows=False)
+        if not is_halved and can_grow:
+            accepted(places, grows=True)
+    return found
 
 
 def _differs(moved: float) -> ModelError:
@@ -171,8 +198,9 @@ def _differs(moved: float) -> ModelError:
         else f"differs by {moved:.1e}"
     )
     return ModelError(
-        f"the smaller network {how} on the example, so it is not returned",
-        fix="make sure that forward uses no fixed channel counts and nothing random, and returns finite numbers",
+        f"the smaller network {how} on the example or at other sizes of it, so it is not returned",
+        fix="make sure that forward uses no fixed channel counts and nothing random, returns finite numbers, and takes "
+        "the same layers at every size",
     )
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from sipp.native import pytree
-from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, try_example
+from sipp.runtime.examples import check_wrote_nothing, cloned_results, numeric_pairs, output_difference, try_example
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
-from sipp.runtime.graph import depends_on_layout, trace_unfused
-from sipp.runtime.plan_cache import Compiled, PlanCache
+from sipp.runtime.graph import Graph, Untraceable, depends_on_layout, trace_unfused
+from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
 from sipp.runtime.steps import LEAST_GAIN, MS, without_weights
 
 DEVICE = "cuda"
@@ -44,11 +44,16 @@ class GpuNetwork:
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
         with torch.no_grad(), torch.cuda.device_of(self._tensor):
-            try_example(self._model, args, kwargs, where=where, device=DEVICE)
-            return self._choose_fastest(args, kwargs)
+            check_wrote_nothing(try_example(self._model, args, kwargs, where=where, device=DEVICE), self._model)
+            try:
+                graph = trace_unfused(self._model, args, kwargs)
+            except Untraceable as error:  # nor is it recorded: it may depend on values
+                (seconds,) = recording.race([partial(self.run_dense, args, kwargs)])
+                how = f"{AS_CALLED} ({error.what}); {seconds * MS:.3f} ms per call"
+                return left_to_torch(self.run_dense, how, seconds)
+            return self._choose_fastest(graph, args, kwargs)
 
-    def _choose_fastest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        graph = trace_unfused(self._model, args, kwargs)
+    def _choose_fastest(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         inputs, spec = pytree.tree_flatten((args, kwargs))
         cast = torch.get_autocast_dtype(DEVICE) if torch.is_autocast_enabled(DEVICE) else None
 

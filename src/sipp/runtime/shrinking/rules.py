@@ -397,14 +397,23 @@ def without_views(node: Node) -> Rule | None:
 
 
 def without_numbers(node: Node) -> Rule | None:
-    """Like `without_views`, and results of operations with numbers are not constant: these may depend on sizes."""
-    rule = without_views(node)
+    """Like `rule_of`, but results of operations with numbers are not constant: these may be computed from sizes."""
+    return _careful(node, rule_of(node))
+
+
+def without_either(node: Node) -> Rule | None:
+    """Like `without_views` and `without_numbers`."""
+    return _careful(node, without_views(node))
+
+
+def _careful(node: Node, rule: Rule | None) -> Rule | None:
+    """The rule, without constants in its result if the operation has a number among its arguments."""
     numbers = [argument for argument in (*node.args, *node.kwargs.values()) if isinstance(argument, int | float)]
-    if rule is not _pointwise or not numbers:
+    if rule is None or rule not in (_pointwise, _pad) or not numbers:
         return rule
 
-    def careful(channels: Channels, node: Node) -> Axis | None:
-        axis = _pointwise(channels, node)
+    def without_constants(channels: Channels, node: Node) -> Axis | None:
+        axis = rule(channels, node)
         return None if axis is None else Axis(axis.dim, axis.ids, not_constant(len(axis.ids)))
 
-    return careful
+    return without_constants
