@@ -7,6 +7,7 @@
     threads.py        work on torch's own thread pool
     memory.py         tensors as compiled code needs them
     pytree.py         nested lists and dicts of tensors
+    exporting.py      torch.export without its noise
     two_of_four.py    cuSPARSELt, through torch's private operators
 
 `llvmlite`, `numba.core` and `ctypes` are imported here and in no other room (`tests/native/test_only_here.py`). The

@@ -7,22 +7,18 @@ torch.export records the operations. Then, if no other operation reads the resul
 
 from __future__ import annotations
 
-import logging
 import operator
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import _trace
 
 from sipp.errors import ModelError
 from sipp.inputs.restore import left_as_they_were
 from sipp.native import pytree
+from sipp.native.exporting import quiet_export
 from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
@@ -97,7 +93,7 @@ def program_of(
     With `is_plain`, composite operations are decomposed too, which takes two thirds of the time.
     """
     try:
-        with left_as_they_were(list(model.modules())), _quiet(), torch.no_grad():
+        with left_as_they_were(list(model.modules())), quiet_export(), torch.no_grad():
             exported = torch.export.export(model, args, kwargs, strict=False)
             is_done = not is_plain and not any(_is_mutating(node.target) for node in exported.graph.nodes)
             return exported if is_done else exported.run_decompositions({})
@@ -111,26 +107,6 @@ def program_of(
 
 def _first_line(error: Exception) -> str:
     return next((line.strip()[:LINE] for line in str(error).splitlines() if line.strip()), "")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences torch.export: warnings, its log, and the graph that it prints to stderr where it fails."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level, names = log.level, vars(_trace)
-    log.setLevel(logging.CRITICAL)
-    names["print"] = _print_nothing
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-        names.pop("print", None)
-
-
-def _print_nothing(*texts: object, file: object = None) -> None:
-    """In place of `print`."""
 
 
 def _is_mutating(target: Any) -> bool:
