@@ -410,7 +410,7 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     _, quick = found(net, points, ridges=(1e-3,))
     assert n_rows == [16, 16, 80, 16, 16, 48]
     assert all(one.mask_origin == "searched" and one.error_first_mask is None for one in quick.layers)
-    monkeypatch.setattr(layer_fit, "CLEAR", 0.0)
+    monkeypatch.setattr(layer_fit, "CLEARLY_BETTER", 0.0)
     _, slow = found(net, points, ridges=(1e-3,))
     assert all(one.error < one.error_first_mask for one in slow.layers)  # type: ignore[operator]
     for one, other in zip(quick.model.state_dict().values(), slow.model.state_dict().values()):

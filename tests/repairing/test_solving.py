@@ -116,7 +116,7 @@ def test_steps_gain_as_much_as_factors(keep: float, scale: float, monkeypatch: p
     mask = torch.rand(2, 7, 30, generator=generator) < keep
     sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
     exact = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
-    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
     found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
     assert bool((found[~mask] == 0).all()) and bool((found[:, :, 3] == 0).all())
     nothing = torch.zeros_like(sums.d_GR)
@@ -135,7 +135,7 @@ def test_steps_for_a_few_rows_at_a_time_gain_as_much(monkeypatch: pytest.MonkeyP
     mask = torch.rand(2, 7, 30, generator=generator) < 0.5
     sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
     exact, taken = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3), list[int]()
-    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
     monkeypatch.setattr(solving, "SOLVE_BYTES", {"cpu": 3 * 2 * 30 * solving.N_KEPT_ALIVE * 4})
     one_piece = solving._steps
     monkeypatch.setattr(solving, "_steps", lambda *given: (taken.append(given[1].shape[1]), one_piece(*given))[1])
@@ -176,7 +176,7 @@ def test_steps_and_the_search_make_no_second_wide_system(monkeypatch: pytest.Mon
     sums = moments_of(x_GKP, torch.randn(1, 3, 200, generator=generator, dtype=torch.float64))
     mask, rows = torch.rand(1, 3, 64, generator=generator) < 0.5, torch.randn(1, 3, 64, dtype=torch.float64)
     block = layer_search.LeastSquares(sums.xx_GKK, sums.dx_GRK, rows, sums.n)
-    monkeypatch.setattr(solving, "SLOWER", {"cpu": 1e12})
+    monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
     found = dict[int, Any]()
     for n_rows in (64, 5):
         monkeypatch.setattr(solving, "SCALE_BYTES", n_rows * 64 * 8)

@@ -11,7 +11,7 @@ from torch import nn
 import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
-from sipp.records.options import Repairing
+from sipp.records.options import RepairChoice
 from sipp.repairing.data_split import held_out_error, split_data
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
@@ -77,7 +77,9 @@ def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
 
 @pytest.mark.parametrize("method", FITTED)
 @pytest.mark.parametrize("repair", [True, "refit"])
-def test_before_repair_is_what_the_method_found_without_the_points_that_judge(method: str, repair: Repairing) -> None:
+def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
+    method: str, repair: RepairChoice
+) -> None:
     net = network()
     parts = split_data(net, points())
     first = repair_network(net, even_masks(net), parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]

@@ -47,18 +47,18 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, aside: 
         means = [layer.mean_FK.cpu() for layer in sensitivities.layers if layer.mean_FK is not None]
         if len(means) == len(sensitivities.layers):
             by_reduce["mean"] = tuple(means)
-    lengths: tuple[Tensor, ...] | None = None
+    wanda_scores: tuple[Tensor, ...] | None = None
     if task.scoring.norm_stats != "batch":
         by_name = wanda(task)
-        lengths = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
+        wanda_scores = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
-            lengths = tuple(score_FK.to(SCORE_DTYPE) for score_FK in lengths)
-        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in lengths):
-            lengths = None
+            wanda_scores = tuple(score_FK.to(SCORE_DTYPE) for score_FK in wanda_scores)
+        if not all(bool(torch.isfinite(score_FK).all()) for score_FK in wanda_scores):
+            wanda_scores = None
     has_aside = aside is not None and not aside.is_empty
     chosen = aside if has_aside else task.data
     assert chosen is not None
-    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, lengths)
+    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, wanda_scores)
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -106,7 +106,7 @@ def choose(
     tried: list[BlendTrial] = []
     cuts: list[list[Tensor]] = []
     for p, reduce, by_rows in _candidates(blend):
-        scores = blend.lengths if by_rows and blend.lengths is not None else blended(blend, dense, p, reduce)
+        scores = blend.wanda_scores if by_rows and blend.wanda_scores is not None else blended(blend, dense, p, reduce)
         cuts.append(cut(scores, by_rows))
         tried.append(BlendTrial(p, reduce, moved_by(cuts[-1]), by_rows=by_rows))
     taken = tried.index(best_of(tried))
@@ -136,8 +136,8 @@ def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
     """The candidates: power p, reduction, and whether weights are compared within rows."""
     if blend.taken is not None:
         return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
-    if not blend.sensitivities and blend.lengths is not None:
+    if not blend.sensitivities and blend.wanda_scores is not None:
         return [(0.0, "mean", True)]
     candidates: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
     candidates += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
-    return candidates if blend.lengths is None else [*candidates, (0.0, "mean", True)]
+    return candidates if blend.wanda_scores is None else [*candidates, (0.0, "mean", True)]

@@ -225,7 +225,7 @@ def _blended(
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
     tiny = torch.finfo(SCORE_DTYPE).tiny
     if ranking.is_thinned:  # a row with fewer weights left than an even share would get pruned ones back
-        blend = replace(blend, lengths=None)
+        blend = replace(blend, wanda_scores=None)
 
     def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
         if ranking.is_thinned:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,18 @@ from sipp.scoring.theory_points import resolve_points
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What a ranking reads, decided before any pass."""
+
+    task: ScoringTask  # with the points to score
+    method_task: ScoringTask  # with the points that the method reads, noted in `method_keys`
+    aside: Data | None  # points held back to choose a blend
+    needs_start_only: bool  # a search follows, for which Wanda's mask is enough
+    why_no_sensitivities: str  # empty if they are computed
+    method_keys: set[bytes]  # filled while the method reads
+
+
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """Scores every prunable weight by one method.
 
@@ -45,59 +57,74 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
-    only_starts = starts_search(task, info, options)  # then Wanda's mask is enough, and no sensitivities are needed
-    why_not = _why_no_sensitivities(info, task.data, options.statements if only_starts else statements, only_starts)
-    # Keys of points that the method reads. Scored points have keys of their own, which are enough if every pass gives
-    # the same points.
-    method_keys: set[bytes] = set()
-    data, aside = task.data, None
-    needs_keys = bool(why_not) or data is None or not data.is_repeated
-    if info.is_blend:
-        task, aside = set_points_aside(task.noting(method_keys) if only_starts else task, options)
-    else:
-        task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    method_task = task.noting(method_keys) if needs_keys and not info.is_blend else task
+    plan = _plan(task, options, info, statements=statements)
     has_experts = any(layer.is_routed for layer in task.layers)
-    spared = rows_of_rare_experts(method_task) if has_experts and info.needs_data else ()
+    spared = rows_of_rare_experts(plan.method_task) if has_experts and info.needs_data else ()
     method_scores = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            method_scores = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
-    sensitivities, sample = None, list[Batch]()
-    if not why_not and task.data is not None:
-        with progress_bar("scoring", task.points.n_known, shown=progress) as advance:
-
-            def on_batch(batch: Batch) -> None:
-                advance(batch.n_points)
-                if not sample:
-                    sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
-
-            sensitivities = measure_sensitivities(
-                task,
-                reduce=options.reduce or info.reduce,
-                on_batch=on_batch,
-                splits=statements,
-                with_means=info.is_blend and not only_starts,
-            )
-        repaired_on = data if options.repair or info.fitting else None
-        sensitivities = _with_selection_points(sensitivities, frozenset(method_keys), aside, repaired_on)
+            method_scores = own_scores(plan.method_task, info) if info.is_own else score_of(info)(plan.method_task)
+    sensitivities, sample = None, None
+    if not plan.why_no_sensitivities:
+        sensitivities, sample = _measured(plan, options, info, splits=statements, progress=progress)
+        repaired_on = task.data if options.repair or info.fitting else None
+        sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.aside, repaired_on)
     blend = None
-    if info.is_blend and (sensitivities is not None or only_starts):
-        blend = blend_inputs(task, None if only_starts else sensitivities, aside)
+    if info.is_blend and (sensitivities is not None or plan.needs_start_only):
+        blend = blend_inputs(plan.task, None if plan.needs_start_only else sensitivities, plan.aside)
     return Ranking(
         model=task.model,
         weights=task.weights,
-        scores=_scores_to_cut(task, sensitivities, method_scores, blend),
+        scores=_scores_to_cut(plan.task, sensitivities, method_scores, blend),
         sensitivities=sensitivities,
         options=options,
-        why_no_sensitivities=why_not,
-        sample=sample[0] if sample else None,
-        floor=least_share(options),
+        why_no_sensitivities=plan.why_no_sensitivities,
+        sample=sample,
+        floor=floor_of(options),
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
-        method_keys=frozenset(method_keys) if info.needs_data else frozenset(),
+        method_keys=frozenset(plan.method_keys) if info.needs_data else frozenset(),
     )
+
+
+def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, statements: bool) -> _Plan:
+    """Which points the method reads, which are scored and held back, and whether there will be sensitivities.
+
+    Scored points have keys of their own. The keys of points that the method reads are noted as well if nothing is
+    scored, or if another pass may give other points.
+    """
+    start_only = needs_start_only(task, info, options)
+    why_not = _why_no_sensitivities(info, task.data, options.statements if start_only else statements, start_only)
+    keys: set[bytes] = set()
+    if info.is_blend:
+        scored, aside = set_points_aside(task.noting(keys) if start_only else task, options)
+        return _Plan(scored, scored, aside, start_only, why_not, keys)
+    scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    needs_keys = bool(why_not) or task.data is None or not task.data.is_repeated
+    return _Plan(scored, scored.noting(keys) if needs_keys else scored, None, start_only, why_not, keys)
+
+
+def _measured(
+    plan: _Plan, options: PruneOptions, info: MethodInfo, *, splits: bool, progress: bool
+) -> tuple[Sensitivities, Batch]:
+    """The sensitivities of a model, and the first points that were scored."""
+    sample = list[Batch]()
+    with progress_bar("scoring", plan.task.points.n_known, shown=progress) as advance:
+
+        def on_batch(batch: Batch) -> None:
+            advance(batch.n_points)
+            if not sample:
+                sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
+
+        found = measure_sensitivities(
+            plan.task,
+            reduce=options.reduce or info.reduce,
+            on_batch=on_batch,
+            splits=splits,
+            with_means=info.is_blend and not plan.needs_start_only,
+        )
+    return found, sample[0]
 
 
 def _scores_to_cut(
@@ -114,8 +141,8 @@ def _scores_to_cut(
         return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
     if sensitivities is not None:
         return tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
-    if blend is not None and blend.lengths is not None:
-        return blend.lengths
+    if blend is not None and blend.wanda_scores is not None:
+        return blend.wanda_scores
     return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
 
 
@@ -131,7 +158,7 @@ def checked_method(options: PruneOptions) -> MethodInfo:
     return info
 
 
-def least_share(options: PruneOptions) -> float | None:
+def floor_of(options: PruneOptions) -> float | None:
     """The floor under rows and layers: the option, or the method's default."""
     if options.floor == "method":
         return method_of(options.method).floor
@@ -161,7 +188,7 @@ def _with_selection_points(
     return replace(sensitivities, selection_keys=keys)
 
 
-def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
+def needs_start_only(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
     """Whether a blend only gives the first mask of a search (T21) in a large network of linear layers.
 
     Then Wanda's mask is taken without trying others, because it is the best start for language models.
@@ -170,9 +197,9 @@ def starts_search(task: ScoringTask, info: MethodInfo, options: PruneOptions) ->
     return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
 
 
-def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, starts_search: bool) -> str:
+def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, start_only: bool) -> str:
     """Why no sensitivities are computed; empty if they are."""
-    if info.uses_sensitivities and not starts_search:
+    if info.uses_sensitivities and not start_only:
         return ""
     if data is None:
         return f"{info.name} was given no data; with data there would be bounds"

@@ -27,9 +27,9 @@ from sipp.records.checking import (
 
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
-Fitting = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
-RepairMethod = Literal["joint", "refit"] | Fitting  # "joint": masks may move (T21); "refit": they stay
-Repairing = bool | Literal["joint", "refit"]  # the option of the verbs; True is "joint"
+PeerMethod = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
+RepairMethod = Literal["joint", "refit"] | PeerMethod  # "joint": masks may move (T21); "refit": they stay
+RepairChoice = bool | Literal["joint", "refit"]  # the option of the verbs; True is "joint"
 Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
 Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
@@ -56,17 +56,17 @@ def method_name(method: Method) -> str:
     return name if name.isidentifier() else "own score"  # a lambda has none
 
 
-def check_repair(repair: Any) -> Repairing:
+def check_repair(repair: Any) -> RepairChoice:
     """The repair option, if it is True, False, "joint" or "refit"."""
     if isinstance(repair, str):
         check_choice("repair", repair, ("joint", "refit"))
     else:
         check_flag("repair", repair)
-    checked: Repairing = repair
+    checked: RepairChoice = repair
     return checked
 
 
-def repairs_asked(repair: Repairing) -> list[RepairMethod]:
+def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
     """The repair that the option asks for, if any; True is "joint"."""
     if not repair:
         return []
@@ -216,7 +216,7 @@ class PruneOptions:
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).")
     ] = True
     repair: Annotated[
-        Repairing, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
+        RepairChoice, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
     ] = False
     blocks: Annotated[
         str | None,

@@ -3,6 +3,8 @@
 Axis letters, used as suffixes of tensor names everywhere:
     B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row
     G groups of a grouped convolution (1 elsewhere)      R rows of one group, F = G * R
+    S, T signs of weights and of activations             Q quadrants of signs, and Z itself
+    N, C, M: anything that is counted in one file (rows of all groups, knots of a curve, weights of a pattern); 1: kept
 So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of fan-in K for each of G groups.
 """
 
@@ -166,7 +168,8 @@ class BlendInputs:
     points: Any  # the calibration points that choose it, a Data
     is_aside: bool  # they were held back from scoring
     norm_stats: NormStats
-    lengths: tuple[Tensor, ...] | None = None  # F x K per layer: |w| times the norm of its input; None if not finite
+    # F x K per layer: |w| times the norm of its input; None if not finite
+    wanda_scores: tuple[Tensor, ...] | None = None
     taken: BlendTrial | None = None  # chosen at another budget: no other candidate is tried
 
 

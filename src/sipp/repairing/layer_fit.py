@@ -39,7 +39,7 @@ RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved
 # On a CPU, these few rows show whether the first mask is worth solving: not if the squared error of the searched mask,
 # on them, is below this share of the error of the first. A GPU solves all rows of both masks with as many launches.
-N_CLEAR_ROWS, CLEAR = 16, 0.95
+N_PREVIEW_ROWS, CLEARLY_BETTER = 16, 0.95
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ def _fits(
     if values_FK is not None:
         return [_rounded(problem, "searched", searched_FK, values_FK)], None, n_rounds
     ridge = _ridge(task, blocks, searched_FK, decided)
-    if len(origins) > 1 and len(mask_FK) > 2 * N_CLEAR_ROWS and not mask_FK.is_cuda:
-        at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_CLEAR_ROWS) for some_FK in (mask_FK, searched_FK))
-        origins = ("searched",) if at_last < CLEAR * at_first < math.inf else origins
+    if len(origins) > 1 and len(mask_FK) > 2 * N_PREVIEW_ROWS and not mask_FK.is_cuda:
+        at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_PREVIEW_ROWS) for some_FK in (mask_FK, searched_FK))
+        origins = ("searched",) if at_last < CLEARLY_BETTER * at_first < math.inf else origins
     masks = [searched_FK if origin == "searched" else mask_FK for origin in origins]
     solved = _solved(blocks, masks, before_FK, ridge)
     return [_rounded(problem, *fit) for fit in zip(origins, masks, solved)], ridge, n_rounds

@@ -9,11 +9,11 @@ from typing import get_args
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.options import ChunkBytes, Fitting, Pattern, RepairMethod
+from sipp.records.options import ChunkBytes, Pattern, PeerMethod, RepairMethod
 from sipp.records.ranking import Weight, is_like_a_language_model
 from sipp.records.repair import Budgets
 
-PEERS: tuple[Fitting, ...] = get_args(Fitting)  # methods of others, by their definitions
+PEERS: tuple[PeerMethod, ...] = get_args(PeerMethod)  # methods of others, by their definitions
 
 ERROR_FEEDBACKS = (1.0, 0.25, 0.0)  # candidates for a, tried in this order as long as the error falls
 # Trials fit only the first layers of a large network, which favours a = 1: its cost shows in deep networks of linear

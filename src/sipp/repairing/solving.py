@@ -30,8 +30,8 @@ SMALLEST = torch.finfo(SCORE_DTYPE).tiny  # a divisor: a row whose residual is 0
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
 # How much slower a product is in a factorization than in a step: a factor of a single row is small, and in float64.
 # The kernel launches of a step cost as much as this number of products.
-SLOWER = {"cpu": 9.0, "cuda": 20.0}
-LAUNCHES = {"cpu": 0.0, "cuda": 3e9}
+FACTOR_COST = {"cpu": 9.0, "cuda": 20.0}
+LAUNCH_COST = {"cpu": 0.0, "cuda": 3e9}
 
 
 def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, added_G: Tensor | None = None) -> Tensor:
@@ -83,8 +83,8 @@ def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
 def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.device) -> bool:
     """Whether conjugate gradients cost less than factoring each row's smaller side."""
     kind = "cuda" if device.type == "cuda" else "cpu"
-    factors = sum(min(n, fan_in - n) ** 3 for n in n_kept) / 3 * SLOWER[kind]
-    return factors > TYPICAL_STEPS * (2.0 * len(n_kept) * fan_in**2 + LAUNCHES[kind])
+    factors = sum(min(n, fan_in - n) ** 3 for n in n_kept) / 3 * FACTOR_COST[kind]
+    return factors > TYPICAL_STEPS * (2.0 * len(n_kept) * fan_in**2 + LAUNCH_COST[kind])
 
 
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:

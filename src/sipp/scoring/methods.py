@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice, method_here
-from sipp.records.options import Fitting, Reduce, Repairing, RepairMethod, Score, method_name, repairs_asked
+from sipp.records.options import PeerMethod, Reduce, RepairChoice, RepairMethod, Score, method_name, repairs_asked
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
@@ -40,7 +40,7 @@ class MethodInfo:
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
     floor: float | None = None  # under rows and layers, by default; None: rows may die
-    fitting: Fitting | None = None  # after the cut, this search finds mask and weights again
+    fitting: PeerMethod | None = None  # after the cut, this search finds mask and weights again
 
     @property
     def is_own(self) -> bool:
@@ -184,7 +184,7 @@ def score_of(row: MethodInfo) -> Score:
     return found
 
 
-def repairs_of(info: MethodInfo, repair: Repairing) -> list[RepairMethod]:
+def repairs_of(info: MethodInfo, repair: RepairChoice) -> list[RepairMethod]:
     """What finds new values after the cut: the method's own fit, then the repair."""
     own: list[RepairMethod] = [] if info.fitting is None else [info.fitting]
     return own + repairs_asked(repair)

@@ -25,7 +25,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import rank, set_points_aside, starts_search
+from sipp.pruning.ranking import needs_start_only, rank, set_points_aside
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
@@ -35,7 +35,7 @@ from sipp.records.options import (
     Constants,
     Method,
     PruneOptions,
-    Repairing,
+    RepairChoice,
     Scoring,
     Selector,
     check_repair,
@@ -59,7 +59,7 @@ def compare(
     *,
     keeps: Sequence[float] = KEEPS,
     methods: Sequence[Method] | None = None,
-    repair: Repairing = False,
+    repair: RepairChoice = False,
     holdout: AnyData | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -112,7 +112,7 @@ def compare(
             variants = [(False, ranking, repairs_of(info, False))]
             if repair:
                 options = PruneOptions(method=method, repair=repair)
-                begins_with_other_mask = starts_search(task, info, options)
+                begins_with_other_mask = needs_start_only(task, info, options)
                 repair_ranking = rank(task, options) if begins_with_other_mask else ranking
                 variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):

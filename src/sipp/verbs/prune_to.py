@@ -56,7 +56,7 @@ from sipp.records.options import (
     Method,
     PruneOptions,
     Reduce,
-    Repairing,
+    RepairChoice,
     Scoring,
     Selector,
     repairs_asked,
@@ -104,7 +104,7 @@ def prune_to(
     exclude: Selector | None = None,
     output: Output = None,
     ledger: str | os.PathLike[str] | None = None,
-    repair: Repairing = False,
+    repair: RepairChoice = False,
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> PrunedTo:

@@ -15,7 +15,7 @@ from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.records.checking import check_choice, problem_words
-from sipp.records.options import Draws, Reduce, Repairing
+from sipp.records.options import Draws, Reduce, RepairChoice
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
@@ -161,7 +161,7 @@ class Pruning(_Section):
     """how to combine patches, for methods that do not say: max (with bounds) or mean"""
     batch_size: Count = 128
     """calibration inputs per forward pass"""
-    repair: Repairing = False
+    repair: RepairChoice = False
     """what happens before retraining: true finds mask and weights together, refit keeps the mask"""
 
     @model_validator(mode="after")
