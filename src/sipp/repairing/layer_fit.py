@@ -311,7 +311,9 @@ def _solved(blocks: Sequence[_Block], masks: Sequence[Tensor], before_FK: Tensor
             rows = replace(rows, wanted_GRK=rows.wanted_GRK.repeat(1, n, 1), dense_GRK=rows.dense_GRK.repeat(1, n, 1))
         mask_GRK = torch.cat([mask_FK[block.rows].view(shape) for mask_FK in masks], 1)
         parts.append([part.flatten(0, 1) for part in _refitted(rows, mask_GRK, ridge).split(shape[1], 1)])
-    found = [torch.cat(each) for each in zip(*parts)]
+    found = [each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts)]  # wide layers are large: no copy
+    if len(found[0]) == len(before_FK):
+        return found
     return [_with_rows(torch.where(mask_FK, before_FK, 0.0), blocks, new_FK) for mask_FK, new_FK in zip(masks, found)]
 
 

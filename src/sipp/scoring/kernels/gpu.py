@@ -213,6 +213,7 @@ def _raised(
     signed_GRK are the weights, or int8: above 0 where a weight is.
     """
     n_groups, n_rows, fan_in = signed_GRK.shape
+    patches_GKP = patches_GKP.contiguous()  # as they are laid out already: the kernel counts on it
     n_patches = patches_GKP.shape[-1]
     rows = max(LEAST_ROWS, min(MOST_ROWS, triton.next_power_of_2(n_rows)))
     n_bands = triton.cdiv(n_rows, rows)
