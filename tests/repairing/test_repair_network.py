@@ -759,3 +759,18 @@ def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dty
     layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
     batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
     assert network_fit.NetworkTask.of(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed
+
+
+@pytest.mark.parametrize(("wide", "expected"), [(12, layer_search.ALPS_GROWTHS), (4096, GROWTHS)])
+def test_wide_layers_are_searched_in_fewer_rounds(wide: int, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    seen = []
+
+    def noted(rows: Any, mask_FK: Tensor, rule: MaskRule, growths: Any) -> tuple[Tensor, int]:
+        seen.append(growths)
+        return search(rows, mask_FK, rule, growths)
+
+    monkeypatch.setattr(layer_fit, "WIDE", wide)
+    monkeypatch.setattr(layer_fit, "search", noted)
+    found(nn.Sequential(nn.Linear(12, 24)).double(), alike(200, 12).double())
+    assert seen and seen[-1] == expected
