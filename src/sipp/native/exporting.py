@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LOG = "torch.fx.experimental.symbolic_shapes"
+LOGS = ("torch.fx.experimental.symbolic_shapes", "torch.onnx")
 
 
 @contextmanager
@@ -21,16 +21,18 @@ def quiet_export() -> Iterator[None]:
         names = vars(importlib.import_module("torch.export._trace"))
     except ImportError:  # another torch: its graphs are printed
         names = {}
-    log = logging.getLogger(LOG)
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(name) for name in LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     names["print"] = _print_nothing
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels):
+            log.setLevel(level)
         names.pop("print", None)
 
 

@@ -7,10 +7,7 @@ sequences (batch x tokens). All other sizes are those of the example.
 from __future__ import annotations
 
 import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.native import pytree
+from sipp.native.exporting import quiet_export
 from sipp.runtime.examples import Call, cloned, output_difference
 from sipp.storage.tensors import in_own_memory
 
@@ -45,7 +43,7 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
         import onnxruntime
         import onnxscript  # noqa: F401
     program = _trace(model, call)
-    with _quiet():
+    with quiet_export():
         try:
             names = _output_names(model, call)
             exported = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names)
@@ -78,7 +76,7 @@ def program_bytes(model: nn.Module, call: Call) -> Traced:
     program = _trace(model, call)
     _remove_data(program, call)
     file = io.BytesIO()
-    with _quiet():
+    with quiet_export():
         torch.export.save(program, file)
         file.seek(0)
         back = torch.export.load(file).module()
@@ -118,7 +116,7 @@ def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     """Exports the network with a dynamic batch size, if torch finds that nothing depends on it."""
     args, kwargs = call
     open_args, open_kwargs = pytree.tree_map(_dynamic_sizes, call)
-    with _quiet():
+    with quiet_export():
         try:
             shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
             return torch.export.export(model, args, kwargs, dynamic_shapes=dict(shapes))
@@ -173,17 +171,3 @@ def _suggestion(model: nn.Module) -> str:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences torch's own warnings and logs during export."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
