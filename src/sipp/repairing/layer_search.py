@@ -112,22 +112,24 @@ def search(
         proposal_FK, last_dual_FK = _proposal(systems, inverses, center_FK, dual_FK, rho), dual_FK
         n_rounds += 1
         mask_FK = rule.largest(proposal_FK.abs())
-        kept_FK = proposal_FK * mask_FK
-        dual_FK = proposal_FK.sub_(kept_FK)
-        if n_rounds % ROUNDS_PER_CHECK == 0:
-            changed = int((mask_FK > before_FK).sum())
-            if changed == 0:  # v - kept is the change of the dual
-                gap, size = torch.stack([(dual_FK - last_dual_FK).norm(), kept_FK.norm()]).tolist()
-                if gap <= SETTLED * size:
-                    break
-                if math.isnan(gap):
-                    return first_FK, 0
-            growth = next(growth for share, growth in growths if changed > share * rule.n_kept)
-            rho, before_FK = rho * growth, mask_FK
-            dual_FK.div_(growth)
-            starts = [inverse if system.takes_newton else None for system, inverse in zip(systems, inverses)]
-            inverses.clear()  # freed before the next ones are made: those of wide layers are large
-            inverses += [system.inverse(rho, growth, start) for system, start in zip(systems, starts)]
+        dual_FK = proposal_FK.masked_fill(mask_FK, 0.0)
+        if n_rounds % ROUNDS_PER_CHECK:
+            center_FK = proposal_FK.sub_(dual_FK, alpha=2)  # kept - dual, where kept = proposal - dual
+            continue
+        kept_FK = proposal_FK.sub_(dual_FK)
+        changed = int((mask_FK > before_FK).sum())
+        if changed == 0:  # v - kept is the change of the dual
+            gap, size = torch.stack([(dual_FK - last_dual_FK).norm(), kept_FK.norm()]).tolist()
+            if gap <= SETTLED * size:
+                break
+            if math.isnan(gap):
+                return first_FK, 0
+        growth = next(growth for share, growth in growths if changed > share * rule.n_kept)
+        rho, before_FK = rho * growth, mask_FK
+        dual_FK.div_(growth)
+        starts = [inverse if system.takes_newton else None for system, inverse in zip(systems, inverses)]
+        inverses.clear()  # freed before the next ones are made: those of wide layers are large
+        inverses += [system.inverse(rho, growth, start) for system, start in zip(systems, starts)]
         center_FK = kept_FK.sub_(dual_FK)
     return mask_FK, n_rounds
 
