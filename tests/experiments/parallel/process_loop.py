@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.experiments.data import load_digits, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.splits import split_images
 from sipp.experiments.nets import plain
 from sipp.experiments.parallel.processes import ALONE, Processes, in_every_process, join_processes
 from sipp.experiments.recipes import load_recipe

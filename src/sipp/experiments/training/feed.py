@@ -14,17 +14,10 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import (
-    FolderIndex,
-    ImageSet,
-    Splits,
-    draw_shifts,
-    epoch_order,
-    folder_batches,
-    join_shifts,
-    normalise,
-    shift,
-)
+from sipp.experiments.data.imagefolder import FolderIndex, folder_batches
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.splits import Splits, epoch_order
+from sipp.experiments.data.transforms import draw_shifts, join_shifts, normalise, shift
 from sipp.experiments.seeds import step_seed
 
 Batch = tuple[Tensor, Tensor]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.experiments.data import ImageSet
+from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.parallel.processes import (
     ALONE,
     Processes,
