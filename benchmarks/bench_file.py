@@ -25,7 +25,8 @@ from safetensors.torch import save as dense_file
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.experiments.nets.registry import NETS
 from sipp.records.options import Precision

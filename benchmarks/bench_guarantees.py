@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.measures import point_ratios
-from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows

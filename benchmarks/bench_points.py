@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.errors import DeadRowsWarning
-from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut

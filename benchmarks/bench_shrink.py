@@ -31,7 +31,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.data import ImageSet, draw_shifts, load_cifar10, load_digits, normalise, shift
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.transforms import draw_shifts, normalise, shift
 from sipp.experiments.nets import build
 from sipp.records.shrunk import Shrunk
 

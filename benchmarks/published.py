@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.experiments.data import load_cifar10, normalise
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 
 BATCH = 500

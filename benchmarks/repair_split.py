@@ -15,16 +15,17 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import choosing, data_split, gathering, layer_fit, network_fit, repair_network
+from sipp.repairing import choosing, data_split, layer_fit, network_fit, repair_network, stages
+from sipp.repairing.network_pair import NetworkPair
 from sipp.verbs import prune
 
 OTHER = "the rest"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
-    "dense passes": [(gathering.Gatherer, "targets")],
-    "pruned passes": [(gathering.Gatherer, "_replayed"), (network_fit._States, "_move")],
-    "sums": [(gathering.Gatherer, "_add")],
+    "dense passes": [(NetworkPair, "dense_outputs")],
+    "pruned passes": [(NetworkPair, "_replayed"), (stages._States, "_move")],
+    "sums": [(NetworkPair, "_add")],
     "search": [(layer_fit, "search")],
     "fit": [(network_fit, "fit_layer")],
     "judging": [(module, "output_error") for module in (repair_network, choosing, data_split)],

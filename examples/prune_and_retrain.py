@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data import load_digits, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.splits import split_images
 from sipp.experiments.nets import build
 
 digits = load_digits()

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data import load_digits, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.splits import split_images
 from sipp.records.certificate import from_json, to_json
 from sipp.verbs.verify import verify
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from sipp.experiments.data import normalise
-from sipp.experiments.data.transforms import MEAN, STD
+from sipp.experiments.data.transforms import MEAN, STD, normalise
 from sipp.experiments.nets import build
 
 MY_PY = """import torch

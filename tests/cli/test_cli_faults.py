@@ -13,8 +13,7 @@ import torch
 from cli_zoo import mlp
 from commandline import files_in, run, safetensors_with, three_lines
 
-from sipp.experiments.data import fetch_cifar10
-from sipp.experiments.data.cifar10 import FILES
+from sipp.experiments.data.cifar10 import FILES, fetch_cifar10
 
 Words = list[object]
 

@@ -22,7 +22,7 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 import sipp
-from sipp.experiments.data import fetch_cifar10
+from sipp.experiments.data.cifar10 import fetch_cifar10
 from sipp.records.certificate import to_json
 from sipp.verbs.certify import certify
 

@@ -48,7 +48,7 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     alone = run(small("digits-iterative", *settings), out=tmp_path / "b", device="cpu")
     assert equal(found, masks(alone.folder, "seed0.sipp-det.01"))
     read = read_run(both.folder)
-    assert read.finished and read.marks == () and "sipp-det mean" in render([read])
+    assert read.finished and read.notes == () and "sipp-det mean" in render([read])
     labels = ("sipp-det", "sipp-det mean", "wt")
     looks = [style_of(label, labels) for label in labels]
     assert looks[0].light == looks[1].light and len({(look.marker, look.dash) for look in looks}) == 3

@@ -67,7 +67,7 @@ def test_adding_a_score_leaves_finished_networks_alone(tmp_path: Path, monkeypat
     with pytest.raises(OptionError, match="squares"):
         load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
     folders = sorted((tmp_path / "runs").iterdir())
-    assert all(read_run(folder).marks == () for folder in folders)  # fresh runs of own code: no false alarm
+    assert all(read_run(folder).notes == () for folder in folders)  # fresh runs of own code: no false alarm
     page = tmp_path / "page.html"
     report([one for one in folders if "cubes" in str(read_run(one).config)], out=page)
     text = page.read_text()

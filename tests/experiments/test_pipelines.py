@@ -220,4 +220,4 @@ def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -
         hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
     assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
     assert contents(hurt.folder) == contents(whole.folder)
-    assert read_run(hurt.folder).marks == ()  # the records are those beside the networks, clocks and all
+    assert read_run(hurt.folder).notes == ()  # the records are those beside the networks, clocks and all

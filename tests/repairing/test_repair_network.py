@@ -23,12 +23,12 @@ from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import Weight
-from sipp.repairing import choosing, gathering, layer_fit, layer_search, network_fit
+from sipp.repairing import choosing, layer_fit, layer_search, network_fit, network_pair
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import GROWTHS, TRIAL_GROWTHS, LeastSquares, MaskRule, search
-from sipp.repairing.moments import Moments
+from sipp.repairing.moments import Moments, WeightMoments
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
@@ -188,7 +188,7 @@ def test_rows_without_patches_keep_their_mask_and_weights() -> None:
     weight = Weight("weight", (), "Linear", 6, 4, rows_last=False)
     layer = nn.Linear(4, 6, bias=False).double()
     before, mask = layer.weight.detach().clone(), torch.rand(6, 4) < 0.5
-    sums = gathering.WeightMoments()
+    sums = WeightMoments()
     for part in (sums.fit, sums.validation):
         part[2, 3, 1] = Moments.zeros(1, 3, 4, x_GKP.device)  # rows 2 to 4
         part[2, 3, 1].add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
@@ -212,7 +212,7 @@ def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((dtype, n))
         return True
 
-    monkeypatch.setattr(gathering, "gains_by_split", gains)
+    monkeypatch.setattr(network_pair, "gains_by_split", gains)
     _, split = found(net, points)
     assert set(asked) == {(torch.float32, k * k * n) for k in (12, 20) for n in (180, 10)}
     assert all(torch.equal(mask, split.masks[name]) for name, mask in whole.masks.items())
@@ -569,7 +569,7 @@ def test_a_record_speaks_of_the_masks_that_were_given(monkeypatch: pytest.Monkey
     net, x = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)), alike(100, 30)
     given = sipp.prune(net, None, keep=0.4, method="random", progress=False)
     if is_undone:
-        monkeypatch.setattr(repair_module, "_errors", lambda *_: (errors.pop(), None))
+        monkeypatch.setattr(repair_module, "_errors", lambda *_: repair_module._Errors(errors.pop(), None))
     errors = [2.0, 1.0]  # the last first: after it, before it
     options = RepairOptions(budgets=("magnitude",), error_feedbacks=(1.0,))
     split = split_batches(data_of(x).batches())
@@ -756,9 +756,8 @@ def test_a_polish_has_the_batches_that_were_given(monkeypatch: pytest.MonkeyPatc
 def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dtype, allowed: bool) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
-    layer = layer_fit.LayerTask("joint", 0.0, (1e-3,), None, keeps_rows=False)
     batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
-    assert network_fit.NetworkTask.of(net, masks, batch, layer, chunk_bytes=1 << 20).allow_tf32 is allowed
+    assert network_fit.NetworkTask.of(net, masks, batch, chunk_bytes=1 << 20).allow_tf32 is allowed
 
 
 @pytest.mark.parametrize(("wide", "expected"), [(12, layer_search.ALPS_GROWTHS), (4096, GROWTHS)])

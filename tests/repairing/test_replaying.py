@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing import gathering, replaying
+from sipp.repairing import network_pair, replaying
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.gathering import Gatherer
+from sipp.repairing.network_pair import NetworkPair
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.replaying import Replay
@@ -180,9 +180,9 @@ def test_layers_whose_output_is_not_read_are_not_run(
     masks = sipp.prune(net, None, keep=0.5, method="wt").masks
     split = split_batches(data_of(x).batches())
     options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
-    ran, gather = list[int](), Gatherer.gather
+    ran, gather = list[int](), NetworkPair.moments
 
-    def counted(self: Gatherer, names: Any, *more: Any) -> Any:
+    def counted(self: NetworkPair, names: Any, *more: Any) -> Any:
         """How often layers run whose weights these are, with the values they had."""
         seen, modules = list[Any](), {s.module for s in self.pruned.layers if s.weights["weight"].name in names}
         handles = [
@@ -194,11 +194,11 @@ def test_layers_whose_output_is_not_read_are_not_run(
         ran.append(sum(map(int, seen)))
         return found
 
-    monkeypatch.setattr(Gatherer, "gather", counted)
+    monkeypatch.setattr(NetworkPair, "moments", counted)
     quick = repair_network(net, masks, split, options)
     # two batches: of gate and up, gate runs before up ends the pass; the second down, until its stream is found
     assert ran == [n_runs, 0, n_runs, n_runs, 0]
-    monkeypatch.setattr(gathering, "gives_zeros", lambda module: False)
+    monkeypatch.setattr(network_pair, "gives_zeros", lambda module: False)
     slow = repair_network(net, masks, split, options)
     assert ran[5:] == [2, 0, 2, 2, 0]
     assert all(map(torch.equal, quick.model.state_dict().values(), slow.model.state_dict().values()))

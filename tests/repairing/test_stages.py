@@ -15,14 +15,13 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.probing import Probes
 from sipp.records import ranking as ranking_records
-from sipp.repairing import choosing, gathering, layer_targets, network_fit, repair_network
+from sipp.repairing import choosing, layer_targets, network_fit, network_pair, repair_network
 from sipp.repairing import layer_usage as usage_module
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.gathering import Gatherer, _Shared, masked_layers
 from sipp.repairing.layer_fit import LayerTask
-from sipp.repairing.layer_targets import LayerTargets
-from sipp.repairing.layer_usage import DenseOutputs, layer_usage
+from sipp.repairing.layer_usage import DenseOutputs, layer_usage, masked_layers
 from sipp.repairing.moments import Moments
+from sipp.repairing.network_pair import NetworkPair, _Shared
 from sipp.repairing.repair_options import RepairOptions
 
 
@@ -106,7 +105,7 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
 def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = residual_cnn().eval() if kind == "images" else Model(3).eval()
-    parts, run, n_passes = split_batches(data_of(data(kind)).batches()), gathering.runner, 0
+    parts, run, n_passes = split_batches(data_of(data(kind)).batches()), network_pair.runner, 0
 
     def counted(model: nn.Module, *args: Any, **options: Any) -> Any:
         nonlocal n_passes
@@ -122,7 +121,7 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         found = repair_network.repair_network(net, masks, replace(parts, dense_outputs=known), options)
         return list(found.model.state_dict().values()), n_passes
 
-    for module in (gathering, usage_module):
+    for module in (network_pair, usage_module):
         monkeypatch.setattr(module, "runner", counted)
     known = DenseOutputs()
     _, at_first = fitted(0.6, known)
@@ -194,7 +193,7 @@ def test_batches_that_are_alike_are_counted_once_unless_values_decide(monkeypatc
     assert [uses["above.weight"] for uses in forked.n_uses] == [1, 0, 1, 1] and n_forked == 4
 
 
-def first_choice(task: Any, masks: dict[str, Tensor], *more: Any) -> choosing.Choice:
+def first_choice(task: Any, layer_task: Any, masks: dict[str, Tensor], *more: Any) -> choosing.Choice:
     return choosing.Choice(1.0, "given", masks, ())
 
 
@@ -205,22 +204,22 @@ def repaired() -> sipp.Pruned:
 
 
 def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, most, made, popped = list[tuple[str, Any]](), list[set[str]](), LayerTargets._dense, LayerTargets.pop
+    alive, most = list[tuple[str, Any]](), list[set[str]]()
+    made, summed = layer_targets.dense_targets, network_fit.moments_to_targets
     monkeypatch.setattr(repair_network, "choose", first_choice)
 
-    def noted(self: LayerTargets, names: Any, i: int) -> Any:
-        found = made(self, names, i)
+    def noted(pair: NetworkPair, corrected: Any, names: Any, i: int) -> Any:
+        found = made(pair, corrected, names, i)
         alive.extend((name, weakref.ref(one)) for name in names for one in found[name])
         return found
 
-    def looked(self: LayerTargets, names: Any) -> LayerTargets:
-        few = popped(self, names)
+    def looked(pair: NetworkPair, corrected: Any, names: Any, kept: Any) -> Any:
         most.append({name for name, one in alive if one() is not None})
-        assert most[-1] <= {*names, *self.kept[0]}  # type: ignore[index]
-        return few
+        assert {*names} <= most[-1] <= {*kept[0]}
+        return summed(pair, corrected, names, kept)
 
-    monkeypatch.setattr(LayerTargets, "_dense", noted)
-    monkeypatch.setattr(LayerTargets, "pop", looked)
+    monkeypatch.setattr(layer_targets, "dense_targets", noted)
+    monkeypatch.setattr(network_fit, "moments_to_targets", looked)
     repaired()
     in_block = [{name for name in names if name.startswith("encoder.layers.1.")} for names in most]
     assert [len(names) for names in in_block if names] == 2 * [4, 3, 2, 1]  # in both fits
@@ -230,10 +229,10 @@ def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
     kept, find = list[int](), network_fit.find_residual_layers
     replays = []
 
-    def looked(gatherer: Gatherer, *more: Any, **options: Any) -> Any:
+    def looked(pair: NetworkPair, *more: Any, **options: Any) -> Any:
         kept.append(sum(len(one.kept) for one in replays))
-        replays.extend((gatherer.replay, gatherer.dense_replay))
-        return find(gatherer, *more, **options)
+        replays.extend((pair.pruned.replay, pair.dense.replay))
+        return find(pair, *more, **options)
 
     monkeypatch.setattr(repair_network, "choose", first_choice)
     monkeypatch.setattr(network_fit, "find_residual_layers", looked)
@@ -258,10 +257,10 @@ def test_residual_connections_are_looked_for_on_two_points(monkeypatch: pytest.M
 def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, fit = list[list[Any]](), network_fit._fit_stage
 
-    def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
-        yield from fit(task, stage, *more, **options)
-        if not stage.gatherer.dense_replay.is_off:
-            paths.extend(list(one) for one in stage.gatherer.dense_replay.kept.values())
+    def looked(task: Any, layer_task: Any, pair: NetworkPair, *more: Any) -> Any:
+        yield from fit(task, layer_task, pair, *more)
+        if pair.dense.replay.mode != "off":
+            paths.extend(list(one) for one in pair.dense.replay.kept.values())
 
     monkeypatch.setattr(network_fit, "_fit_stage", looked)
     repaired()
@@ -303,25 +302,25 @@ def test_the_network_is_looked_at_before_it_is_copied(monkeypatch: pytest.Monkey
     assert order[:2] == ["look", "copy"]
 
 
-@pytest.mark.parametrize(("n_layers", "trusted"), [(1, {False}), (3, {False, True})])
+@pytest.mark.parametrize(("n_layers", "modes"), [(1, {"check"}), (3, {"check", "trust"})])
 def test_a_replay_is_trusted_once_it_was_compared(
-    n_layers: int, trusted: set[bool], monkeypatch: pytest.MonkeyPatch
+    n_layers: int, modes: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block with one layer has nothing to compare, so later blocks are not trusted on its account."""
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8), nn.Tanh()] * n_layers
     blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(4)))
     net = nn.Sequential(blocks, nn.Linear(8, 3)).eval()
-    found, fit = set[bool](), network_fit._fit_stage
+    found, fit = set[str](), network_fit._fit_stage
 
-    def looked(task: Any, stage: Any, *more: Any, **options: Any) -> Any:
-        found.add(stage.gatherer.replay.is_trusted)
-        yield from fit(task, stage, *more, **options)
+    def looked(task: Any, layer_task: Any, pair: NetworkPair, *more: Any) -> Any:
+        found.add(pair.pruned.replay.mode)
+        yield from fit(task, layer_task, pair, *more)
 
     monkeypatch.setattr(network_fit, "_fit_stage", looked)
     said: dict[str, Any] = {"keep": 0.5, "method": "wt", "blocks": "0", "statements": False, "progress": False}
     sipp.prune(net, torch.randn(60, 8), repair=True, **said)
-    assert found == trusted
+    assert found == modes
 
 
 def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +339,6 @@ def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model(monk
     costs = list[int]()
     split = split_batches(data_of(torch.randn(50, 6)).batches())
     layer = LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
-    task = network_fit.NetworkTask.of(net, masks, split.batches[0], layer, chunk_bytes=1 << 20)
-    made = network_fit.fit_network(task, masks, split, advance=costs.append)
+    task = network_fit.NetworkTask.of(net, masks, split.batches[0], chunk_bytes=1 << 20)
+    made = network_fit.fit_network(task, layer, masks, split, advance=costs.append)
     assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)

@@ -21,7 +21,7 @@ for (const figure of shown) {
 }
 for (const section of document.querySelectorAll("section")) {
   found.headings.push(section.querySelectorAll("h1, h2, h3, h4").length);
-  found.sections.push(section.querySelector(".kicker").textContent);
+  found.sections.push(section.querySelector(".topic").textContent);
   const captions = [...section.querySelectorAll("figcaption")].filter((node) => node.clientWidth > 1);
   if (section.querySelectorAll("figure").length === 1) found.captions.push(...captions.map((node) => node.textContent));
 }
@@ -31,7 +31,7 @@ for (const figure of shown) { // a picture to save has its legend inside
 }
 found.lead = document.querySelector(".lead .tiles")?.getBoundingClientRect().bottom;
 found.height = document.documentElement.scrollHeight;
-found.numbers = [...document.querySelectorAll(".tiles dd, .facts td")].flatMap((node) => { // a number on two lines
+found.numbers = [...document.querySelectorAll(".tiles dd, .cards td")].flatMap((node) => { // a number on two lines
   const text = node.firstChild; if (!text || text.nodeType !== 3) return [];
   return [...text.data.matchAll(/[\d][\d.,]*/g)].filter((match) => {
     const range = document.createRange(); range.setStart(text, match.index); range.setEnd(text, match.index + match[0].length);
@@ -40,6 +40,6 @@ found.numbers = [...document.querySelectorAll(".tiles dd, .facts td")].flatMap((
 });
 found.open = document.querySelectorAll("details[open]").length;
 found.folded = [...document.querySelectorAll("details figure")].map((node) => node.dataset.plot);
-found.cards = [...document.querySelectorAll(".facts details summary")].map((node) => node.textContent);
-found.worthless = [...document.querySelectorAll(".facts .worthless strong")].map((node) => node.textContent);
+found.cards = [...document.querySelectorAll(".cards details summary")].map((node) => node.textContent);
+found.worthless = [...document.querySelectorAll(".cards .worthless strong")].map((node) => node.textContent);
 return found;

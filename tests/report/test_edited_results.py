@@ -90,8 +90,8 @@ def refused(folder: Path, words: str) -> None:
 
 
 def test_a_whole_run_and_a_whole_network_have_no_marks(folder: Path, whole: Path) -> None:
-    assert read_run(folder).marks == () and read_run(folder).finished
-    assert read_pruned_result(whole / "net").marks == ()
+    assert read_run(folder).notes == () and read_run(folder).finished
+    assert read_pruned_result(whole / "net").notes == ()
 
 
 def test_every_field_of_a_manifest(folder: Path) -> None:
@@ -116,12 +116,12 @@ def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> Non
         write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
         if place in plan:  # then some record is of no network of this plan, or one is missing
             try:
-                marks = read_run(folder).marks
+                notes = read_run(folder).notes
             except DataError:
                 continue
         else:
-            marks = read_run(folder).marks
-        assert any("its configuration was changed after it was written" in mark for mark in marks), place
+            notes = read_run(folder).notes
+        assert any("its configuration was changed after it was written" in mark for mark in notes), place
     with pytest.raises(OptionError, match="another configuration"):
         run_recipe(recipe(), out=folder.parent, device="cpu")
 
@@ -139,7 +139,7 @@ def test_every_field_of_a_record(folder: Path) -> None:
     path.write_text(text + text.splitlines()[1] + "\n")
     refused(folder, "line 3: seed0.sipp-det.01 is in the file twice")
     run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
-    assert path.read_text() == text and read_run(folder).marks == ()
+    assert path.read_text() == text and read_run(folder).notes == ()
 
 
 def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_other_code_and_another_name_are_marked(folder: Path) -> None:
     values["origins"][-1]["code"] = "sipp 0.0.1"
     write_json(folder / "manifest.json", values)
     other = folder.rename(folder.with_name("mine"))
-    assert ["different version" in mark or "renamed" in mark for mark in read_run(other).marks] == [True, True]
+    assert ["different version" in mark or "renamed" in mark for mark in read_run(other).notes] == [True, True]
 
 
 def test_a_changed_run_is_not_drawn(folder: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_every_field_of_a_pruned_network_s_record(net: Path, tmp_path: Path) -> 
     for place in leaves(good):
         path.write_text(json.dumps(forged(good, place)))
         read = read_pruned_result(net)  # the record that counts is in the header of the weights
-        assert read.record == true.record and (true.marks, read.marks) == ((), (OTHER_COPY,))
+        assert read.record == true.record and (true.notes, read.notes) == ((), (OTHER_COPY,))
         n_tried += 1
     assert n_tried > 100
     done = run("report", net, "--out", tmp_path / "page.html")
@@ -227,7 +227,7 @@ def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
 
     store(good)
-    assert read_pruned_result(net).marks == ()
+    assert read_pruned_result(net).notes == ()
 
     layer = [("layers", 0, key) for key in ("kept", "n_weights", "n_rows", "fan_in", "keep", "dead_rows", "name")]
     derived = ("schema", "kind", "verdict", "k_allowed", "delta_hat", "marked", "dense_hash", "pruned_hash")
@@ -252,7 +252,7 @@ def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
 def test_a_copy_of_the_record_sealed_anew_changes_nothing_but_the_marks(net: Path) -> None:
     good, path = read_pruned_result(net).record, net / "report.json"
     path.write_text(json.dumps(seal(forged(read_sealed(path), ("kept",)))))
-    assert read_pruned_result(net).record == good and read_pruned_result(net).marks == (OTHER_COPY,)
+    assert read_pruned_result(net).record == good and read_pruned_result(net).notes == (OTHER_COPY,)
 
 
 def test_the_network_of_a_record(net: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_network_of_a_record(net: Path) -> None:
         with pytest.raises(DataError, match=r"model\.safetensors"):
             read_pruned_result(net)
     path.unlink()
-    assert read_pruned_result(net).marks == ("The network is missing, so its record could not be checked against it.",)
+    assert read_pruned_result(net).notes == ("The network is missing, so its record could not be checked against it.",)
     found, broken = read_whole_results([net.parent])
     assert len(found) == 1 and not broken
 

@@ -72,13 +72,13 @@ def test_evaluations_of_other_networks_or_with_faults_are_not_shown(
     tmp_path: Path, changes: dict[str, Any], mark: str
 ) -> None:
     found = read_pruned_result(network(tmp_path / "net", evaluation(0.9, 0.875, **changes)))
-    assert found.evaluations == {} and found.marks[-1] == f"eval0.json {mark}"
+    assert found.evaluations == {} and found.notes[-1] == f"eval0.json {mark}"
 
 
 def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
     text = evaluation(0.9, 0.875).replace("0.875", "0.895")
     found = read_pruned_result(network(tmp_path / "net", text))
-    assert found.evaluations == {} and found.marks[-1] == "eval0.json cannot be read as an evaluation."
+    assert found.evaluations == {} and found.notes[-1] == "eval0.json cannot be read as an evaluation."
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ def certificate(dense: nn.Module, pruned: sipp.Pruned) -> object:
 def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
-    record, marks = read_pruned(folder)
-    assert (record.kept, record.method, record.dense_hash, marks) == (pruned.kept, "sipp-blend", None, ())
+    record, notes = read_pruned(folder)
+    assert (record.kept, record.method, record.dense_hash, notes) == (pruned.kept, "sipp-blend", None, ())
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
     values = json.loads((folder / RECORD_NAME).read_text())
@@ -53,8 +53,8 @@ def test_inputs_that_are_too_many_for_a_header_are_left_out_with_a_word(
     monkeypatch.setattr(pruned_folder, "MOST_SEEN", 50 * 16)
     with pytest.warns(UserWarning, match="too many inputs"):
         folder = sipp.save_folder(pruned, tmp_path / "b")
-    record, marks = read_pruned(folder)
-    assert (record.seen, record.seen_all, record.kept, marks) == ("", False, pruned.kept, ())
+    record, notes = read_pruned(folder)
+    assert (record.seen, record.seen_all, record.kept, notes) == ("", False, pruned.kept, ())
 
 
 def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
@@ -128,5 +128,5 @@ def test_another_network_put_into_the_folder_is_shown_as_itself(pruned: sipp.Pru
     with torch.no_grad():
         next(other.model.parameters()).mul_(2)
     (sipp.save_folder(other, tmp_path / "other") / WEIGHTS_NAME).replace(folder / WEIGHTS_NAME)
-    record, marks = read_pruned(folder)
-    assert record.pruned_hash == model_hash(other.model) and marks == (OTHER_COPY,)
+    record, notes = read_pruned(folder)
+    assert record.pruned_hash == model_hash(other.model) and notes == (OTHER_COPY,)

@@ -16,7 +16,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
-from sipp.repairing import choosing, network_fit, repair_network
+from sipp.repairing import choosing, repair_network, stages
 from sipp.repairing.data_split import held_out_error, split_data
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
@@ -126,9 +126,9 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     fits, budgets, blends = list[int](), list[int](), list[int]()
     fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose
 
-    def counted_fit(task: Any, start: Any, parts: Any, *more: Any, **options: Any) -> Any:
-        fits.append(sum(batch.n_points for batch in parts.fit))
-        return fitted(task, start, parts, *more, **options)
+    def counted_fit(task: Any, layer_task: Any, masks: Any, split: Any, **options: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in split.fit))
+        return fitted(task, layer_task, masks, split, **options)
 
     def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
         budgets.append(sum(int(mask.sum()) for mask in masks.values()))
@@ -214,13 +214,13 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
     model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
     walked: list[str] = []
-    enter = network_fit.enter
+    enter = stages.enter
 
     def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
         walked.extend(blocks.names)
         return enter(model, blocks, batch)
 
-    monkeypatch.setattr(network_fit, "enter", noted)
+    monkeypatch.setattr(stages, "enter", noted)
     said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
     whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
     assert set(walked) == {"1.first", "1.1", "1.last"}

@@ -21,8 +21,10 @@ from sipp.cli.language_text import is_language_model, is_text, sentences, sequen
 from sipp.cli.normalise_option import USUAL, Normalisation, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS, InputOptions
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import FolderIndex, ImageSet, folder_batches, index_folders, load_cifar10, load_digits
-from sipp.experiments.data.imagefolder import SIDE, SUFFIXES
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.imagefolder import SIDE, SUFFIXES, FolderIndex, folder_batches, index_folders
+from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.nets import NETS
 
 Role = Literal["calibration", "holdout"]

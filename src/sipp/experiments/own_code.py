@@ -50,7 +50,7 @@ def own_images(spec: str) -> ImageSet:
     """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
     import torch
 
-    from sipp.experiments.data import ImageSet
+    from sipp.experiments.data.imageset import ImageSet
 
     tensors = _call_named(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()

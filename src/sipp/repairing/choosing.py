@@ -15,6 +15,7 @@ from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows
 from sipp.records.repair import Budgets, Trial
 from sipp.repairing.data_split import DataSplit, merged_batches
+from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.layer_usage import DenseOutputs, layer_usage
 from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Candidates
@@ -35,7 +36,14 @@ class Choice:
     trials: tuple[Trial, ...]
 
 
-def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candidates, floor: float | None) -> Choice:
+def choose(
+    task: NetworkTask,
+    layer_task: LayerTask,
+    masks: Masks,
+    split: DataSplit,
+    candidates: Candidates,
+    floor: float | None,
+) -> Choice:
     """The candidates whose network is nearest to the dense one on the validation points."""
 
     def masks_of(some: Masks, budgets: Sequence[Budgets]) -> dict[Budgets, dict[str, Tensor]]:
@@ -49,22 +57,25 @@ def choose(task: NetworkTask, masks: Masks, split: DataSplit, candidates: Candid
     is_whole = len(first) == len(masks)
     if not is_whole:
         starts = masks_of(first, candidates.budgets)
-    trials = _tried(task, starts, split, candidates.error_feedbacks)
+    trials = _tried(task, layer_task, starts, split, candidates.error_feedbacks)
     best = _best(trials)
     start = starts[best.budgets] if is_whole else masks_of(masks, (best.budgets,))[best.budgets]
     return Choice(best.error_feedback, best.budgets, start, tuple(trials))
 
 
 def _tried(
-    task: NetworkTask, starts: dict[Budgets, dict[str, Tensor]], split: DataSplit, feedbacks: Sequence[float]
+    task: NetworkTask,
+    layer_task: LayerTask,
+    starts: dict[Budgets, dict[str, Tensor]],
+    split: DataSplit,
+    feedbacks: Sequence[float],
 ) -> list[Trial]:
     """Tries the feedbacks with the first budgets while the error falls; then the best one with the other budgets."""
     few, trials = _few_points(split), list[Trial]()
 
     def tried(feedback: float, budgets: Budgets) -> Trial:
-        layer = replace(task.layer, error_feedback=feedback, validates=False)
-        residuals = None if task.residuals is None else [name for name in task.residuals if name in starts[budgets]]
-        fit = fit_network(replace(task, layer=layer, residuals=residuals), starts[budgets], few)
+        quick = replace(layer_task, error_feedback=feedback, validates=False)
+        fit = fit_network(task, quick, starts[budgets], few)
         error = output_error(task.dense, fit.model, split.validation)
         return Trial(feedback, budgets, len(starts[budgets]), math.inf if error is None else error)
 
@@ -91,7 +102,7 @@ def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str
         return dict(masks)
     usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)
     first = dict[str, Tensor]()
-    for group in usage.order:
+    for group in usage.groups:
         first |= {name: masks[name] for name in group}
         if sum(mask.numel() for mask in first.values()) >= n_wanted:
             break
@@ -106,7 +117,7 @@ def _few_points(split: DataSplit) -> DataSplit:
     if step > 1:
         most = max(batch.n_points for batch in few)
         few = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in few], most)
-    return replace(split, batches=tuple(few), is_validation=(False,) * len(few), dense_outputs=DenseOutputs())
+    return replace(split, batches=tuple(few), n_fit=len(few), dense_outputs=DenseOutputs())
 
 
 def masks_by_budgets(

@@ -32,19 +32,19 @@ BATCH_BYTES, BATCH_MEMORY_SHARE, N_LAYERS_ALIVE = 2 << 30, 1 / 64, 4
 class DataSplit:
     """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
 
-    batches: Sequence[Batch]
-    is_validation: tuple[bool, ...]  # per batch; the others are fitted
+    batches: Sequence[Batch]  # those to fit first, then those to validate on
+    n_fit: int  # batches to fit
     test: tuple[Batch, ...]  # not in `batches`
     keys: frozenset[bytes]  # of all points
     dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
     def fit(self) -> list[Batch]:
-        return [batch for batch, is_one in zip(self.batches, self.is_validation) if not is_one]
+        return [self.batches[i] for i in range(self.n_fit)]
 
     @property
     def validation(self) -> list[Batch]:
-        return [batch for batch, is_one in zip(self.batches, self.is_validation) if is_one]
+        return [self.batches[i] for i in range(self.n_fit, len(self.batches))]
 
 
 def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
@@ -54,28 +54,26 @@ def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
     """The split of these batches; held-back points get batches of their own."""
-    parts: dict[bool, list[Batch]] = {False: [], True: []}
-    n_seen, most, different, fitted_keys = 0, 0, set[bytes](), set[bytes]()
+    fit, held_back, n_seen, most = list[Batch](), list[Batch](), 0, 0
+    different, fitted_keys = set[bytes](), set[bytes]()
     for batch in batches:
         keys = draw_keys_of(batch)
         different |= set(keys)
         most = max(most, batch.n_points)
-        where = integers(n_seen, n_seen + batch.n_points) % HELD_BACK_ONE_IN == HELD_BACK_ONE_IN - 1
+        is_held_back = integers(n_seen, n_seen + batch.n_points) % HELD_BACK_ONE_IN == HELD_BACK_ONE_IN - 1
         n_seen += batch.n_points
-        fitted_keys |= {key for key, is_validation in zip(keys, where.tolist()) if not is_validation}
-        for flag, found in parts.items():
-            at = (where == flag).nonzero().flatten()
-            if len(at):
-                found.append(fresh(points_at(batch, at)))
+        fitted_keys |= {key for key, is_one in zip(keys, is_held_back.tolist()) if not is_one}
+        for found, where in ((fit, ~is_held_back), (held_back, is_held_back)):
+            if bool(where.any()):
+                found.append(fresh(points_at(batch, where.nonzero().flatten())))
     if len(different) < FEWEST_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
             f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
         )
-    validation, test = _halved(parts[True], fitted_keys)
-    fit, validation = parts[False], merged_batches(validation, most)
-    is_validation = (False,) * len(fit) + (True,) * len(validation)
-    return DataSplit((*fit, *validation), is_validation, tuple(merged_batches(test, most)), frozenset(different))
+    validation, test = _halved(held_back, fitted_keys)
+    validation = merged_batches(validation, most)
+    return DataSplit((*fit, *validation), len(fit), tuple(merged_batches(test, most)), frozenset(different))
 
 
 def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
@@ -123,8 +121,7 @@ def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
         merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
         for some in (split.fit, split.validation)
     )
-    is_validation = (False,) * len(fit) + (True,) * len(validation)
-    return replace(split, batches=(*fit, *validation), is_validation=is_validation)
+    return replace(split, batches=(*fit, *validation), n_fit=len(fit))
 
 
 def _room(batch: Batch, widest: int) -> int:

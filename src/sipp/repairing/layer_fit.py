@@ -18,7 +18,6 @@ from sipp.records.numerics import BOUND_DTYPE, exact_matmul
 from sipp.records.options import Pattern, RepairMethod
 from sipp.records.ranking import Weight, from_rows, to_rows
 from sipp.records.repair import FittedLayer, MaskOrigin
-from sipp.repairing.gathering import WeightMoments, slice_of, solvable
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
@@ -30,7 +29,7 @@ from sipp.repairing.layer_search import (
     MaskRule,
     search,
 )
-from sipp.repairing.moments import Moments
+from sipp.repairing.moments import Moments, WeightMoments, slice_of, solvable
 from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt

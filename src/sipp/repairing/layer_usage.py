@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.batches import points_at
-from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import n_patches_of, n_rows_of
 from sipp.inputs.probing import Orders, Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
 from sipp.records.batches import Batch, WeightUse
@@ -23,16 +24,28 @@ TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of dense outputs that are 
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
 FEWEST_POSITIONS = 4  # left along an axis that is subsampled
 
+Groups = tuple[tuple[str, ...], ...]  # names of weights; those with the same input (query, key, value) form a group
 Targets = dict[str, list[Tensor]]  # by weight: the dense outputs of its chunks of patches, G x R x P
+
+
+def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
+    """The modules that hold masked weights, with only those weights."""
+    return layers_with(find_prunable_layers(model, include=[glob.escape(name) for name in masks]), masks)
+
+
+def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tuple[PrunableLayer, ...]:
+    """The layers that hold these weights, with only those weights."""
+    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in names}) for layer in layers)
+    return tuple(layer for layer in chosen if layer.weights)
 
 
 @dataclass(frozen=True)
 class LayerUsage:
     """Which weights are used, in the order of execution, and how often in each batch."""
 
-    order: tuple[tuple[str, ...], ...]  # weights with the same input (query, key, value) are grouped
+    groups: Groups  # in the order of execution
     n_uses: list[Counter[str]]  # by batch
-    orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
+    patch_orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
     target_bytes: dict[str, int]
     strides: dict[str, tuple[int, ...]]  # of the positions of convolutions, if they are subsampled
     is_static: list[bool]  # by batch: no control flow depends on values
@@ -58,60 +71,85 @@ def layer_usage(
 
     Unless control flow depends on values, a few points stand for all batches of their form.
     """
-    order: list[list[str]] = []
-    windows: dict[str, list[Tensor]] = {}  # of the current group of weights
-    positions: dict[str, tuple[int, ...]] = {}
-    n_uses: list[Counter[str]] = []
-    orders: list[Orders | None] = []
-    is_static: list[bool] = []
+    first_uses, by_form = _FirstUses(), dict[tuple[Any, ...], _Counts]()
+    n_uses, patch_orders, is_static = list[Counter[str]](), list[Orders | None](), list[bool]()
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
-    fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
-    alike: dict[tuple[Any, ...], tuple[int, Counter[str], Counter[str], Counter[str]]] = {}
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        name = weight.name
-        uses[name] += 1
-        n_here = n_patches_of(use)
-        n_bytes_each = max(SCORE_DTYPE.itemsize, use.windows.element_size())
-        bytes_here[name] += n_bytes_each * n_rows_of(use, weight) * n_here
-        patches_here[name] += n_here
-        if name in windows:
-            windows[name].append(use.windows)
-        elif name not in positions:
-            if not any(len(shown) == 1 and same_tensor(shown[0], use.windows) for shown in windows.values()):
-                order.append([])
-                windows.clear()
-            order[-1].append(name)
-            windows[name] = [use.windows]
-            positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
-
     for batch in batches:
         is_padded = batch.real_BT is not None  # only padding makes it necessary to assign patches to points
         known = None
         if is_padded or is_new_form(batch, forms):
             known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
             forms[signature_of(batch)] = known
-        orders.append(known.orders if known is not None and is_padded else None)
+        patch_orders.append(known.orders if known is not None and is_padded else None)
         is_static.append(goes_by_form(batch, forms))
-        stands_for_all = not is_padded and is_static[-1]
-        few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
-        form = signature_of(batch)
-        n_run, uses, bytes_here, patches_here = alike.get(form, (few.n_points, Counter(), Counter(), Counter()))
-        if not uses:
-            runner(model, layers, orders=orders[-1])(few, on_use)
-            windows.clear()
-            if stands_for_all:
-                alike[form] = n_run, uses, bytes_here, patches_here
-        n_uses.append(uses)
-        n_bytes.update({name: n * batch.n_points // n_run for name, n in bytes_here.items()})
-        n_patches.update({name: n * batch.n_points // n_run for name, n in patches_here.items()})
+        counts = by_form.get(signature_of(batch))
+        if counts is None:
+            stands_for_all = not is_padded and is_static[-1]
+            few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
+            counts = _counted(model, layers, few, patch_orders[-1], first_uses)
+            if stands_for_all and counts.n_uses:
+                by_form[signature_of(batch)] = counts
+        n_uses.append(counts.n_uses)
+        n_bytes.update({name: n * batch.n_points // counts.n_points for name, n in counts.n_bytes.items()})
+        n_patches.update({name: n * batch.n_points // counts.n_points for name, n in counts.n_patches.items()})
+    fan_in = {weight.name: weight.fan_in for layer in layers for weight in layer.weights.values()}
     strides = {
         name: _strides(sizes, n_patches[name] // (PATCHES_PER_FEATURE * fan_in[name]))
-        for name, sizes in positions.items()
+        for name, sizes in first_uses.positions.items()
     }
-    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in positions}
-    return LayerUsage(tuple(map(tuple, order)), n_uses, orders, target_bytes, strides, is_static)
+    target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in strides}
+    return LayerUsage(tuple(map(tuple, first_uses.groups)), n_uses, patch_orders, target_bytes, strides, is_static)
+
+
+@dataclass
+class _Counts:
+    """What a pass over some points shows of each weight: its uses, its patches, and the bytes of its outputs."""
+
+    n_points: int
+    n_uses: Counter[str] = field(default_factory=Counter)
+    n_patches: Counter[str] = field(default_factory=Counter)
+    n_bytes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _FirstUses:
+    """The weights in the order in which they are first used, grouped by their input, and the sizes of that input."""
+
+    groups: list[list[str]] = field(default_factory=list)
+    positions: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    windows: dict[str, list[Tensor]] = field(default_factory=dict)  # in this pass, of the current group
+
+    def note(self, name: str, use: WeightUse) -> None:
+        """Notes a use of this weight in the current pass."""
+        if name in self.windows:
+            self.windows[name].append(use.windows)
+        elif name not in self.positions:
+            if not any(len(met) == 1 and same_tensor(met[0], use.windows) for met in self.windows.values()):
+                self.groups.append([])
+                self.windows.clear()
+            self.groups[-1].append(name)
+            self.windows[name] = [use.windows]
+            self.positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
+
+
+def _counted(
+    model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, orders: Orders | None, first_uses: _FirstUses
+) -> _Counts:
+    """Counts the uses of all weights in one pass, and notes the first ones."""
+    counts = _Counts(batch.n_points)
+
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+        name, n_patches = weight.name, n_patches_of(use)
+        counts.n_uses[name] += 1
+        counts.n_patches[name] += n_patches
+        n_bytes_each = max(SCORE_DTYPE.itemsize, use.windows.element_size())
+        counts.n_bytes[name] += n_bytes_each * n_rows_of(use, weight) * n_patches
+        first_uses.note(name, use)
+
+    runner(model, layers, orders=orders)(batch, on_use)
+    first_uses.windows.clear()
+    return counts
 
 
 def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
@@ -125,20 +163,20 @@ def _strides(sizes: tuple[int, ...], too_many: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def target_bytes(device: torch.device) -> int:
+def most_target_bytes(device: torch.device) -> int:
     """The number of bytes of dense outputs that may be kept."""
     return for_device(TARGET_BYTES, device)
 
 
-def stretches(usage: LayerUsage, device: torch.device) -> Iterator[tuple[tuple[tuple[str, ...], ...], bool]]:
-    """Runs of groups whose dense outputs are gathered in one pass, and whether those of all batches fit in memory.
+def dense_passes(usage: LayerUsage, device: torch.device) -> Iterator[tuple[Groups, bool]]:
+    """Groups of weights whose dense outputs are read in one pass, and whether those of all batches fit in memory.
 
-    A group that is too large by itself is a run of its own; its dense outputs are recomputed batch by batch.
+    A group that is too large by itself has a pass of its own; its dense outputs are recomputed batch by batch.
     """
-    most = target_bytes(device)
+    most = most_target_bytes(device)
     waiting: list[tuple[str, ...]] = []
     n_bytes = 0
-    for group in usage.order:
+    for group in usage.groups:
         size = sum(usage.target_bytes[name] for name in group)
         if waiting and n_bytes + size > most:
             yield tuple(waiting), n_bytes <= most

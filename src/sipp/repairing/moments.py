@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ ENOUGH = 256  # about as many patches are looked at
 FAST_TF32 = ((8, 0), (9, 0), (10, 0))  # compute capabilities of GPUs that multiply TF32 much faster than float32
 FEWEST_SPLIT = 1 << 32  # multiplications: smaller products take as long as their launches
 LEADING_BITS = -(1 << 13)  # of a float32: sign, exponent and the 10 bits of the mantissa that TF32 has
+
+RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 
 
 def gains_by_split(device: torch.device, dtype: torch.dtype, n_multiplications: int) -> bool:
@@ -122,7 +124,41 @@ class Moments:
         return found_GR.clamp(min=0)
 
 
-def are_finite(some: Sequence[Moments]) -> bool:
+def _are_finite(some: Sequence[Moments]) -> bool:
     """Whether all sums of all of these are finite, as they are if all sums of squares are; one look at a GPU."""
     sums = [one.sum() for m in some for one in (m.xx_GKK, m.dd_GR, m.yy_GR)]
     return math.isfinite(torch.stack(sums).sum())  # inf and nan stay in a sum
+
+
+@dataclass
+class WeightMoments:
+    """The moments of one weight on the fit points and on the validation points, per block of rows."""
+
+    fit: dict[RowBlock, Moments] = field(default_factory=dict)
+    validation: dict[RowBlock, Moments] = field(default_factory=dict)
+    obstacle: str = ""  # why the sums cannot be used
+
+
+def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
+    """The blocks of rows in order, and why they cannot be solved; empty if they can.
+
+    Without `validates`, no validation points are needed.
+    """
+    if sums.obstacle:
+        return [], sums.obstacle
+    if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
+        return [], "no inputs reach it"
+    keys, stop = sorted(sums.fit), 0
+    for start, n_rows, _ in keys:
+        if start < stop:
+            return [], "its uses take rows that overlap"
+        stop = start + n_rows
+    looked_at = [part[key] for part in ((sums.fit, sums.validation) if validates else (sums.fit,)) for key in keys]
+    if any(moments.n == 0 for moments in looked_at):
+        return [], "no inputs reach it"
+    return (keys, "") if _are_finite(looked_at) else ([], "its outputs or their squares are not finite")
+
+
+def slice_of(key: RowBlock) -> slice:
+    """The rows of a block."""
+    return slice(key[0], key[0] + key[1])

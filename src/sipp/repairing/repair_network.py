@@ -1,13 +1,24 @@
-"""Repairs a pruned network: chooses, fits, validates, fits all points, polishes, and records.
+"""Repairs a pruned network: brings its output closer to the dense network's, without labels.
 
-All repair methods share this code: the search for mask and weights (T21), the refit under fixed masks, and the methods
-of others. `RepairOptions` says what differs.
+1. `data_split.py` has divided the points into fit, validation and test.
+2. `choosing.py` fits whole networks to a few points, to choose how many weights each layer keeps and how much of the
+   errors of earlier layers it compensates.
+3. `network_fit.py` fits all layers in the order of execution, stage by stage (`stages.py`). For each layer,
+   `layer_targets.py` says what it should give, `network_pair.py` runs both networks and sums all that least squares
+   needs (`moments.py`), and `layer_fit.py` finds mask and weights from these sums alone.
+4. The validation points compare the result with the pruned network. It is undone if it is worse. Otherwise a small
+   network is fitted once more, to all points.
+5. `polishing.py` trains all kept weights together, if asked to.
+
+The search for mask and weights (T21), the refit under fixed masks, and the methods of others share this code;
+`RepairOptions` says what differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +27,7 @@ from sipp.inputs.blocks import find_blocks
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
-from sipp.progress import Advance, fit_cost, progress_bar
+from sipp.progress import fit_cost, progress_bar
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
@@ -61,9 +72,9 @@ def apply_repairs(
             fits_all=options.fits_all and is_last,
         )
         spared = spared_by_name(ranking, masks)
-        own = None if model is None else own_weights(dense, model, masks)
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
-        repaired = repair_network(dense, fitted, split, chosen, own)
+        has_own_values = model is not None and not is_dense_under_masks(dense, model, masks)
+        repaired = repair_network(dense, fitted, split, chosen, model if has_own_values else None)
         model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
     return replace(repaired, masks=masks)
 
@@ -77,77 +88,59 @@ def repair_network(
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
-    `pruned` is the pruned network if it has values of its own (see `own_weights`); None: it has the dense values. A
-    refit starts from it. The result is compared with it on the validation points, and undone if it is no better.
-    Weights that are 0 in the dense network and not in the masks stay 0.
+    `pruned` is the pruned network if it has values of its own; None: the dense values under the masks. A refit starts
+    from it. The result is compared with it on the validation points, and undone if it is no better. Weights that are 0
+    in the dense network and not in the masks stay 0.
     """
-    if options.method == "refit" and pruned is None:
+    is_refit = options.method == "refit"
+    if is_refit and pruned is None:
         pruned = _under_masks(dense, masks)
-    # a large network is not fitted twice: the held-back tenth of the points would add next to nothing
-    is_small = sum(mask.numel() for mask in masks.values()) <= MOST_WEIGHTS_OF_SMALL
-    fits_all = options.fits_all and options.method != "refit" and not options.steps and is_small
-    options = replace(options, fits_all=fits_all)
+    starts_from_pruned = is_refit or pruned is None  # so the layers' errors before the fit are those of the pruned one
+    fits_all = _fits_all(masks, options)
+    batches = in_large_batches(split, _widest(masks))
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
-    title = "repairing" if options.method == "refit" else "finding masks and weights"
+    title = "repairing" if is_refit else "finding masks and weights"
     with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
-        found = _fitted_and_validated(dense, masks, in_large_batches(split, _widest(masks)), options, pruned, advance)
-    record = found.record
-    if options.steps and not record.undone:
-        polished, chosen = polish(
+        task, layer_task, choice = _choose(dense, masks, batches, options, pruned if is_refit else None)
+        before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
+        fit = fit_network(task, layer_task, choice.masks, batches, advance=advance)
+        give_back_freed()
+        after = _errors(dense, fit.model, batches)
+        is_undone = options.method not in PEERS and _is_worse(after.validation, before.validation)
+        if is_undone:
+            knows_errors = starts_from_pruned and choice.budgets == "given"
+            fit = _undone(task, masks, fit, pruned, knows_errors=knows_errors)
+            after, choice = before, replace(choice, budgets="given")
+        elif fits_all:
+            decided = {layer.name: layer for layer in fit.layers}
+            everything = in_large_batches(_all_points(batches), _widest(masks))
+            fit = fit_network(task, layer_task, choice.masks, everything, decided=decided, advance=advance)
+    polished, at_end = None, after
+    if options.steps and not is_undone:
+        polished, validation_error = polish(
             dense,
-            found.model,
-            found.masks,
+            fit.model,
+            fit.masks,
             split,
             steps=options.steps,
             learning_rate=options.learning_rate,
             seed=options.seed,
             progress=options.progress,
         )
-        after = held_out_error(dense, found.model, split)
-        record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
-    if (
-        options.method != "refit" and pruned is not None
-    ):  # those errors are of dense values, which it did not start from
-        record = replace(record, layers=tuple(replace(layer, error_before=None) for layer in record.layers))
-    return replace(found, record=record)
-
-
-def _fitted_and_validated(
-    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, pruned: nn.Module | None, advance: Advance
-) -> Repaired:
-    """The network before any polish; the pruned one, unchanged, if that is closer to the dense one."""
-    is_peer = options.method in PEERS
-    start = pruned if options.method == "refit" else None
-    task, choice = _task_and_choice(dense, masks, split, options, start)
-    network_before = _under_masks(dense, masks) if pruned is None else pruned
-    at_first, before = _errors(dense, network_before, split)
-    del network_before  # freed before the fit makes its copy
-    validated = fit_network(task, choice.masks, split, advance=advance)
-    give_back_freed()
-    at_last, after = _errors(dense, validated.model, split)
-    is_worse = not is_peer and at_first is not None and at_last is not None and not at_last <= at_first
-    if is_worse:
-        is_known = choice.budgets == "given" and (pruned is None or start is not None)
-        fit, choice = _undone(task, masks, validated, pruned, knows_errors=is_known), replace(choice, budgets="given")
-    elif options.fits_all:
-        decided = {layer.name: layer for layer in validated.layers}
-        everything = in_large_batches(_all_points(split), _widest(masks))
-        fit = fit_network(task, choice.masks, everything, decided=decided, advance=advance)
-    else:
-        fit = validated
+        at_end = _Errors(validation_error, held_out_error(dense, fit.model, split))
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
-        layers=_layer_records(fit, masks),
-        n_points=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
+        layers=_layer_records(fit, masks, knows_before=starts_from_pruned),
+        n_points=n_fit + n_validation + n_test if fits_all and not is_undone else n_fit,
         n_aside=n_validation,
         n_judged=n_test,
-        output_before=before,
-        output_refit=before if is_worse else after,
-        output_after=before if is_worse else after,
-        output_chosen=at_first if is_worse else at_last,
-        polish=None,
-        undone=UNDONE if is_worse else "",
+        output_before=before.test,
+        output_refit=after.test,
+        output_after=at_end.test,
+        output_chosen=at_end.validation,
+        polish=polished,
+        undone=UNDONE if is_undone else "",
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
@@ -156,30 +149,51 @@ def _fitted_and_validated(
     return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
 
 
-def _task_and_choice(
+def _fits_all(masks: Masks, options: RepairOptions) -> bool:
+    """Whether all points are fitted in the end; a large network is not fitted twice, for a tenth more points."""
+    is_small = sum(mask.numel() for mask in masks.values()) <= MOST_WEIGHTS_OF_SMALL
+    return options.fits_all and options.method != "refit" and not options.steps and is_small
+
+
+def _choose(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
-) -> tuple[NetworkTask, Choice]:
-    """How all layers are fitted, with the chosen error feedback, and the rest of the choice."""
-    layer = LayerTask(options.method, 0.0, (), options.pattern, keeps_rows=options.floor is not None)
+) -> tuple[NetworkTask, LayerTask, Choice]:
+    """What is to be fitted, how each layer is fitted, and what else was chosen on the validation points."""
     task = NetworkTask.of(
         dense,
         masks,
         split.batches[0],
-        layer,
         chunk_bytes=chunk_of(options.chunk_bytes, device_of(dense)),
         start=start,
         residuals=() if options.method in PEERS else options.residuals,
         blocks=find_blocks(dense, split.batches[0], options.blocks),
     )
     candidates = candidates_for(options, task.weights, masks)
-    task = replace(task, layer=replace(layer, ridges=candidates.ridges))
-    choice = choose(task, masks, split, candidates, options.floor)
-    return replace(task, layer=replace(task.layer, error_feedback=choice.error_feedback)), choice
+    layer_task = LayerTask(
+        options.method,
+        candidates.error_feedbacks[0],
+        candidates.ridges,
+        options.pattern,
+        keeps_rows=options.floor is not None,
+    )
+    choice = choose(task, layer_task, masks, split, candidates, options.floor)
+    return task, replace(layer_task, error_feedback=choice.error_feedback), choice
 
 
-def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
-    """How far its output is from the dense one, on the validation points and on the test points."""
-    return output_error(dense, model, split.validation), held_out_error(dense, model, split)
+class _Errors(NamedTuple):
+    """How far a network's output is from the dense one; None if there is nothing to compare."""
+
+    validation: float | None
+    test: float | None
+
+
+def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> _Errors:
+    return _Errors(output_error(dense, model, split.validation), held_out_error(dense, model, split))
+
+
+def _is_worse(error: float | None, other: float | None) -> bool:
+    """Whether both errors are known, and the first is larger or NaN."""
+    return error is not None and other is not None and not error <= other
 
 
 def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:
@@ -209,7 +223,7 @@ def _undone(
 def _all_points(split: DataSplit) -> DataSplit:
     """The split with all points in the fit."""
     batches = (*split.batches, *split.test)
-    return replace(split, batches=batches, is_validation=(False,) * len(batches), test=(), dense_outputs=None)
+    return replace(split, batches=batches, n_fit=len(batches), test=(), dense_outputs=None)
 
 
 def _widest(masks: Masks) -> int:
@@ -221,21 +235,28 @@ def _n_points(batches: Sequence[Batch]) -> int:
     return sum(batch.n_points for batch in batches)
 
 
-def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
+def _layer_records(fit: NetworkFit, masks: Masks, *, knows_before: bool) -> tuple[LayerRepair, ...]:
     """The records of the weights; moves are counted from the given masks, not from those the search began with."""
     moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
     counts = torch.stack(moved).tolist() if moved else []
     return tuple(
-        LayerRepair(layer.name, layer.error_before, layer.error, layer.ridge, layer.intercept, layer.left_alone, n)
-        for layer, n in zip(fit.layers, counts)
+        LayerRepair(
+            name=layer.name,
+            error_before=layer.error_before if knows_before else None,
+            error_after=layer.error,
+            ridge=layer.ridge,
+            intercept=layer.intercept,
+            left_alone=layer.left_alone,
+            n_moved=n_moved,
+        )
+        for layer, n_moved in zip(fit.layers, counts)
     )
 
 
-def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
-    """The pruned network, if it is not just the dense one under these masks: sampled, fitted or trained."""
+def is_dense_under_masks(dense: nn.Module, pruned: nn.Module, masks: Masks) -> bool:
+    """Whether the pruned network is just the dense one under these masks, and was not sampled, fitted or trained."""
     theirs = tensors_of(pruned)
-    is_dense = all(
+    return all(
         torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)
         for name, value in tensors_of(dense).items()
     )
-    return None if is_dense else pruned

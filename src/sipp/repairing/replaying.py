@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from sipp.inputs.restore import replaced_forwards
 from sipp.records.numerics import for_device
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
+
+# How outputs are reused: after a comparison with a full pass, without one since other blocks have passed it, or not
+ReplayMode = Literal["check", "trust", "off"]
 
 Path = tuple[tuple[str, int], ...]  # of a call: a module's name and its call number, from outside to inside
 
@@ -55,10 +58,14 @@ def _only_tensor(output: Any) -> Tensor | None:
 class Replay:
     """The final outputs of one network's modules, batch by batch."""
 
+    mode: ReplayMode = "check"
     kept: dict[int, dict[Path, _Kept]] = field(default_factory=dict)
-    is_off: bool = False
     is_checked: bool = False  # compared with a full pass, and it changed nothing
-    is_trusted: bool = False  # it changed nothing for other blocks of the network
+
+    @property
+    def next_mode(self) -> ReplayMode:
+        """How the next block of the same network is replayed."""
+        return "trust" if self.mode == "check" and self.is_checked else self.mode
 
     @contextmanager
     def running(
@@ -69,7 +76,7 @@ class Replay:
         Those of them that are `unread` give zeros: nothing that the pass is for depends on their values.
         """
         first = next(model.parameters(), None)
-        if self.is_off or first is None:  # such as an activation among named blocks
+        if self.mode == "off" or first is None:  # such as an activation among named blocks
             yield
             return
         most = for_device(REPLAY_BYTES, first.device)
@@ -89,7 +96,7 @@ class Replay:
 
     def switch_off(self) -> None:
         """Recomputes everything from now on."""
-        self.is_off = True
+        self.mode = "off"
         self.kept.clear()
 
     def _n_bytes(self) -> int:

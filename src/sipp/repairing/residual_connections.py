@@ -68,13 +68,18 @@ def reading_residual_inputs(
 
 
 def find_residual_connections(
-    model: nn.Module, layers: Sequence[PrunableLayer], order: Sequence[str], batch: Batch, *, follows: bool = False
+    model: nn.Module,
+    layers: Sequence[PrunableLayer],
+    order: Sequence[str],
+    batch: Batch,
+    *,
+    inputs_differ: bool = False,
 ) -> dict[str, Tensor]:
     """The weights whose layer's output is added to a stream, with that output on the batch.
 
     `order` are the weights in the order of execution. The stream must depend on earlier weights and on no later one: of
-    two layers that are added, the later one corrects the earlier. Nothing else may read the output. With `follows`,
-    the inputs of the batch depend on earlier weights too.
+    two layers that are added, the later one corrects the earlier. Nothing else may read the output. With
+    `inputs_differ`, the inputs of the batch depend on earlier weights too.
     """
     place = {name: i for i, name in enumerate(order, start=1)}
     modules = {}
@@ -94,7 +99,7 @@ def find_residual_connections(
         if weight.name in place
     }
     batch = fresh(batch)
-    if follows:
+    if inputs_differ:
         ranks |= {id(tensor): 0 for tensor in every_tensor((batch.args, batch.kwargs)) if tensor.is_floating_point()}
 
     def on_addition(mark: OutputMark, other: Tensor) -> None:

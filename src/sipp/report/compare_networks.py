@@ -27,7 +27,7 @@ NOTE = (
 Value = Callable[[PrunedModel], float | None]
 
 
-def by_parent(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
+def by_dense_network(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
     """Groups the networks by the dense network they were pruned from: only those can be compared point by point.
 
     If that is not recorded, networks with the same layers are grouped.
@@ -106,8 +106,8 @@ def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
 
 def networks_article(models: Sequence[PrunedModel]) -> Article:
     """The article that shows the networks side by side."""
-    parents = by_parent(models)
-    groups = [group for group in parents if len(group) > 1]
+    by_dense = by_dense_network(models)
+    groups = [group for group in by_dense if len(group) > 1]
     rows = []
     for index, group in enumerate(groups):
         of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
@@ -120,9 +120,9 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
     note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
     return Article(
         ident="networks",
-        kicker="pruned models",
+        topic="pruned models",
         title="Networks side by side",
-        remarks=[] if len(parents) == 1 else ["Not all networks were pruned from the same dense network."],
+        notes=[] if len(by_dense) == 1 else ["Not all networks were pruned from the same dense network."],
         sections=[Section("Comparison", _finding(groups), rows, networks_table(models), note=note)],
     )
 
@@ -141,8 +141,8 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
     }
     comparisons = [comparison for group in groups for comparison in comparisons_of(group) if comparison.key in words]
     for comparison in comparisons:
-        if (near := _nearest(comparison.curves)) is not None:
-            keep, values = near
+        if (shared := _smallest_common_keep(comparison.curves)) is not None:
+            keep, values = shared
             find_best, find_worst, does, sentence = words[comparison.key]
             best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
             shown = (number(values[best], "share"), worst, number(values[worst], "share"))
@@ -150,7 +150,7 @@ def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
     return Finding("Networks side by side", "No two methods were pruned to the same keep from the same dense network.")
 
 
-def _nearest(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
+def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, float]] | None:
     """The smallest keep that several methods reached, with the value of each; None if there is none."""
     points = [(curve.method, point) for curve in curves for point in curve.points]
     for keep in sorted({point.keep for _, point in points}):

@@ -10,7 +10,7 @@ from sipp.experiments.runs.reading import Run
 from sipp.experiments.runs.store import TAKEN_FROM, without_times
 from sipp.records.schemas import given_values
 from sipp.report import series
-from sipp.report.contents import About, Article, Finding, Section, Table, TableCell, flatten
+from sipp.report.contents import Article, Finding, Section, StudySummary, Table, TableCell, flatten
 from sipp.report.numbers import TOLERANCE, counted, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
@@ -31,27 +31,27 @@ class Panel:
     folders: tuple[str, ...]
 
 
-def runs_article(runs: Sequence[Run], about: About | None) -> Article:
+def runs_article(runs: Sequence[Run], study: StudySummary | None) -> Article:
     """The article on all runs: a panel for each network with a table and curves."""
     panels = panels_of(runs)
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     for index, panel in enumerate(panels):
         plot = accuracy_plot(panel.run, f"panel{index}-accuracy", panel.title)
-        kicker = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
+        topic = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
         finding = best_choice(panel.run) or Finding("No pruned network is finished yet", "")
         has_curve = any(len(curve.points) > 1 for curve in series.metric_curves(panel.run, "top1"))
         rows, is_closed = [[plot]] if plot and has_curve else [], index >= N_OPEN
-        sections.append(Section(kicker, finding, rows, method_table(panel.run), is_closed=is_closed))
-    sections += [] if about is None else [Section("Study", about.finding)]
+        sections.append(Section(topic, finding, rows, method_table(panel.run), is_closed=is_closed))
+    sections += [] if study is None else [Section("Study", study.finding)]
     n_stages, n_done = sum(run.n_stages for run in runs), sum(len(run.records) for run in runs)
     tables = [("Runs of each panel", [(panel.title, ", ".join(panel.folders)) for panel in panels])]
     return Article(
         ident="panels",
-        kicker="all runs",
+        topic="all runs",
         title="All runs",
         state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
         sections=sections,
-        tables=tables if about is None else [("What this shows", about.rows), *tables],
+        tables=tables if study is None else [("What this shows", study.rows), *tables],
     )
 
 

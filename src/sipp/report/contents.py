@@ -58,7 +58,7 @@ class Table:
 class Section:
     """A section: its finding, a table, rows of plots, and a note."""
 
-    kicker: str
+    topic: str
     finding: Finding
     rows: Sequence[Sequence[Plot]] = ()
     table: Table | None = None
@@ -76,12 +76,12 @@ class Article:
     """What the page says about one run or pruned network, or about several together."""
 
     ident: str
-    kicker: str
+    topic: str
     title: str
     sections: list[Section]
     state: str = ""  # empty if it is finished
     caveats: list[str] = field(default_factory=list)  # warnings that are always visible
-    remarks: Sequence[str] = ()  # collapsed: what could not be checked
+    notes: Sequence[str] = ()  # collapsed: what could not be checked
     lead: Finding | None = None  # the first card, with tiles and next steps
     steps: list[NextStep] = field(default_factory=list)
     tiles: list[SummaryTile] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Article:
 
 
 @dataclass(frozen=True)
-class About:
+class StudySummary:
     """The study that a page is about: its title, what it shows, and rows for a table."""
 
     title: str

@@ -15,7 +15,7 @@ from sipp.experiments.runs.reading import Run
 from sipp.extras import needed_for
 from sipp.records.display import short_names
 from sipp.report import palette, series
-from sipp.report.compare_networks import by_parent, comparisons_of
+from sipp.report.compare_networks import by_dense_network, comparisons_of
 from sipp.report.compare_runs import Panel, panels_of
 from sipp.report.numbers import number
 from sipp.report.palette import MARKERS, Style
@@ -115,7 +115,7 @@ def _figures(results: Sequence[Result]) -> dict[str, Draw]:
         views |= {f"{name}-epsilon": view for name, view in epsilon_views(run).items()}
         figures |= {f"{stem}-{name}": _single_plot(view, series.methods_of(run)) for name, view in views.items()}
         figures |= {f"{stem}-layers-{name}": draw for name, draw in _layer_figures(run).items()}
-    groups = by_parent([result for result in results if isinstance(result, PrunedModel)])
+    groups = by_dense_network([result for result in results if isinstance(result, PrunedModel)])
     for index, group in enumerate(group for group in groups if len(group) > 1):
         stem = "networks" if index == 0 else f"networks-{index + 1}"
         figures |= {f"{stem}-{shown.key}": _single_plot(shown.view, ()) for shown in comparisons_of(group)}

@@ -57,9 +57,9 @@ def bars(ident: str, title: str, label: str, names: Sequence[str], views: Any, *
     }  # fmt: skip
 
 
-def facts(ident: str, title: str, cards: Any, *, choices: Sequence[Any] = ()) -> Plot:
+def cards_plot(ident: str, title: str, cards: Any, *, choices: Sequence[Any] = ()) -> Plot:
     """Cards with a title, a sentence, and rows of name and value."""
-    return {"id": ident, "kind": "facts", "title": title, "choices": list(choices), "views": cards}
+    return {"id": ident, "kind": "cards", "title": title, "choices": list(choices), "views": cards}
 
 
 def curve_view(
@@ -165,7 +165,7 @@ def statements_plot(run: Run, ident: str) -> Plot:
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
     method_choice = {"label": "Method", "options": list(series.methods_of(run))}
     choices = [method_choice, _level_choice(run), seed_choice]
-    return facts(ident, "Statements about one network", views, choices=choices)
+    return cards_plot(ident, "Statements about one network", views, choices=choices)
 
 
 def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:

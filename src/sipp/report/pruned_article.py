@@ -12,7 +12,7 @@ from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
-from sipp.report.plots import LAYER_VALUES, bar_view, bars, certificate_card, facts, layer_view, statement_cards
+from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel
 from sipp.report.summary import lead, next_steps, outputs_rows, promise, shown_output_change, tiles_of
 
@@ -35,9 +35,9 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     rest = {key: value for key, value in given_values(record).items() if key not in SHOWN}
     return Article(
         ident=ident,
-        kicker=f"pruned model, {pruned.arm}",
+        topic=f"pruned model, {pruned.arm}",
         title=f"{pruned.name}: {number(record.keep, 'share')} of the weights",
-        remarks=pruned.marks,
+        notes=pruned.notes,
         lead=lead(pruned),
         steps=next_steps(pruned),
         tiles=tiles_of(pruned),
@@ -59,7 +59,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
     change = shown_output_change(pruned)
     heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
     finding = Finding(heading, "The other numbers on this page answer different questions:")
-    return Section("Outputs", finding, [[facts(f"{ident}-outputs", "How far outputs move", [card])]])
+    return Section("Outputs", finding, [[cards_plot(f"{ident}-outputs", "How far outputs move", [card])]])
 
 
 def _layers_section(pruned: PrunedModel, ident: str) -> Section:
@@ -97,7 +97,7 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
         "What is guaranteed, and with what confidence",
         "All statements compare the pruned network as it was saved with the one it was pruned from.",
     )
-    return Section("Statements", finding, [[facts(f"{ident}-statements", "What is guaranteed", cards)]])
+    return Section("Statements", finding, [[cards_plot(f"{ident}-statements", "What is guaranteed", cards)]])
 
 
 # --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": list(map(list, one.rows))}
         for name, one in ordered
     ]
-    return Section("Accuracy", finding, [[facts(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
+    return Section("Accuracy", finding, [[cards_plot(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
 
 
 # --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
@@ -204,7 +204,7 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
         "figures are the median and the range of the middle 80 % of pairs of calls. Steps are timed on one thread, "
         f"{counted(bench.step_points, 'input')} at a time.",
     )
-    size = facts(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
+    size = cards_plot(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
     if best.runs_dense:  # no step was run
         return Section("Size and speed", finding, [[size]])
     names = [step.name for step in bench.steps]

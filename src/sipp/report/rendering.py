@@ -17,7 +17,7 @@ from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.compare_networks import networks_article
 from sipp.report.compare_runs import runs_article
-from sipp.report.contents import About, Article
+from sipp.report.contents import Article, StudySummary
 from sipp.report.glossary import OF_RUNS, WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
@@ -27,7 +27,7 @@ from sipp.storage.files import make_folder
 from sipp.storage.outputs import PAGE, PAGE_MARK, write_file
 
 TEMPLATE = "template.html.j2"
-LEDE = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
+HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
 
 
 def write_page(
@@ -36,11 +36,11 @@ def write_page(
     *,
     force: bool,
     broken: Sequence[UnreadableFolder] = (),
-    about: About | None = None,
+    study: StudySummary | None = None,
     title: str = "",
 ) -> None:
     """Writes the page of these results; an existing file is replaced only with `force`, and only if it is a page."""
-    text = render(results, broken=broken, about=about, title=title)
+    text = render(results, broken=broken, study=study, title=title)
     make_folder(path.parent)
     write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
 
@@ -49,19 +49,19 @@ def render(
     results: Sequence[Result],
     *,
     broken: Sequence[UnreadableFolder] = (),
-    about: About | None = None,
+    study: StudySummary | None = None,
     title: str = "",
 ) -> str:
     """Renders these results in order, and lists those that could not be read.
 
-    With several runs, or for a study (`about`), the page starts with a panel for each network; the single results are
+    With several runs, or for a study (`study`), the page starts with a panel for each network; the single results are
     collapsed below. `title` is used for a page with several results.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    articles = _articles(results, about)
+    articles = _articles(results, study)
     plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
     methods = _methods(results)
     heading = articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
@@ -80,9 +80,9 @@ def render(
     script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset(TEMPLATE)).render(
-        heading=heading if about is None else about.title,
+        heading=heading if study is None else study.title,
         explained=_glossary(results, methods),
-        lede=LEDE,
+        how_to_read=HOW_TO_READ,
         articles=articles,
         broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
         version=f"sipp {__version__}",
@@ -95,11 +95,11 @@ def render(
     )
 
 
-def _articles(results: Sequence[Result], about: About | None) -> list[Article]:
+def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Article]:
     """The articles of the page: comparisons first, then single results."""
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
-    articles = [runs_article(runs, about)] if len(runs) > 1 or about is not None else []
+    articles = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
     articles += [networks_article(models)] if len(models) > 1 else []
     titles = iter(run_titles(runs))
     together = bool(articles)

@@ -30,8 +30,8 @@ from sipp.storage.outputs import RECORD_NAME
 
 MOST_BYTES = 1 << 24  # of a file beside a network
 DEPTH = 2  # of nested folders: results/STUDY/RUN
-Beside = CertificateRecord | EvalRecord | BenchRecord  # files about a network in its folder
-SEALED: dict[str, tuple[str, type[Beside]]] = {  # by their kind; a file without one of these is a certificate
+Measurement = CertificateRecord | EvalRecord | BenchRecord  # of a network; a file in its folder
+SEALED: dict[str, tuple[str, type[Measurement]]] = {  # by their kind; a file without one of these is a certificate
     EVAL_KIND: ("an evaluation", EvalRecord),
     BENCH_KIND: ("a benchmark", BenchRecord),
 }
@@ -43,7 +43,7 @@ class PrunedModel:
 
     name: str
     record: PrunedRecord
-    marks: tuple[str, ...]  # warnings: what could not be checked
+    notes: tuple[str, ...]  # warnings: what could not be checked
     bench: BenchRecord | None = None  # size and speed, from `sipp bench`
     certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # from `sipp certify --out`
     evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # from `sipp eval --out`
@@ -152,37 +152,37 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    record, marks = pruned_folder.read_pruned(folder)
+    record, notes = pruned_folder.read_pruned(folder)
     certificates: dict[str, CertificateRecord] = {}
     evaluations: dict[str, EvalRecord] = {}
     bench = None
     for path in sorted(folder.glob("*.json")):
-        beside, mark = (None, "") if path.name == RECORD_NAME else _read_beside(path, record)
-        marks += (mark,) if mark else ()
-        if isinstance(beside, CertificateRecord):
-            certificates[path.name] = beside
-        elif isinstance(beside, EvalRecord):
-            evaluations[path.name] = beside
-        elif beside is not None:
-            bench = beside
-    return PrunedModel(folder.resolve().name, record, marks, bench, certificates, evaluations)
+        measured, note = (None, "") if path.name == RECORD_NAME else _read_measurement(path, record)
+        notes += (note,) if note else ()
+        if isinstance(measured, CertificateRecord):
+            certificates[path.name] = measured
+        elif isinstance(measured, EvalRecord):
+            evaluations[path.name] = measured
+        elif measured is not None:
+            bench = measured
+    return PrunedModel(folder.resolve().name, record, notes, bench, certificates, evaluations)
 
 
-def _read_beside(path: Path, record: PrunedRecord) -> tuple[Beside | None, str]:
-    """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a remark."""
+def _read_measurement(path: Path, record: PrunedRecord) -> tuple[Measurement | None, str]:
+    """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a note."""
     what: str
-    schema: type[Beside]
+    schema: type[Measurement]
     what, schema = "a certificate", CertificateRecord
     try:
         values = json.loads(read_file(path)) if path.stat().st_size <= MOST_BYTES else None
         if not isinstance(values, dict) or "pruned_hash" not in values:
             return None, ""  # some other file
         what, schema = SEALED.get(str(values.get("kind")), (what, schema))
-        beside = checked(schema, values if schema is CertificateRecord else read_sealed(path), path)
+        measured = checked(schema, values if schema is CertificateRecord else read_sealed(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", record.dense_hash)
     if values["pruned_hash"] != record.pruned_hash or record.dense_hash not in (None, dense_hash):
         return None, f"{path.name} is {what} for other networks and is not shown."
     is_checked = schema is not CertificateRecord
-    return beside, "" if is_checked else f"{path.name} is shown unchecked; sipp certify --verify checks it."
+    return measured, "" if is_checked else f"{path.name} is shown unchecked; sipp certify --verify checks it."

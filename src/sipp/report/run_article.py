@@ -36,11 +36,11 @@ def run_article(run: Run, ident: str, title: str) -> Article:
         )
     return Article(
         ident=ident,
-        kicker=f"{run.config['pipeline']}: {'another pipeline' if run.pipeline is None else run.pipeline.description}",
+        topic=f"{run.config['pipeline']}: {'another pipeline' if run.pipeline is None else run.pipeline.description}",
         title=title,
         state="" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
         caveats=caveats,
-        remarks=run.marks,
+        notes=run.notes,
         tiles=_tiles(run),
         sections=_sections(run, ident),
         tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", key_value_rows(run.config))],

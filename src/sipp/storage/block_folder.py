@@ -32,10 +32,13 @@ class BlockFolder:
         self.folder, self.states_folder, self.task = folder, child_path(folder, WORK), task
 
     def begin(self) -> int:
-        """The number of finished blocks; OptionError if the folder holds anything else."""
+        """The number of finished blocks; OptionError if they are of another task, or if the folder holds other files.
+
+        If no block is finished, everything starts over, whatever the task was: nothing of it would be used again.
+        """
         make_folder(self.folder)
         path = child_path(self.folder, JOURNAL)
-        if not path.is_file() and any(path.name != WORK for path in self.folder.iterdir()):
+        if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
         journal = read_json(path) if path.is_file() else {"finished": 0}
         if journal["finished"] == 0:

@@ -91,7 +91,7 @@ def prune_on_disk(
     source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
     device = _device(device)
     batches = tuple(data_of(data, device=device, seed=seed).batches())
-    split = split_batches(batches) if repair else DataSplit(batches, (False,) * len(batches), (), frozenset())
+    split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
     network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, blocks)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
@@ -263,9 +263,8 @@ def _cut_and_repaired(
         dense,
         {name: mask & ~spared[name] if name in spared else mask for name, mask in sparse.masks.items()},
         replace(work.split, batches=work.batches(i, "dense")),
-        work.batches(i, "pruned"),
+        work.batches(i, "pruned") if i > 0 else None,  # before the first block, both networks are the same
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        follows=i > 0,
         chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
     )
     masks = restore_spared(fit.model, dense, fit.masks, spared)

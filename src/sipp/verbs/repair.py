@@ -20,8 +20,8 @@ from sipp.records.pruned import Pruned, PrunedLayer, regrown_weight, without_sta
 from sipp.records.pruned_to import points_seen
 from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
-from sipp.repairing.gathering import masked_layers
-from sipp.repairing.repair_network import own_weights, repair_network
+from sipp.repairing.layer_usage import masked_layers
+from sipp.repairing.repair_network import is_dense_under_masks, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
 
 MOST_STEPS = 10_000_000
@@ -84,8 +84,8 @@ def repair(
         chunk_bytes=Scoring(chunk_bytes=chunk_bytes).chunk_bytes,
         progress=progress,
     )
-    start = own_weights(dense, given, pruned.masks) if moves_mask else given
-    result = repair_network(dense, pruned.masks, split, options, start)
+    has_own_values = not moves_mask or not is_dense_under_masks(dense, given, pruned.masks)
+    result = repair_network(dense, pruned.masks, split, options, given if has_own_values else None)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     seen, is_all = points_seen(pruned)
     return replace(

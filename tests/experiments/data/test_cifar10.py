@@ -9,8 +9,8 @@ import torch
 
 from sipp.errors import DataError
 from sipp.experiments.data import cifar10 as module
-from sipp.experiments.data import draw_shifts, join_shifts, load_cifar10, normalise, shift
-from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES
+from sipp.experiments.data.cifar10 import BIN_FOLDER, FILES, load_cifar10
+from sipp.experiments.data.transforms import draw_shifts, join_shifts, normalise, shift
 
 N = 7  # records per file
 

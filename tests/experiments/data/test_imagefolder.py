@@ -14,9 +14,17 @@ import torch
 from PIL import Image
 
 from sipp.errors import DataError
-from sipp.experiments.data import FolderIndex, folder_batches, index_folders, split_images
 from sipp.experiments.data import imagefolder as module
-from sipp.experiments.data.imagefolder import Crop, centre_crop, draw_crop, resized_crop
+from sipp.experiments.data.imagefolder import (
+    Crop,
+    FolderIndex,
+    centre_crop,
+    draw_crop,
+    folder_batches,
+    index_folders,
+    resized_crop,
+)
+from sipp.experiments.data.splits import split_images
 
 
 def coded_image(width: int, height: int) -> Image.Image:

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import FolderIndex, ImageSet, Splits, epoch_order, load_digits
-from sipp.experiments.data.splits import PARTS, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.imagefolder import FolderIndex
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.splits import PARTS, Splits, epoch_order, split_images
 
 
 def made(seed: int = 0, content: str = "a") -> Splits:

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from sipp.errors import OptionError
-from sipp.experiments.data import epoch_order, load_digits, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.splits import epoch_order, split_images
 from sipp.experiments.nets import NETS, build, net_spec
 from sipp.experiments.nets.cifar_resnet import SubsampleAndPad
 

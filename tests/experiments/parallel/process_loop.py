@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.experiments.data import load_digits, split_images
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.splits import split_images
 from sipp.experiments.nets import plain
 from sipp.experiments.parallel.processes import ALONE, Processes, in_every_process, join_processes
 from sipp.experiments.recipes import load_recipe
@@ -80,9 +81,9 @@ def failing(processes: Processes) -> int:
     """Raises in every process, because the second one finds NaN in its data."""
 
     def look() -> int:
-        if processes.index == 1:
+        if processes.rank == 1:
             raise DataError("it is NaN", where="batch 3")
-        return processes.index
+        return processes.rank
 
     return in_every_process(processes, look)
 
@@ -102,7 +103,7 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def half(step: int, state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        weight = net[1].weight.detach().abs().roll(processes.index if quarrels else 0, 0)
+        weight = net[1].weight.detach().abs().roll(processes.rank if quarrels else 0, 0)
         return {"1.weight": weight > weight.median()}, {}
 
     changes = MaskChanges(frozenset({2}), half)
@@ -117,7 +118,7 @@ def whole_run(
     """The networks made; the last process kills itself in the first stage, or the leader is asked to stop there."""
 
     def wish_to_die() -> None:
-        if processes.index == processes.count - 1:
+        if processes.rank == processes.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if dies:
@@ -139,7 +140,7 @@ def whole_run(
             os.kill(os.getpid(), signal.SIGTERM)
 
     made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=show).n_made
-    assert bool(shown) == (processes.leads and made > 0)
+    assert bool(shown) == (processes.is_leader and made > 0)
     return made
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sipp.experiments.data import load_digits
+from sipp.experiments.data.digits import load_digits
 from sipp.experiments.nets import plain
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import run

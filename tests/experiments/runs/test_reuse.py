@@ -6,7 +6,7 @@ import pytest
 from experiments.small_runs import equal, final
 
 from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs import store as runs
+from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.reuse import stage_key
@@ -83,15 +83,15 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
     for stage in ("seed0.dense", "seed0.wt.01"):
         assert equal(final(gradual.folder, stage), final(alone.folder, stage))
-    assert read_run(again.folder).marks == () and len(read_run(again.folder).origins) == 1
+    assert read_run(again.folder).notes == () and len(read_run(again.folder).origins) == 1
 
 
 def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(small("digits-at-init", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / runs.MANIFEST).write_text("{}")
-    monkeypatch.setattr(runs, "code_version", lambda: "another")
+    (broken / store.MANIFEST).write_text("{}")
+    monkeypatch.setattr(store, "code_version", lambda: "another")
     lamp = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[lamp]")
     refused = run(lamp, out=tmp_path, device="cpu")
     assert taken(refused) == set() and refused.n_made == 2
@@ -109,8 +109,8 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
 
 def test_a_network_of_other_data_is_never_taken(tmp_path: Path) -> None:
     first = run(small("digits-at-init", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
-    manifest = read_json(first.folder / runs.MANIFEST)
+    manifest = read_json(first.folder / store.MANIFEST)
     manifest["origins"][0]["data"] = "other"
-    write_json(first.folder / runs.MANIFEST, manifest)
+    write_json(first.folder / store.MANIFEST, manifest)
     more = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, lamp]")
     assert taken(run(more, out=tmp_path, device="cpu", accept_changes=True)) == set()

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from sipp.errors import DataError, ModelError
-from sipp.experiments.data import ImageSet, epoch_order, split_images
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.splits import epoch_order, split_images
 from sipp.experiments.training.feed import Feed, eval_batches, n_steps, train_batches
 from sipp.experiments.training.loop import TrainState, evaluate, new_state, train
 from sipp.experiments.training.step import learning_rate

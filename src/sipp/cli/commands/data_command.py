@@ -21,8 +21,7 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10."""
-    from sipp.experiments.data import fetch_cifar10
-    from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES
+    from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES, fetch_cifar10
 
     if name == "cifar10":
         with (

@@ -45,7 +45,7 @@ def report(
     write_page(out, results, force=force, broken=broken, title=title)
     drawn = [] if figures is None else write_figures(results, figures)
     n_bytes = out.stat().st_size
-    marked = [{"name": result.name, "what": mark} for result in results for mark in result.marks]
+    marked = [{"name": result.name, "what": mark} for result in results for mark in result.notes]
     values = {
         "page": out,
         "bytes": n_bytes,

@@ -68,7 +68,7 @@ def run(
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
     chosen = load_recipe(recipe, settings=settings or (), code=named)
     processes = join_processes(cpu=device == "cpu") if int(os.environ.get(PROCESSES, "1")) > 1 else ALONE
-    console = Console(quiet=not processes.leads)
+    console = Console(quiet=not processes.is_leader)
     try:
         with show_progress(console) as on_progress:
             done = run_recipe(
@@ -86,7 +86,7 @@ def run(
             )
     finally:
         leave_processes(processes)
-    if not processes.leads:
+    if not processes.is_leader:
         return None
     summary = f"{work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
     values = {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records}

@@ -83,21 +83,21 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
     Counts of all networks, of those in its folder, of those in other runs or earlier in this study, and of new ones.
     """
     from sipp.experiments.recipes import config_of
-    from sipp.experiments.runs import store as runs
+    from sipp.experiments.runs import store
     from sipp.experiments.runs.plan import plan
     from sipp.experiments.runs.reuse import find_reusable, stage_key
     from sipp.storage import state_files
 
     planned: list[dict[str, Any]] = []
     before = set[str]()
-    code = runs.code_version()
+    code = store.code_version()
 
     def suits(manifest: Manifest) -> bool:
         return accept_changes or all(origin.code == code for origin in manifest.origins)
 
     for recipe in study.recipes:
-        name, stages = runs.run_name(config_of(recipe)), plan(recipe)
-        there = [stage for stage in stages if state_files.has_state(out / name / stage.name, runs.FINAL)]
+        name, stages = store.run_name(config_of(recipe)), plan(recipe)
+        there = [stage for stage in stages if state_files.has_state(out / name / stage.name, store.FINAL)]
         todo = [stage for stage in stages if stage not in there]
         reusable = find_reusable(out, recipe, todo, suits)
         new = [stage for stage in todo if stage not in reusable and stage_key(recipe, stage) not in before]
@@ -111,9 +111,9 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
 def _write_page(study: Study, folders: Sequence[Path], page: Path) -> None:
     """Writes the page of the study: its panels with the paper's claim, then every run."""
     from sipp.report import read_results, write_page
-    from sipp.report.contents import About, Finding
+    from sipp.report.contents import Finding, StudySummary
 
     rows = [("study", study.name), ("form", study.form), ("source", study.source), ("the paper's claim", study.claim)]
     finding = Finding(study.description, f"{study.source}. The paper: {study.claim}")
-    about = About(f"Study {study.name} ({study.form})", finding, rows)
-    write_page(page, read_results(folders), force=True, about=about)
+    summary = StudySummary(f"Study {study.name} ({study.form})", finding, rows)
+    write_page(page, read_results(folders), force=True, study=summary)

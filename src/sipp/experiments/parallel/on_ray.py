@@ -31,7 +31,7 @@ from sipp.experiments.own_code import load_scores
 from sipp.experiments.parallel.processes import ALONE
 from sipp.experiments.pipelines import parent_of
 from sipp.experiments.recipes import Recipe, config_of
-from sipp.experiments.runs import store as runs
+from sipp.experiments.runs import store
 from sipp.experiments.runs.context import RunContext
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.runs.train_networks import finished_network, train_network
@@ -110,7 +110,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
 def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
     """The data and the pipeline's cache, after checking that this machine has the same run folder, data and code."""
     here = socket.gethostname()
-    if not (run.folder / runs.MANIFEST).is_file() or runs.read_manifest(run.folder).config != config_of(run.recipe):
+    if not (run.folder / store.MANIFEST).is_file() or store.read_manifest(run.folder).config != config_of(run.recipe):
         raise DataError(
             f"{here} does not see this run in {run.folder}", fix="choose an --out on a disk that all machines share"
         )

@@ -26,18 +26,18 @@ PATIENCE = timedelta(seconds=45)  # how long a process waits for the others befo
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's index among those that work on one run.
+    """The rank of this process among those that work on one run; process 0 is the leader.
 
     `group` is the torch.distributed group for CPU tensors and plain values; None if there is only one process.
     """
 
-    index: int
-    count: int
+    rank: int
+    world_size: int
     group: Any = None
 
     @property
-    def leads(self) -> bool:
-        return self.index == 0
+    def is_leader(self) -> bool:
+        return self.rank == 0
 
 
 ALONE = Processes(0, 1)
@@ -56,25 +56,25 @@ def join_processes(*, cpu: bool) -> Processes:
 
 def leave_processes(processes: Processes) -> None:
     """Closes the connections to the other processes."""
-    if processes.count > 1:
+    if processes.world_size > 1:
         dist.destroy_process_group()
 
 
 def gather(processes: Processes, value: T) -> list[T]:
     """The values of all processes, in each of them; any that can be pickled."""
-    values = [value] * processes.count
-    if processes.count > 1:
+    values = [value] * processes.world_size
+    if processes.world_size > 1:
         dist.all_gather_object(values, value, group=processes.group)
     return values
 
 
 def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
     """Calls `make` in every process and returns its result here; an error in one is raised in all."""
-    if processes.count == 1:
+    if processes.world_size == 1:
         return make()
     result: T | None = None
     error: Exception | None = None
-    place = f"process {processes.index} of {processes.count}"
+    place = f"process {processes.rank} of {processes.world_size}"
     try:
         result = make()
     except SippError as raised:
@@ -88,16 +88,16 @@ def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
 
 def from_leader(processes: Processes, make: Callable[[], T]) -> T:
     """Calls `make` in the leader only, and returns its result in every process."""
-    if processes.count == 1:
+    if processes.world_size == 1:
         return make()
-    box = [in_every_process(processes, make) if processes.leads else in_every_process(processes, lambda: None)]
+    box = [in_every_process(processes, make) if processes.is_leader else in_every_process(processes, lambda: None)]
     dist.broadcast_object_list(box, src=0, group=processes.group)
     return box[0]  # type: ignore[return-value]
 
 
 def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]:
     """Elementwise maximum over all processes."""
-    if processes.count == 1:
+    if processes.world_size == 1:
         return list(values)
     numbers = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(numbers, dist.ReduceOp.MAX, group=processes.group)
@@ -106,7 +106,7 @@ def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]
 
 def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Raises ModelError in all processes if the tensors of one differ from the leader's."""
-    if processes.count == 1:
+    if processes.world_size == 1:
         return
     digests = gather(processes, state_hash(tensors))
     others = [index for index, digest in enumerate(digests) if digest != digests[0]]
@@ -118,7 +118,7 @@ def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:
     """Sums all gradients over all processes, in one reduction."""
-    if processes.count == 1:
+    if processes.world_size == 1:
         return
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -130,14 +130,14 @@ def add_gradients(processes: Processes, model: nn.Module) -> None:
 def sum_over_processes(processes: Processes, sums: Tensor) -> Tensor:
     """The sum over all processes."""
     total = sums.clone()
-    if processes.count > 1:
+    if processes.world_size > 1:
         dist.all_reduce(total)
     return total
 
 
 def share_buffers(processes: Processes, model: nn.Module) -> None:
     """Broadcasts the leader's buffers (BatchNorm statistics) to all processes."""
-    if processes.count > 1:
+    if processes.world_size > 1:
         for buffer in model.buffers():
             if buffer.dtype is not torch.bool:  # masks are equal everywhere already
                 dist.broadcast(buffer, src=0)

@@ -22,7 +22,7 @@ from sipp.experiments.training.feed import eval_batches
 from sipp.experiments.training.loop import evaluate
 from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
-from sipp.pruning.cutting import cut, cut_as_given
+from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.records.certificate import certificate_values
 from sipp.records.json_values import json_value
@@ -32,11 +32,10 @@ from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
 from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
-from sipp.verbs.prune import pruned_of
+from sipp.verbs.prune import pruned_of, repaired_cut
 
 # Of the certificates in a record (T14). A recipe's delta is for the theory, far smaller than a holdout can certify.
 CERTIFICATE_DELTA = 0.05
@@ -99,10 +98,8 @@ def _cut(
     if repair:  # weights that are 0 stay 0, so pruned weights stay pruned
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
         split = split_data(ranking.model, points, seed=seed)
-        repaired = apply_repairs(
-            left, sparse.masks, split, repairs_asked(repair), RepairOptions(seed=seed), start=sparse.model
-        )
-        sparse = cut_as_given(left, repaired.model, repaired.masks, seed=seed, budget=budget, choice=sparse.choice)
+        how = RepairOptions(seed=seed)
+        sparse, repaired = repaired_cut(left, sparse, sparse.model, split, repairs_asked(repair), how)
     pruned = pruned_of(left, sparse, repaired=repaired)
     # alive weights that are exactly 0 tie with pruned ones: without those, the record's count is exact
     masks = masks_within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)

@@ -1,7 +1,7 @@
 """Reads run folders: the progress of a run, and its records. Imports no torch.
 
 A file that `sipp run` would not resume from is refused here by the same checks. What cannot be checked (a network's
-file is missing, a folder was renamed) becomes a mark. `sipp.storage.pruned_folder` reads folders of `sipp prune`.
+file is missing, a folder was renamed) becomes a note. `sipp.storage.pruned_folder` reads folders of `sipp prune`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Run:
     origins: tuple[OriginRecord, ...]
     records: tuple[NetworkRecord, ...]
     n_stages: int
-    marks: tuple[str, ...]  # warnings for the reader: what could not be checked, or is not as `sipp run` left it
+    notes: tuple[str, ...]  # warnings for the reader: what could not be checked, or is not as `sipp run` left it
 
     @property
     def finished(self) -> bool:
@@ -119,9 +119,9 @@ def read_run(folder: Path) -> Run:
                 f"differs from the record stored with its network in {folder / stage}; {CHANGED}", where=where
             )
         records.append(checked(NetworkRecord, record, where))
-    marks = _marks(folder, manifest, n_unchecked, len(records))
+    notes = _notes(folder, manifest, n_unchecked, len(records))
     name = folder.resolve().name
-    return Run(name, manifest.config, manifest.origins, tuple(records), len(stages), marks)
+    return Run(name, manifest.config, manifest.origins, tuple(records), len(stages), notes)
 
 
 def _key_of(record: Any) -> Any:
@@ -130,19 +130,19 @@ def _key_of(record: Any) -> Any:
     return values if all(isinstance(value, str | int | None) for value in values) else None
 
 
-def _marks(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:
+def _notes(folder: Path, manifest: Manifest, n_unchecked: int, n_records: int) -> tuple[str, ...]:
     """Warnings for the reader: a renamed folder, records without their networks, results of other code."""
-    marks = []
+    notes = []
     name = f"{manifest.config['name']}-{store.config_hash(manifest.config)[: store.HASH_LENGTH]}"
     if folder.resolve().name != name:
-        marks.append(
+        notes.append(
             f"This folder is not called {name}: it was renamed, or its configuration was changed after it was written."
         )
     if n_unchecked:
-        marks.append(
+        notes.append(
             f"The networks of {n_unchecked} of {n_records} records are missing, so these records could not be "
             "checked against them."
         )
     if not store.is_of_this_code(manifest.origins[-1].code):
-        marks.append("These results were produced by a different version of the code.")
-    return tuple(marks)
+        notes.append("These results were produced by a different version of the code.")
+    return tuple(notes)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sipp.errors import SippError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.recipes import Recipe, check_recipe, config_of
-from sipp.experiments.runs import store as runs
+from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.records.schemas import Manifest, OriginRecord
 from sipp.scoring.methods import method_of
@@ -48,7 +48,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
 
 def stage_key(recipe: Recipe, stage: Stage) -> str:
     """A hash of `stage_values`: equal for networks that come out equal."""
-    return runs.config_hash(stage_values(recipe, stage))
+    return store.config_hash(stage_values(recipe, stage))
 
 
 def find_reusable(
@@ -57,18 +57,18 @@ def find_reusable(
     """For each of these stages, the folder of the same network in another finished run whose manifest `suits`."""
     wanted = {stage_key(recipe, stage): stage for stage in stages}
     reusable: dict[Stage, Path] = {}
-    own = runs.run_name(config_of(recipe))
-    for folder in runs.folders_in(root):
-        if folder.name == own or not (folder / runs.MANIFEST).is_file() or not wanted:
+    own = store.run_name(config_of(recipe))
+    for folder in store.folders_in(root):
+        if folder.name == own or not (folder / store.MANIFEST).is_file() or not wanted:
             continue
         try:
-            manifest = runs.read_manifest(folder)
+            manifest = store.read_manifest(folder)
             other = check_recipe(manifest.config, where=str(folder))
         except SippError:  # broken, or of another version; `sipp runs` reports it
             continue
         for stage in plan(other) if suits(manifest) else ():
             key = stage_key(other, stage)
-            if key in wanted and state_files.has_state(folder / stage.name, runs.FINAL):
+            if key in wanted and state_files.has_state(folder / stage.name, store.FINAL):
                 reusable[wanted.pop(key)] = folder / stage.name
     return reusable
 
@@ -85,9 +85,9 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         same_code = all((source.code, source.device) == (origin.code, origin.device) for source in manifest.origins)
         return same_data and (same_code or accept_changes)
 
-    todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), runs.FINAL)]
+    todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), store.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
-        loaded = runs.load_if_intact(place, runs.FINAL)
+        loaded = store.load_if_intact(place, store.FINAL)
         if loaded is None:  # damaged: trained here
             continue
         tensors, values = loaded
@@ -95,7 +95,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         own = {
             "recipe": recipe.name,
             "pipeline": recipe.pipeline,
-            runs.TAKEN_FROM: record.get(runs.TAKEN_FROM, run.name),
+            store.TAKEN_FROM: record.get(store.TAKEN_FROM, run.name),
         }
-        runs.add_origins(folder, runs.read_manifest(run))
-        runs.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})
+        store.add_origins(folder, store.read_manifest(run))
+        store.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})

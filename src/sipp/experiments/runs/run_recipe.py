@@ -14,7 +14,7 @@ from sipp.errors import OptionError
 from sipp.experiments.parallel.on_ray import RayOptions, RunOnRay, check_ray, run_on_ray
 from sipp.experiments.parallel.processes import ALONE, Processes, from_leader
 from sipp.experiments.recipes import Recipe, config_of
-from sipp.experiments.runs import store as runs
+from sipp.experiments.runs import store
 from sipp.experiments.runs.context import RunContext
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.reuse import reuse_networks
@@ -83,19 +83,19 @@ def run(
     with threads(recipe.n_threads), stop_on_signals() as stop_signal, ExitStack() as stack:
         place = torch.device("cpu") if engine == "ray" else target
         feed = load_feed(recipe, data_root=data_root, device=place, n_workers=n_workers)
-        device_name = target.type if processes.count == 1 else f"{target.type} x {processes.count}"
+        device_name = target.type if processes.world_size == 1 else f"{target.type} x {processes.world_size}"
         origin = OriginRecord(data=feed.splits.digest, code=version, device=device_name)
-        opened = runs.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
+        opened = store.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
         folder = from_leader(processes, lambda: stack.enter_context(opened))
 
         def show(stage: str, row: EpochRow | None) -> None:
-            if on_progress is not None and processes.leads:
+            if on_progress is not None and processes.is_leader:
                 on_progress(Progress(stage, row, n_epochs, len(records), len(names)))
 
         def add_records(done: list[str]) -> None:
             """Adds the records of finished stages, and rewrites all records in the order of the plan."""
-            records.update(from_leader(processes, lambda: runs.stage_records(folder, done)))
-            from_leader(processes, lambda: runs.write_records(folder, names, records))
+            records.update(from_leader(processes, lambda: store.stage_records(folder, done)))
+            from_leader(processes, lambda: store.write_records(folder, names, records))
 
         from_leader(processes, lambda: reuse_networks(folder, recipe, origin, accept_changes=accept_changes))
         add_records(names)
@@ -129,7 +129,7 @@ def _check_engine(engine: Engine, ray: RayOptions | None, processes: Processes) 
             f"{ray} says how to use Ray, but the engine is 'process'", fix="pass engine='ray' (--engine ray)"
         )
     if engine == "ray":
-        if processes.count > 1:
+        if processes.world_size > 1:
             raise OptionError(
                 "engine 'ray' starts processes of its own", fix="run it without accelerate launch or torchrun"
             )

@@ -25,7 +25,7 @@ from sipp.experiments.parallel.processes import (
 )
 from sipp.experiments.pipelines import parent_of, pipeline_of
 from sipp.experiments.pipelines.shared import accuracy_values
-from sipp.experiments.runs import store as runs
+from sipp.experiments.runs import store
 from sipp.experiments.runs.context import (
     Network,
     Prepared,
@@ -77,15 +77,15 @@ def train_network(context: RunContext, stage: Stage) -> Iterator[Stage]:
 
 
 def _newest_checkpoint(context: RunContext, stage: Stage) -> tuple[dict[str, Tensor], Values] | None:
-    return from_leader(context.processes, lambda: runs.newest_checkpoint(context.stage_folder(stage)))
+    return from_leader(context.processes, lambda: store.newest_checkpoint(context.stage_folder(stage)))
 
 
 def finished_network(processes: Processes, folder: Path) -> Network | None:
     """The network of a finished stage, None if it is not finished or damaged; removes leftover checkpoints."""
-    saved = from_leader(processes, lambda: runs.load_if_intact(folder, runs.FINAL))
+    saved = from_leader(processes, lambda: store.load_if_intact(folder, store.FINAL))
     if saved is None:
         return None
-    from_leader(processes, lambda: runs.drop_checkpoints(folder))
+    from_leader(processes, lambda: store.drop_checkpoints(folder))
     return network_from_tensors(saved[0])
 
 
@@ -139,7 +139,7 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
     saved = {"record": record, "epochs": [given_values(row) for row in state.rows]}
     check_same(context.processes, result.tensors(), what="trained weights")
     folder = context.stage_folder(stage)
-    from_leader(context.processes, lambda: runs.finish_stage(folder, result.tensors(), saved))
+    from_leader(context.processes, lambda: store.finish_stage(folder, result.tensors(), saved))
 
 
 # --- training that can be interrupted ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _train(context: RunContext, stage: Stage, state: TrainState, spent: float) -
             context.on_epoch(stage.name, state.rows[-1])
         is_due = time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs
         asked, due = max_over_processes(
-            context.processes, (context.stop_signal() or 0, is_due and context.processes.leads)
+            context.processes, (context.stop_signal() or 0, is_due and context.processes.is_leader)
         )
         if asked or due:
             save()
@@ -184,7 +184,7 @@ def _train(context: RunContext, stage: Stage, state: TrainState, spent: float) -
         # Ctrl-C also kills the image-decoding workers; then this is not an error. Only fetching a batch raises
         # DataError, so the state is that after a complete step.
         asked = context.stop_signal()
-        if asked is None or context.processes.count > 1:
+        if asked is None or context.processes.world_size > 1:
             raise
         save()
         raise Interrupted(asked) from None
@@ -210,8 +210,8 @@ def _save(context: RunContext, stage: Stage, state: TrainState, seconds: float) 
         "facts": state.facts,
         "seconds": seconds,
     }
-    name = runs.step_name(state.epoch, state.step)
-    from_leader(context.processes, lambda: runs.save_checkpoint(folder, name, tensors, values))
+    name = store.step_name(state.epoch, state.step)
+    from_leader(context.processes, lambda: store.save_checkpoint(folder, name, tensors, values))
 
 
 def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
@@ -242,7 +242,7 @@ def _restored(
         index, _, name = key.partition(".")
         entries.setdefault(int(index), {})[name] = tensor
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
-    if context.processes.leads:
+    if context.processes.is_leader:
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
     state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])

@@ -14,21 +14,14 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data import (
-    FolderIndex,
-    ImageSet,
-    Splits,
-    draw_shifts,
-    epoch_order,
-    folder_batches,
-    join_shifts,
-    normalise,
-    shift,
-)
+from sipp.experiments.data.imagefolder import FolderIndex, folder_batches
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.splits import Splits, epoch_order
+from sipp.experiments.data.transforms import draw_shifts, join_shifts, normalise, shift
 from sipp.experiments.seeds import step_seed
 
 Batch = tuple[Tensor, Tensor]
-Share = tuple[int, int]  # index of this process, number of processes
+Share = tuple[int, int]  # rank of this process, number of processes
 
 EVAL_BATCH = 1000  # images per batch without gradients; image files are 49 times larger
 FOLDER_EVAL_BATCH = 256
@@ -65,22 +58,22 @@ def train_batches(
     order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
     if not len(order):
         return
-    step, (index, count) = start, share
+    step, (rank, world_size) = start, share
     if isinstance(feed.data, FolderIndex):
-        if batch_size % count:
-            raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {count} processes")
-        own = [chunk[index::count] if index < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
+        if batch_size % world_size:
+            raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {world_size} processes")
+        own = [chunk[rank::world_size] if rank < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
         loaded = folder_batches(
             feed.data,
             torch.cat(own),
             mode="train" if augmented else "val",  # crops and flips while decoding
-            batch_size=batch_size // count,
+            batch_size=batch_size // world_size,
             n_workers=feed.n_workers,
             seed=seed,
             epoch=epoch,
         )
         for offset, (images, labels) in enumerate(loaded):
-            is_padding = index >= len(order) - offset * batch_size
+            is_padding = rank >= len(order) - offset * batch_size
             yield start + offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
         return
     # Several batches at a time: fewer, larger GPU operations, and no synchronisation at each step.
@@ -93,8 +86,8 @@ def train_batches(
             images = shift(images, join_shifts(drawn, images.device))
         images, labels = _to_device(feed, images, feed.data.labels[items])
         for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):
-            if index < len(targets):
-                yield step, (batch[index::count], targets[index::count])
+            if rank < len(targets):
+                yield step, (batch[rank::world_size], targets[rank::world_size])
             else:
                 yield step, (batch[:1], torch.full_like(targets[:1], NO_LABEL))
             step += 1

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.experiments.data import ImageSet
+from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.parallel.processes import (
     ALONE,
     Processes,
@@ -126,7 +126,7 @@ def train(
     dropout) is seeded for every step and restored at the end.
     """
     in_memory = isinstance(feed.data, ImageSet)
-    kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.count)
+    kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.world_size)
     step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
     n_all = n_steps(feed, hyper.batch_size)
     try:
@@ -140,7 +140,7 @@ def train(
                     batch_size=hyper.batch_size,
                     start=state.step,
                     augmented=hyper.augment,
-                    share=(processes.index, processes.count),
+                    share=(processes.rank, processes.world_size),
                 )
                 for number, (images, labels) in batches:
                     torch.manual_seed(step_seed(seed, state.epoch, number))
@@ -184,7 +184,7 @@ def make_train_step(
             with torch.no_grad():
                 taught = logits_of(teacher.model, images, hyper.precision)
             loss = distilled_losses(logits, labels, taught, teacher).sum() / n_items
-        elif processes.count == 1:
+        elif processes.world_size == 1:
             loss = F.cross_entropy(logits, labels)
         else:
             loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum") / n_items
@@ -196,7 +196,7 @@ def make_train_step(
             n_own = (labels != NO_LABEL).sum()
             state.sums.add_(torch.stack([loss.double() * n_items, n_right.double(), n_own.double()]))
 
-    is_recorded = kind != "eager" and state.sums.is_cuda and processes.count == 1
+    is_recorded = kind != "eager" and state.sums.is_cuda and processes.world_size == 1
     return make_step(
         state.model, state.optimizer, compute, kind=kind, batch_size=hyper.batch_size, is_recorded=is_recorded
     )

@@ -10,15 +10,12 @@ from typing import Literal
 import torch
 
 from sipp.errors import OptionError
-from sipp.experiments.data import (
-    FolderIndex,
-    ImageSet,
-    index_folders,
-    load_cifar10,
-    load_digits,
-    load_mnist,
-    split_images,
-)
+from sipp.experiments.data.cifar10 import load_cifar10
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.data.imagefolder import FolderIndex, index_folders
+from sipp.experiments.data.imageset import ImageSet
+from sipp.experiments.data.mnist import load_mnist
+from sipp.experiments.data.splits import split_images
 from sipp.experiments.own_code import own_images, own_network, source_digest
 from sipp.experiments.recipes import Recipe
 from sipp.experiments.runs import store

@@ -36,14 +36,14 @@ function drawTable(table) {
 
 const tied = (words) => words.replace(/(\d) %/g, "$1\u00a0%"); // no line begins with the sign
 
-function drawFacts(view) {
+function drawCards(view) {
   const cards = (view || [{ title: "Not there yet", text: "This network is not finished.", rows: [] }]).map((card) => {
     const rows = card.rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)));
     const inside = [make("p", {}, tied(card.text)), make("table", {}, make("tbody", {}, ...rows))];
     if (card.folded) return make("details", {}, make("summary", {}, `${card.title}: ${card.folded}`), ...inside);
     return make("div", card.useless ? { class: "worthless" } : {}, make("strong", {}, card.title), ...inside);
   });
-  return make("div", { class: "facts" }, ...cards);
+  return make("div", { class: "cards" }, ...cards);
 }
 
 // --- downloads
@@ -198,7 +198,7 @@ function setUp(figure) {
     chosen.textContent = plot.choices.map((choice, i) => ": " + choice.options[state.picked[i]]).join("");
     if (change) change.hidden = view?.y?.unit !== "points";
     if (state.table) return holder.append(drawTable(table));
-    if (plot.kind === "facts") return holder.append(drawFacts(view));
+    if (plot.kind === "cards") return holder.append(drawCards(view));
     if (!view) return holder.append(make("p", { class: "detail" }, "This network is not finished, or did not record this."));
     const drawn = DRAW[plot.kind](plot, view, { ...state, ylog: state.ylog && view.y?.unit === "points" }, Math.max(280, figure.clientWidth || 640));
     if (drawn.legend.length) holder.append(legendOf(drawn, state, (name) => figuresIn(beside).forEach((one) => one.redraw(one === figure ? name : null))));
@@ -232,9 +232,9 @@ function setUp(figure) {
     return picture(figure.drawn.svg, shown, plot.title + chosen.textContent);
   };
   png.addEventListener("click", () => savePicture(fileName(figure, plot, state, "png"), figure.picture()));
-  bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "facts" ? [] : [png])));
+  bar.append(make("div", { class: "tools" }, toggle, csv, ...(plot.kind === "cards" ? [] : [png])));
   // The heading of a section is enough for its only plot; print and screen readers still have the plot's own words.
-  const all = figure.closest("section").querySelectorAll("figure"), alone = all.length === 1 || (plot.kind === "facts" && all[0] === figure);
+  const all = figure.closest("section").querySelectorAll("figure"), alone = all.length === 1 || (plot.kind === "cards" && all[0] === figure);
   figure.append(make("figcaption", alone ? { class: "alone" } : {}, plot.title, chosen), bar, holder);
   figure.redraw = draw;
   draw();

@@ -1,14 +1,13 @@
-"""Runs both networks on the points and sums the moments that the fit of a few weights needs.
+"""Runs the dense and the pruned network on the same points, and sums the moments that the fit of a few weights needs.
 
-The outputs of a layer in the dense and in the pruned network are compared at the same patches of the same points. Each
-network has its own inputs there, so a fit also compensates for the error of earlier layers.
+Both networks' outputs of a layer are compared at the same patches of the same points. Each network has its own inputs
+there, so that a fit also compensates for the errors of earlier layers.
 """
 
 from __future__ import annotations
 
-import glob
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers
+from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
 from sipp.inputs.probing import runner
 from sipp.inputs.restore import StopForward
@@ -24,89 +23,52 @@ from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
 from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
-from sipp.repairing.moments import Moments, are_finite, gains_by_split, lie_far, squared
+from sipp.repairing.moments import Moments, RowBlock, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.replaying import Replay, gives_zeros
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
-RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 OnUse = Callable[[Weight, WeightUse, Batch], None]
-
-
-@dataclass
-class WeightMoments:
-    """The moments of one weight on the fit points and on the validation points, per block of rows."""
-
-    fit: dict[RowBlock, Moments] = field(default_factory=dict)
-    validation: dict[RowBlock, Moments] = field(default_factory=dict)
-    obstacle: str = ""  # why the sums cannot be used
-
-
-def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
-    """The blocks of rows in order, and why they cannot be solved; empty if they can.
-
-    Without `validates`, no validation points are needed.
-    """
-    if sums.obstacle:
-        return [], sums.obstacle
-    if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
-        return [], "no inputs reach it"
-    keys, stop = sorted(sums.fit), 0
-    for start, n_rows, _ in keys:
-        if start < stop:
-            return [], "its uses take rows that overlap"
-        stop = start + n_rows
-    looked_at = [part[key] for part in ((sums.fit, sums.validation) if validates else (sums.fit,)) for key in keys]
-    if any(moments.n == 0 for moments in looked_at):
-        return [], "no inputs reach it"
-    return (keys, "") if are_finite(looked_at) else ([], "its outputs or their squares are not finite")
-
-
-def slice_of(key: RowBlock) -> slice:
-    """The rows of a block."""
-    return slice(key[0], key[0] + key[1])
-
-
-def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> tuple[PrunableLayer, ...]:
-    """The modules that hold masked weights, with only those weights."""
-    return layers_with(find_prunable_layers(model, include=[glob.escape(name) for name in masks]), masks)
-
-
-def layers_with(layers: Iterable[PrunableLayer], names: Collection[str]) -> tuple[PrunableLayer, ...]:
-    """The layers that hold these weights, with only those weights."""
-    chosen = (replace(layer, weights={l: w for l, w in layer.weights.items() if w.name in names}) for layer in layers)
-    return tuple(layer for layer in chosen if layer.weights)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two networks: the module that is run, its batches, and its layers."""
+    """One of the two networks: the module that is run, its layers, its batches, and the outputs that are final."""
 
     model: nn.Module
     run: nn.Module  # the model, or one of its blocks on the states before it
     layers: tuple[PrunableLayer, ...]
     batches: Sequence[Batch]
+    replay: Replay
 
 
 @dataclass(frozen=True)
-class Gatherer:
-    """The two networks, the points, and what is known about both."""
+class NetworkPair:
+    """The dense and the pruned network, or one block of both, at the same points.
+
+    All weights of a pair are fitted, in the order of execution, before the next pair is made.
+    """
 
     dense: Side
     pruned: Side  # its weights change between calls
-    is_validation: tuple[bool, ...]  # by batch; the others are fitted
+    n_fit: int  # batches to fit come first; the others validate
     usage: LayerUsage
     chunk_bytes: int
-    allow_tf32: bool = False  # in products and passes on a GPU
+    allow_tf32: bool  # in products and passes on a GPU
+    inputs_differ: bool  # earlier weights were fitted, so that the pruned network has other inputs
     finished: set[str] = field(default_factory=set)  # weights that do not change any more
-    replay: Replay = field(default_factory=Replay)  # of the pruned network
-    dense_replay: Replay = field(default_factory=lambda: Replay(is_off=True))
 
-    def targets(
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The weights, in the order of execution."""
+        return tuple(name for group in self.usage.groups for name in group)
+
+    def dense_outputs(
         self, names: Sequence[str], i: int, modules: Mapping[str, nn.Module] | None = None
     ) -> tuple[Targets, ResidualInputs]:
-        """The dense outputs of these weights on batch i, without bias, and what the modules' outputs are added to.
+        """The outputs of these weights in the dense network on batch i, without bias, and what is added to them.
 
-        Both are read in one pass. Weights must come in the order of execution, within a call and between calls.
+        Both are read in one pass; `modules` are the layers whose additions are wanted, by weight. Weights must come in
+        the order of execution, within a call and between calls.
         """
         found: Targets = {name: [] for name in names}
 
@@ -118,12 +80,12 @@ class Gatherer:
                 for windows in self.chunks(weight, use):
                     found[weight.name].append(rows_GRK @ _patches(windows, use.n_position_dims, dtype))
 
-        batch = self.dense.batches[i]
-        to_end = not self.dense_replay.is_off and self.usage.order[-1][-1] in names  # this frees what was kept inside
-        with self.dense_replay.running(self.dense.run, i, ()):
+        batch, replay = self.dense.batches[i], self.dense.replay
+        to_end = replay.mode != "off" and self.names[-1] in names  # this frees what was kept inside
+        with replay.running(self.dense.run, i, ()):
             return found, self._run(self.dense, names, i, batch, on_use, modules or {}, to_end=to_end)
 
-    def gather(
+    def moments(
         self,
         names: Sequence[str],
         targets_of: Callable[[int, ResidualInputs], Targets],
@@ -131,12 +93,12 @@ class Gatherer:
     ) -> dict[str, WeightMoments]:
         """The moments of these weights, with the pruned network as it is now.
 
-        `targets_of` gives the targets of a batch, given what the modules' outputs are added to in it. The weights must
-        come in the order of execution, and must not change after the next refit.
+        `targets_of` gives the targets of a batch, given what is added to the modules' outputs in the pruned network.
+        The weights must come in the order of execution, and must not change once the next ones are fitted.
         """
         sums = {name: WeightMoments() for name in names}
         self._check_replay(names)
-        for i, is_validation in enumerate(self.is_validation):
+        for i in range(len(self.pruned.batches)):
             uses = list[_KeptUse]()
             targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
             left = {name: targets.pop(name)[::-1] for name in names}  # each is freed once it was used
@@ -146,12 +108,12 @@ class Gatherer:
                 weight: Weight,
                 use: WeightUse,
                 batch: Batch,
+                is_fit: bool = i < self.n_fit,
                 left: Targets = left,
-                is_validation: bool = is_validation,
                 shared: _Shared | None = shared,
             ) -> None:
                 both = sums[weight.name]
-                self._add(both, both.validation if is_validation else both.fit, weight, use, left[weight.name], shared)
+                self._add(both, both.fit if is_fit else both.validation, weight, use, left[weight.name], shared)
 
             if not _hand_over(uses, on_use):
                 self._replayed(names, i, on_use)
@@ -178,7 +140,7 @@ class Gatherer:
             for s in layers
             if is_plain and gives_zeros(s.module) and all(w.name in names for w in s.weights.values())
         }
-        with self.replay.running(self.pruned.run, i, unfinished, unread):
+        with self.pruned.replay.running(self.pruned.run, i, unfinished, unread):
             return self._run(self.pruned, names, i, batch, on_use, modules)
 
     def _uses_and_streams(
@@ -194,7 +156,8 @@ class Gatherer:
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off if it changes the inputs of the first batch: some modules have side effects."""
-        if self.replay.is_off or self.replay.is_trusted or not self.replay.kept.get(0):
+        replay = self.pruned.replay
+        if replay.mode != "check" or not replay.kept.get(0):
             return
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
@@ -203,9 +166,9 @@ class Gatherer:
             is_same = len(met[0]) == len(met[1]) and all(map(same_tensor, *met))
         except DataError:
             is_same = False
-        self.replay.is_checked = is_same
+        replay.is_checked = is_same
         if not is_same:
-            self.replay.switch_off()
+            replay.switch_off()
 
     def _add(
         self,
@@ -302,7 +265,7 @@ class Gatherer:
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
         with suppress(StopForward), float32_products(allow_tf32=self.allow_tf32), watched:
-            runner(side.run, wanted, orders=self.usage.orders[i])(batch, counted)
+            runner(side.run, wanted, orders=self.usage.patch_orders[i])(batch, counted)
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
