@@ -43,7 +43,7 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     pruned = pruned_by("sipp-blend")
     assert pruned.choice is not None
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
-    assert record["words"] == str(pruned.choice) and record["n_points"] == 10 and record["is_aside"] is True
+    assert record["words"] == str(pruned.choice) and record["n_points"] == 10 and record["is_held_back"] is True
     assert [one["error"] for one in record["tried"]] == [one.error for one in pruned.choice.tried]
     (taken,) = [one for one in record["tried"] if one["is_taken"]]
     assert (taken["p"], taken["reduce"]) == (pruned.choice.taken.p, pruned.choice.taken.reduce)
@@ -62,7 +62,7 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     assert pruned.choice is not None
     *others, last = (one for one in pruned.choice.tried if one != pruned.choice.taken)
     tried = (pruned.choice.taken, *others, replace(last, error=inf))
-    pruned = replace(pruned, choice=replace(pruned.choice, tried=tried, is_aside=False))
+    pruned = replace(pruned, choice=replace(pruned.choice, tried=tried, is_held_back=False))
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
     assert record["tried"][-1]["error"] is None
     page, plots = page_of(tmp_path / "net")

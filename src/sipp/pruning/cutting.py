@@ -125,14 +125,14 @@ def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange
     A blend has measured this on the held-back points; otherwise both networks run once on at most 32 points.
     """
     if cut.choice is not None:
-        return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
+        return OutputChange(cut.choice.taken.error, cut.choice.n_points, is_held_back=cut.choice.is_held_back)
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
         sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
     if sample is None:
         return None
     error = output_error(ranking.model, cut.model, [sample])
-    return None if error is None else OutputChange(error, sample.n_points, aside=False)
+    return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)
 
 
 def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class Sensitivities:
 
     @property
     def all_seen_keys(self) -> frozenset[bytes]:
-        """Keys of all points that influenced the pruning and therefore cannot judge it."""
+        """Keys of all points that influenced the pruning and therefore cannot test it."""
         return self.keys | self.selection_keys
 
     @property
@@ -140,15 +140,15 @@ class BlendChoice:
     taken: BlendTrial
     tried: tuple[BlendTrial, ...]
     n_points: int
-    is_aside: bool = True  # the points were held back from scoring; False: there were too few
+    is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
     def __str__(self) -> str:
         others = ("magnitude", "max sensitivity")
         known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial is not self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        held = "held-back " if self.is_aside else ""
+        held = "held-back " if self.is_held_back else ""
         inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
-        where = "used to choose it" if self.is_aside else "that were also used for scoring"
+        where = "used to choose it" if self.is_held_back else "that were also used for scoring"
         text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
         return f"{text} on {inputs} {where}"
 
@@ -166,7 +166,7 @@ class BlendInputs:
     # F x K per layer; without "mean" if patches cannot be assigned to points; empty if the blend only starts a search
     sensitivities: dict[Reduce, tuple[Tensor, ...]]
     points: Any  # the calibration points that choose it, a Data
-    is_aside: bool  # they were held back from scoring
+    is_held_back: bool  # they were held back from scoring
     norm_stats: NormStats
     # F x K per layer: |w| times the norm of its input; None if not finite
     wanda_scores: tuple[Tensor, ...] | None = None

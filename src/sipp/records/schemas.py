@@ -143,7 +143,7 @@ class ChoiceRecord(Record):
 
     words: str
     n_points: Count
-    is_aside: bool  # the points were not scored
+    is_held_back: bool  # the points were not scored
     tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
 
     @model_validator(mode="after")

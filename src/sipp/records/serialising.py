@@ -99,7 +99,7 @@ def pruning_values(pruned: Pruned) -> Values:
 def _choice_values(choice: BlendChoice) -> Values:
     """Which blend was chosen, and how far each candidate moves the output (T20)."""
     tried = [{**asdict(trial), "name": trial.name, "is_taken": trial == choice.taken} for trial in choice.tried]
-    return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
+    return {"words": str(choice), "n_points": choice.n_points, "is_held_back": choice.is_held_back, "tried": tried}
 
 
 def _bound_values(bound: NetworkBound) -> Values:

@@ -26,7 +26,7 @@ from sipp.records.pruned import Repaired
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Ranking
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, choose
-from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
+from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted, with_errors_of
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
@@ -104,8 +104,8 @@ def repair_network(
             seed=options.seed,
             progress=options.progress,
         )
-        after = held_out_error(dense, found.model, split)
-        record = replace(record, polish=polished, output_after=after, output_chosen=chosen)
+        after = error_on_test_points(dense, found.model, split)
+        record = replace(record, polish=polished, output_after=after, output_validation=chosen)
     if (
         options.method != "refit" and pruned is not None
     ):  # those errors are of dense values, which it did not start from
@@ -139,19 +139,19 @@ def _fitted_and_validated(
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks),
-        n_points=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
-        n_aside=n_validation,
-        n_judged=n_test,
+        n_fit=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
+        n_validation=n_validation,
+        n_test=n_test,
         output_before=before,
         output_refit=before if is_worse else after,
         output_after=before if is_worse else after,
-        output_chosen=at_first if is_worse else at_last,
+        output_validation=at_first if is_worse else at_last,
         polish=None,
         undone=UNDONE if is_worse else "",
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
-        n_judged_fit=n_fit,
+        n_fit_when_tested=n_fit,
     )
     return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
 
@@ -179,7 +179,7 @@ def _task_and_choice(
 
 def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
     """How far its output is from the dense one, on the validation points and on the test points."""
-    return output_error(dense, model, split.validation), held_out_error(dense, model, split)
+    return output_error(dense, model, split.validation), error_on_test_points(dense, model, split)
 
 
 def _under_masks(dense: nn.Module, masks: Masks) -> nn.Module:

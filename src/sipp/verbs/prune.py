@@ -16,7 +16,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
-from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys, set_points_aside
+from sipp.pruning.ranking import checked_method, hold_back_points, rank, ranking_seen_keys
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -120,7 +120,7 @@ def prune_with(
     _check_options(options, task.data, repairs, has_holdout=holdout is not None)
     n_kept = budget_for(options, task.weights)
     if options.bound == "sound" and data is not None and holdout is None:
-        task, new_points = set_points_aside(task, options)
+        task, new_points = hold_back_points(task, options)
     ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
     sparse = _cut_with_bar(ranking, n_kept, progress)
     ranking, repaired = ranking.without_scores(), None
