@@ -117,11 +117,11 @@ def compare(
                 variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):
                 for is_repaired, ranking, repairs in variants:
-                    sparse = cut(ranking, budgets[keep], seed=seed)
+                    network_cut = cut(ranking, budgets[keep], seed=seed)
                     if repairs:
                         assert split is not None
-                        sparse, _ = repaired_cut(ranking, sparse, sparse.model, split, repairs, how)
-                    rows.append(_row(name, sparse, keep, test_of(sparse.model), is_repaired=is_repaired))
+                        network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs, how)
+                    rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=is_repaired))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
     return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
@@ -227,13 +227,15 @@ def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
     return replace(scoring, loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
 
 
-def _row(method: str, cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:
+def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:
     return Compared(
         method=method,
         keep=keep,
         is_repaired=is_repaired,
-        kept=sum(int(mask.sum()) for mask in cut.masks.values()),
-        dead_rows=sum(len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(cut.dense, cut.rows)),
+        kept=sum(int(mask.sum()) for mask in network_cut.masks.values()),
+        dead_rows=sum(
+            len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
+        ),
         error=tested.error,
         same=tested.same,
         accuracy=tested.accuracy,
