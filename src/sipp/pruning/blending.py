@@ -22,9 +22,10 @@ from sipp.inputs.data import Data
 from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
+from sipp.records.blend import BlendChoice, BlendTrial
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
-from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Sensitivities, Weight, from_rows, to_rows
+from sipp.records.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
 from sipp.scoring.wanda import wanda
 

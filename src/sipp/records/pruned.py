@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.binomial import upper_limit
+from sipp.records.blend import BlendChoice
 from sipp.records.display import how_sure, number_up, percent_up
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
 from sipp.records.plots import layer_bars
-from sipp.records.ranking import BlendChoice, DrawUnit
+from sipp.records.ranking import DrawUnit
 from sipp.records.repair import FittedLayer, Repair, Trial
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it

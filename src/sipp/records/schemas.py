@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import DataError
+from sipp.records.blend import BlendChoice
 from sipp.records.certificate import AnyCertificate, Certificate, from_values
 from sipp.records.checking import first_problem
 from sipp.records.display import labelled_line, size_headline, why_larger
@@ -130,34 +131,6 @@ class CertificateRecord(Record):
         return self.verdict or "" if self.certificate is None else self.certificate.sentence
 
 
-class TriedRecord(Record):
-    """One candidate of a blend, and its relative output error; None if it is not finite."""
-
-    name: str
-    error: MaybeNumber = None
-    is_taken: bool
-
-
-class ChoiceRecord(Record):
-    """Which blend was chosen on how many points, and all candidates (T20)."""
-
-    words: str
-    n_points: Count
-    is_held_back: bool  # the points were not scored
-    tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
-
-    @model_validator(mode="after")
-    def _one_was_taken(self) -> ChoiceRecord:
-        if sum(trial.is_taken for trial in self.tried) != 1:
-            raise ValueError("'is_taken' must hold for one of 'tried'")
-        return self
-
-    @property
-    def taken(self) -> TriedRecord:
-        """The blend that ranked the weights."""
-        return next(trial for trial in self.tried if trial.is_taken)
-
-
 # --- a network of `sipp prune` --------------------------------------------------------------------------------------
 
 PRUNED_KIND, PRUNED_FORMAT = "pruned", 2  # in its record
@@ -207,7 +180,7 @@ class PrunedRecord(Record):
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
     moved: MovedRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend
+    choice: BlendChoice | None = None  # of a blend
     repair: OnlyTrue = False
     repaired: Repair | None = None
     seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
@@ -276,7 +249,7 @@ class NetworkRecord(Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend
+    choice: BlendChoice | None = None  # of a blend
     part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage
 
     @model_validator(mode="after")

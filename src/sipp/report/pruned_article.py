@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
+from sipp.records.blend import BlendChoice
 from sipp.records.display import listed
+from sipp.records.json_values import json_value
 from sipp.records.repair import Repair
-from sipp.records.schemas import BenchRecord, BenchStep, ChoiceRecord, EvalRecord, given_values
+from sipp.records.schemas import BenchRecord, BenchStep, EvalRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
@@ -127,17 +130,17 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
 # --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
 
 
-def _method_section(choice: ChoiceRecord, ident: str) -> Section:
+def _method_section(choice: BlendChoice, ident: str) -> Section:
     """Which score was chosen and how; with a plot if several were tried."""
     taken, n_tried = choice.taken, len(choice.tried)
-    error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
+    error = "" if taken.error == inf else f": right after pruning, the output moved by {number(taken.error, 'share')}"
     where = "held back from scoring" if choice.is_held_back else "that were also used for scoring"
     others = "No other score was tried: the outputs of an untrained network say nothing about the trained network."
     rows = []
     if n_tried > 1:
         others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
-        names = [f"{blend.name} (chosen)" if blend.is_taken else blend.name for blend in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: [blend.error for blend in choice.tried]})
+        names = [f"{blend.name} (chosen)" if blend == taken else blend.name for blend in choice.tried]
+        view = bar_view("error of the output", "share", {THIS: json_value([blend.error for blend in choice.tried])})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
     detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"

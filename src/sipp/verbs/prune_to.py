@@ -45,6 +45,7 @@ from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, w
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
+from sipp.records.blend import BlendChoice
 from sipp.records.certificate import AnyCertificate
 from sipp.records.checking import check_number, explain_unknown_options
 from sipp.records.network_hash import model_hash
@@ -64,7 +65,7 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
-from sipp.records.ranking import BlendChoice, Ranking
+from sipp.records.ranking import Ranking
 from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
