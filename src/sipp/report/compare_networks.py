@@ -9,7 +9,7 @@ from typing import Any
 
 from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
-from sipp.records.schemas import EvalRecord
+from sipp.records.evaluation import EvalRecord
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
 from sipp.report.numbers import certified_limit, number
 from sipp.report.plots import curve_view, lines

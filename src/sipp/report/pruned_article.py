@@ -6,11 +6,13 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from sipp.records.bench import BenchRecord, BenchStep
 from sipp.records.blend import BlendChoice
 from sipp.records.display import listed
+from sipp.records.evaluation import EvalRecord
 from sipp.records.json_values import json_value
 from sipp.records.repair import Repair
-from sipp.records.schemas import BenchRecord, BenchStep, EvalRecord, given_values
+from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
