@@ -45,7 +45,7 @@ def line(name: str, keep: float, found: Repaired, score: float, took: str) -> li
     origins = [layer.mask_origin for layer in found.layers]
     moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
     tried = ", ".join(f"{trial.error_feedback:g} {trial.budgets}: {trial.error:.3f}" for trial in found.trials)
-    error = found.record.output_chosen if found.record.output_after is None else found.record.output_after
+    error = found.record.output_validation if found.record.output_after is None else found.record.output_after
     return [
         f"{keep:g}",
         name,

@@ -47,7 +47,7 @@ def timed(work: Callable[[], T]) -> tuple[T, str]:
 def points_of(images: Images, options: argparse.Namespace) -> list[Tensor]:
     """Batches of training images; `--mirror` and `--crops` add views of each image, in the same batch.
 
-    A batch of 40 has 20 images and their 20 mirror images, so that the repair keeps all views of an image aside, or
+    A batch of 40 has 20 images and their 20 mirror images, so that the repair holds back all views of an image, or
     fits all of them.
     """
     n_views = 1 + options.mirror + options.crops

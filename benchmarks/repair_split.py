@@ -28,7 +28,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "sums": [(NetworkPair, "_add")],
     "search": [(layer_fit, "search")],
     "fit": [(network_fit, "fit_layer")],
-    "judging": [(module, "output_error") for module in (repair_network, choosing, data_split)],
+    "validation and test": [(module, "output_error") for module in (repair_network, choosing, data_split)],
 }
 
 

@@ -16,6 +16,8 @@ LIGHT = (
     "sipp.storage.files",
     "sipp.storage.tensors",
     "sipp.storage.state_files",
+    "sipp.records.bench",
+    "sipp.records.evaluation",
     "sipp.records.schemas",
     "sipp.records.json_values",
     "sipp.storage.outputs",

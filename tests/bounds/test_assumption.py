@@ -219,7 +219,7 @@ def test_the_required_share_of_points_is_a_threshold(n_above: int, n: int, holds
 
 
 def test_a_weight_never_active_on_the_calibration_points_fails() -> None:
-    """s = (1, 0): each held-out patch that meets the second weight breaks the inequality there, whatever C."""
+    """s = (1, 0): each holdout patch that meets the second weight breaks the inequality there, whatever C."""
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
     held_out = torch.tensor([[1.0, 1e-6], [1.0, 0.0], [0.0, 0.0], [0.0, -5.0]])
     seen = check_assumption(linear([[1.0, 1.0]]), x, held_out, constants=sipp.Constants(c_constant=1e6))
@@ -374,7 +374,7 @@ def test_the_printed_text_says_what_holds() -> None:
     text = str(wide)
     assert f"does not look plausible on this data: {wide.total.n_holding} of 210 weights" in text
     assert "nearly always fails once rows have more than a few weights" in text and "T5" not in text
-    assert f"failed for {wide.total.es_failures} of 2,100 (patch, weight) pairs on 10 held-out inputs" in text
+    assert f"failed for {wide.total.es_failures} of 2,100 (patch, weight) pairs on 10 holdout inputs" in text
     assert all(layer.name in text for layer in wide.layers)
     held = str(check_assumption(linear([[1.0, 1.0]]), torch.ones(4, 2)))
     assert "looks plausible on this data: 2 of 2 weights" in held and "nearly always" not in held

@@ -129,13 +129,13 @@ def test_a_comparison_counts_different_points() -> None:
     few = torch.randn(12, 4)
     options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt", "lamp")}
     once, often = (sipp.compare(net, data, holdout=x, **options) for x in (few, few.repeat(200, 1)))
-    assert once.n_points == often.n_points == 12 and "judged on 12 holdout inputs" in str(often)
+    assert once.n_test == often.n_test == 12 and "tested on 12 holdout inputs" in str(often)
     assert [row.error for row in once.rows] == pytest.approx([row.error for row in often.rows])
     best = once.best(0.6)
     assert [r.name for r in once.level_with(best)] == [r.name for r in often.level_with(often.best(0.6))]
 
 
-def test_points_kept_aside_that_are_copies_of_others_judge_nothing() -> None:
+def test_held_back_points_that_are_copies_of_others_test_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.randn(30, 4)
@@ -143,7 +143,7 @@ def test_points_kept_aside_that_are_copies_of_others_judge_nothing() -> None:
     with pytest.raises(DataError, match="copies of others"):
         sipp.compare(net, torch.cat([x, x[:10]]), **options)
     mixed = sipp.compare(net, torch.cat([x, torch.randn(4, 4), x[:6]]), **options)
-    assert mixed.n_points == 4 and mixed.n_calibration == 30
+    assert mixed.n_test == 4 and mixed.n_calibration == 30
 
 
 def test_the_sentence_says_that_gains_are_counted_without_copies() -> None:

@@ -84,7 +84,7 @@ def test_a_shuffling_loader_gives_the_result_of_a_list(goal: dict[str, Any]) -> 
 
 def test_matching_outputs_by_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk then passes nearly every level, but the certificate contradicts it: nothing is certified."""
-    walker = tolerance._Walker
+    tests = tolerance._LevelTests
     rows: list[Tensor] = []
 
     def by_position(self: Any, batch: Any, keys: list[bytes]) -> Tensor:
@@ -94,8 +94,8 @@ def test_matching_outputs_by_position_is_caught(monkeypatch: pytest.MonkeyPatch)
             rows.append(original(self, batch, keys))
         return rows[batch.index]
 
-    original = walker._dense
-    monkeypatch.setattr(walker, "_dense", by_position)
+    original = tests._dense
+    monkeypatch.setattr(tests, "_dense", by_position)
     best = walk(loader(points(500, 2)))
     assert best.path[-2].passed and best.path[-2].keep < 0.1  # with other labels the dense network seems worthless
     assert best.pruned is None and best.certificate is None and "contradicts" in best.verdict
@@ -238,15 +238,15 @@ def test_an_interrupted_use_is_recorded_with_the_points_it_read(error: BaseExcep
 def test_a_walk_that_fails_half_way_is_recorded(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walker = tolerance._Walker
-    original = walker.test
+    tests = tolerance._LevelTests
+    original = tests.test
 
-    def fails(self: Any, data: Any, role: str, *rest: Any) -> Any:
-        if role == "holdout":
+    def fails(self: Any, given: Any, *rest: Any) -> Any:
+        if given.role == "holdout":
             raise error
-        return original(self, data, role, *rest)
+        return original(self, given, *rest)
 
-    monkeypatch.setattr(walker, "test", fails)
+    monkeypatch.setattr(tests, "test", fails)
     with pytest.raises(type(error)):
         walk(points(300, 2), ledger=tmp_path / "uses")
     assert [use["claim"] for use in lines(tmp_path / "uses")] == ["prune_to"]

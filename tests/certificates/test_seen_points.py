@@ -38,7 +38,7 @@ def shares(pruned: NetworkLike, x: Tensor, seed: int = 9) -> bool:
 
 
 @pytest.mark.parametrize("method", ["sipp-blend", "sipp-det", "sipp-rand"])
-@pytest.mark.parametrize("at", [0, 100, 119])  # scored first, kept apart for T19, kept aside for the blend
+@pytest.mark.parametrize("at", [0, 100, 119])  # scored first, held back for T19, held back for the blend
 def test_points_that_chose_weights_are_refused_without_calibration(method: Method, at: int) -> None:
     data = points(1)
     pruned = sipp.prune(net(), data, keep=0.8, method=method)

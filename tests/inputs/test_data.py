@@ -1,4 +1,4 @@
-"""What a `Data` answers: can it be read again, how many points, its first batch, points set aside."""
+"""What a `Data` answers: can it be read again, how many points, its first batch, points held back."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_the_first_batch_is_not_lost(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_the_last_quarter_is_set_aside_and_both_parts_stay_in_memory(case: str) -> None:
-    scored, aside = data_of(GIVEN[case][0]()).set_aside()
+def test_the_last_quarter_is_held_back_and_both_parts_stay_in_memory(case: str) -> None:
+    scored, held_back = data_of(GIVEN[case][0]()).hold_back()
     for _ in range(2):
-        assert torch.equal(points(scored), X[:15]) and torch.equal(points(aside), X[15:])
-    assert len(scored.keys()) == 15 and not scored.keys() & aside.keys()
-    assert data_of([X[:3]]).set_aside()[1].is_empty
+        assert torch.equal(points(scored), X[:15]) and torch.equal(points(held_back), X[15:])
+    assert len(scored.keys()) == 15 and not scored.keys() & held_back.keys()
+    assert data_of([X[:3]]).hold_back()[1].is_empty
 
 
 def test_a_look_at_the_first_batch_draws_no_random_number() -> None:

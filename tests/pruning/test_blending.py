@@ -1,4 +1,4 @@
-"""sipp-blend (T20): the candidate that moves the output least on points kept aside, found by brute force here."""
+"""sipp-blend (T20): the candidate that moves the output least on held-back points, found by brute force here."""
 
 import math
 
@@ -12,8 +12,8 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
+from sipp.records.blend import BlendChoice, BlendTrial
 from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
-from sipp.records.ranking import BlendChoice, BlendTrial
 
 BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows
 
@@ -88,11 +88,11 @@ def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_blend_works_with_two_points_and_with_an_iterator() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
-    assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_aside
+    assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_held_back
     assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
-    assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_aside
+    assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_held_back
 
 
 def test_recurrent_networks_and_networks_whose_points_hide() -> None:

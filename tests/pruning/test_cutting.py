@@ -51,8 +51,8 @@ def test_output_change_is_measured_on_calibration_points(method: str, keep: floa
     model, x = net(), points()
     pruned = sipp.prune(model, x, keep=keep, method=method)
     assert pruned.moved is not None
-    used = x[150:] if method == "sipp-blend" else x[:N_SAMPLE]  # a blend has the points kept aside
-    assert pruned.moved.aside == (method == "sipp-blend") and pruned.moved.n_points == len(used)
+    used = x[150:] if method == "sipp-blend" else x[:N_SAMPLE]  # a blend has the held-back points
+    assert pruned.moved.is_held_back == (method == "sipp-blend") and pruned.moved.n_points == len(used)
     assert pruned.moved.error == pytest.approx(distance(model, pruned.model, used), rel=1e-6)
     assert ("warning:         the output moved by" in str(pruned)) == (pruned.moved.error > 0.5)
 
@@ -80,11 +80,11 @@ def test_a_repair_updates_the_output_change() -> None:
     pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
-    assert fixed.moved == OutputChange(fixed.repair.output_after, fixed.repair.n_judged, aside=True)  # type: ignore[arg-type]
+    assert fixed.moved == OutputChange(fixed.repair.output_after, fixed.repair.n_test, is_held_back=True)  # type: ignore[arg-type]
     assert fixed.moved.error < pruned.moved.error
     few = sipp.repair(net(), pruned, points()[:40])
     assert few.repair is not None and few.repair.output_after is None
-    assert few.moved == OutputChange(few.repair.output_chosen, 4, aside=False)  # type: ignore[arg-type]
+    assert few.moved == OutputChange(few.repair.output_validation, 4, is_held_back=False)  # type: ignore[arg-type]
     at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair="refit")
     assert at_once.moved == fixed.moved
 
@@ -92,8 +92,10 @@ def test_a_repair_updates_the_output_change() -> None:
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
 def test_an_output_change_that_is_not_finite_is_warned_of(error: float) -> None:
     pruned = sipp.prune(net(), None, keep=0.5, method="wt")
-    assert moved_warning(replace(pruned, moved=OutputChange(error, 3, aside=False)))
-    assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, aside=False)))
-    blames = "measure what that costs" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))
+    assert moved_warning(replace(pruned, moved=OutputChange(error, 3, is_held_back=False)))
+    assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, is_held_back=False)))
+    blames = "measure what that costs" in moved_warning(
+        replace(pruned, moved=OutputChange(error, 1, is_held_back=False))
+    )
     assert blames == math.isfinite(error)  # a dense output that is no number is not the pruning's fault
-    assert "on 1 calibration input:" in moved_warning(replace(pruned, moved=OutputChange(error, 1, aside=False)))
+    assert "on 1 calibration input:" in moved_warning(replace(pruned, moved=OutputChange(error, 1, is_held_back=False)))

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import sipp
 from sipp.records.pruned import Pruned
 
-ASIDE_OF = 10
+HELD_BACK_ONE_IN = 10
 
 
 def fit_points(points: Tensor) -> Tensor:
     """The points that are fitted: all but each tenth."""
-    return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
+    return points[torch.arange(len(points)) % HELD_BACK_ONE_IN != HELD_BACK_ONE_IN - 1]
 
 
 def alike(*shape: int, axis: int = -1) -> Tensor:

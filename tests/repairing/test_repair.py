@@ -1,4 +1,4 @@
-"""What `sipp.repair` promises: never worse on points kept aside, masks kept, models untouched, the same bits twice."""
+"""What `sipp.repair` promises: never worse on validation points, masks kept, models untouched, the same bits twice."""
 
 import copy
 import itertools
@@ -63,10 +63,10 @@ def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     assert found.output_after < 0.98 * found.output_refit
     assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
     choosing, judging = data[9::20], data[19::20]
-    assert (found.n_aside, found.n_judged, found.n_points) == (len(choosing), len(judging), 540)
+    assert (found.n_validation, found.n_test, found.n_fit) == (len(choosing), len(judging), 540)
     refit = sipp.repair(dense, pruned, data)
     assert math.isclose(found.output_refit, error(dense, refit.model, judging), rel_tol=1e-4)
-    assert math.isclose(done(refit).output_chosen or 0, error(dense, refit.model, choosing), rel_tol=1e-4)
+    assert math.isclose(done(refit).output_validation or 0, error(dense, refit.model, choosing), rel_tol=1e-4)
 
 
 def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
@@ -84,13 +84,13 @@ def test_a_rate_that_is_too_large_is_lowered_once() -> None:
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     refit = done(sipp.repair(dense, pruned, points(600)))
-    assert refit.output_chosen is not None
+    assert refit.output_validation is not None
     found = {rate: done(sipp.repair(dense, pruned, points(600), steps=64, learning_rate=rate)) for rate in (0.4, 1e-3)}
     for rate, one in found.items():
-        assert one.polish is not None and one.polish.best > 0 and one.output_chosen is not None
-        assert one.output_chosen < refit.output_chosen
+        assert one.polish is not None and one.polish.best > 0 and one.output_validation is not None
+        assert one.output_validation < refit.output_validation
         lowered = polishing.LOWER if rate == 0.4 else 1.0
-        assert math.isclose(one.polish.rate, lowered * rate * min(1.0, polishing.NEAR * refit.output_chosen))
+        assert math.isclose(one.polish.rate, lowered * rate * min(1.0, polishing.NEAR * refit.output_validation))
 
 
 def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.M
         pruned = sipp.prune(dense, None, keep=keep, method="wt")
         repairs = (sipp.repair(dense, pruned, points(600), steps=steps, learning_rate=1e-3) for steps in (60, 0))
         found, refit = map(done, repairs)
-        assert refit.output_chosen is not None and found.polish is not None
-        wanted = 1e-3 * min(1.0, 2 * refit.output_chosen)
-        assert (refit.output_chosen < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
+        assert refit.output_validation is not None and found.polish is not None
+        wanted = 1e-3 * min(1.0, 2 * refit.output_validation)
+        assert (refit.output_validation < 0.5) == (keep == 0.9) and math.isclose(found.polish.rate, wanted)
         assert 0.9 * wanted < max(rates) <= wanted  # of every step, the rise at the beginning over
 
 
@@ -169,7 +169,7 @@ def test_only_real_numbers_without_padding_are_mixed(inputs: dict[str, torch.Ten
 def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few points and many weights: the first round stops gaining early. The nearer of both is kept, by points aside."""
+    """Few points and many weights: the first round stops gaining early. The better on validation points is kept."""
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.6, method="wt")
     rounds: list[polishing._Round] = []
@@ -220,8 +220,8 @@ def test_inputs_far_from_zero_are_fitted_by_a_search_too() -> None:
     data = torch.randn(120, 8, generator=torch.Generator().manual_seed(0)) + 1000
     pruned = sipp.prune(dense, data, keep=0.4, method="wt")
     joint, refit = (done(sipp.repair(dense, pruned, data, moves_mask=moves)) for moves in (True, False))
-    assert joint.output_chosen is not None and refit.output_chosen is not None
-    assert joint.output_chosen <= 2 * refit.output_chosen
+    assert joint.output_validation is not None and refit.output_validation is not None
+    assert joint.output_validation <= 2 * refit.output_validation
 
 
 def test_the_given_models_are_left_as_they_were() -> None:
@@ -323,7 +323,7 @@ def test_nothing_pruned_is_nothing_to_do() -> None:
 
 
 def test_a_layer_that_would_be_worse_is_left_alone() -> None:
-    """The removed feature runs along with the kept one where it is fitted, and against it on the points kept aside."""
+    """The removed feature runs along with the kept one where it is fitted, and against it on the validation points."""
     torch.manual_seed(0)
     dense = nn.Linear(2, 3, bias=False)
     dense.weight.data.copy_(torch.tensor([[1.0, 0.5], [1.0, 0.4], [1.0, 0.3]]))
@@ -470,7 +470,7 @@ def test_copies_do_not_count_as_points() -> None:
         sipp.repair(dense, pruned, points(5).repeat(40, *[1] * (points(5).ndim - 1)))
 
 
-def test_points_kept_aside_make_batches_no_larger_than_those_given() -> None:
+def test_held_back_points_make_batches_no_larger_than_those_given() -> None:
     x = points(130)
     parts = split_batches(data_of(list(x.split(40))).batches())
     assert [batch.n_points for batch in parts.fit] == [36, 36, 36, 9]
@@ -481,7 +481,7 @@ def test_points_kept_aside_make_batches_no_larger_than_those_given() -> None:
     assert [batch.n_points for batch in parts.validation] == [5, 2] and [b.n_points for b in parts.test] == [5, 1]
 
 
-def test_with_few_points_all_of_those_kept_aside_choose() -> None:
+def test_with_few_points_all_held_back_points_choose() -> None:
     x = points(79)
     parts = split_batches(data_of(x).batches())
     assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[9::10]) and not parts.test

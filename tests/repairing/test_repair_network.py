@@ -1,4 +1,4 @@
-"""T21: masks, values and targets are those of the slow definition; budgets hold; what is worse aside is not taken."""
+"""T21: masks, values and targets are those of the slow definition; budgets hold; what validates worse is not taken."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 
-ASIDE_OF = 10
+HELD_BACK_ONE_IN = 10
 PLAIN: dict[str, Any] = {
     "error_feedbacks": (1.0,),
     "ridges": (1e-3,),
@@ -57,7 +57,7 @@ def parts_of(data: Any) -> DataSplit:
 
 
 def fitted(points: Tensor) -> Tensor:
-    return points[torch.arange(len(points)) % ASIDE_OF != ASIDE_OF - 1]
+    return points[torch.arange(len(points)) % HELD_BACK_ONE_IN != HELD_BACK_ONE_IN - 1]
 
 
 def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> Repaired:
@@ -436,7 +436,7 @@ def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch:
         _, whole = found(net, points, keep=keep, error_feedbacks=(a,))
         assert all(layer.mask_origin == "searched" for layer in whole.layers)  # as in a trial
         tried_error = next(one.error for one in trials if one.error_feedback == a)
-        assert whole.record.output_chosen == pytest.approx(tried_error, rel=1e-12)
+        assert whole.record.output_validation == pytest.approx(tried_error, rel=1e-12)
     taken: dict[str, Any] = {"error_feedbacks": (best.error_feedback,), "budgets": (best.budgets,)}
     _, alone = found(net, points, keep=0.3, **taken)
     state = alone.model.state_dict()
@@ -444,8 +444,8 @@ def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch:
     many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
     _, chosen = found(net, many, error_feedbacks=(0.0, 1.0))
     _, alone = found(net, many, error_feedbacks=(chosen.record.error_feedback,))
-    assert chosen.record.output_chosen == alone.record.output_chosen
-    assert chosen.record.output_chosen not in [one.error for one in chosen.trials]
+    assert chosen.record.output_validation == alone.record.output_validation
+    assert chosen.record.output_validation not in [one.error for one in chosen.trials]
     with pytest.raises(OptionError):
         found(net, points, error_feedbacks=())
     with pytest.raises(OptionError):
@@ -534,13 +534,13 @@ def test_in_the_end_all_points_are_fitted() -> None:
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, fits_all=True)
     _, judged = found(net, points)
-    assert (made.record.n_points, made.record.n_judged_fit, made.record.n_aside, made.record.n_judged) == (
+    assert (made.record.n_fit, made.record.n_fit_when_tested, made.record.n_validation, made.record.n_test) == (
         200,
         180,
         10,
         10,
     )
-    assert judged.record.n_points == judged.record.n_judged_fit == 180
+    assert judged.record.n_fit == judged.record.n_fit_when_tested == 180
     assert made.record.output_after == judged.record.output_after is not None
     assert [one.error for one in made.layers] == [one.error for one in judged.layers]
     x, w_FK = points, f64(net[0].weight)  # all of them, not `fitted(points)`

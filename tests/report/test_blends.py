@@ -1,7 +1,7 @@
 """Which blend was taken: in the record of a pruned network and of a run, and on their pages."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,15 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     pruned = pruned_by("sipp-blend")
     assert pruned.choice is not None
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
-    assert record["words"] == str(pruned.choice) and record["n_points"] == 10 and record["is_aside"] is True
+    assert record["n_points"] == 10 and record["is_held_back"] is True
     assert [one["error"] for one in record["tried"]] == [one.error for one in pruned.choice.tried]
-    (taken,) = [one for one in record["tried"] if one["is_taken"]]
-    assert (taken["p"], taken["reduce"]) == (pruned.choice.taken.p, pruned.choice.taken.reduce)
+    taken = pruned.choice.taken
+    assert record["taken"] in record["tried"] and record["taken"] == asdict(taken)
     page, plots = page_of(tmp_path / "net")
-    assert (
-        f"Ranked by {taken['name']}: right after pruning, the output moved by" in page
-    )  # repair may have moved it back
+    assert f"Ranked by {taken.name}: right after pruning, the output moved by" in page  # repair may have moved it back
     assert "10 calibration inputs held back" in page
     (plot,) = [plot for name, plot in plots.items() if name.endswith("-blend")]
-    assert f"{taken['name']} (chosen)" in plot["names"] and len(plot["names"]) == 12
+    assert f"{taken.name} (chosen)" in plot["names"] and len(plot["names"]) == 12
     assert plot["views"]["series"][0]["values"] == [one.error for one in pruned.choice.tried]
 
 
@@ -62,7 +60,7 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     assert pruned.choice is not None
     *others, last = (one for one in pruned.choice.tried if one != pruned.choice.taken)
     tried = (pruned.choice.taken, *others, replace(last, error=inf))
-    pruned = replace(pruned, choice=replace(pruned.choice, tried=tried, is_aside=False))
+    pruned = replace(pruned, choice=replace(pruned.choice, tried=tried, is_held_back=False))
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
     assert record["tried"][-1]["error"] is None
     page, plots = page_of(tmp_path / "net")
@@ -70,16 +68,14 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     assert plot["views"]["series"][0]["values"][-1] is None and "inputs that were also used for scoring" in page
 
 
-@pytest.mark.parametrize("taken", [(), (0, 1)])
-def test_a_record_that_does_not_say_which_was_taken_is_refused(taken: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_record_whose_choice_was_not_tried_is_refused(tmp_path: Path) -> None:
     path = sipp.save_folder(pruned_by("sipp-blend"), tmp_path / "net") / "report.json"
     record = json.loads(path.read_text())
     del record["check"]
-    for i, one in enumerate(record["choice"]["tried"]):
-        one["is_taken"] = i in taken
+    record["choice"]["taken"]["p"] = 0.3
     path.write_text(json.dumps(seal(record)))
     path.with_name("model.safetensors").unlink()  # else the record in it is read
-    with pytest.raises(sipp.errors.DataError, match="'is_taken' must hold for one of 'tried'"):
+    with pytest.raises(sipp.errors.DataError, match="'taken' must be one of 'tried'"):
         read_results([tmp_path / "net"])
 
 
@@ -106,6 +102,6 @@ def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatc
     recipe = load_recipe("digits-gradual", settings=(*RECIPE, "prune.methods=[sipp-blend]", "train.rate=1.0e-30"))
     done = run(recipe, out=tmp_path, device="cpu")
     (record,) = done.records[1:]
-    assert len(record["path"]) == 2 and all(" held-back inputs" in cut["blend"] for cut in record["path"])
-    assert record["choice"]["words"] == record["path"][-1]["blend"]
+    assert len(record["path"]) == 2 and all("reduce" in cut["blend"] for cut in record["path"])
+    assert record["choice"]["taken"] == record["path"][-1]["blend"]
     assert "Chosen blend" in render([read_run(done.folder)])

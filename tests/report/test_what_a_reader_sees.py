@@ -42,8 +42,8 @@ def repaired(after: float) -> dict[str, Any]:
         LayerRepair("0.weight", 0.5, after, 1e-3, "none", ""),
         LayerRepair("1.weight", None, None, None, "none", "its input is not seen"),
     )
-    counts = {"n_points": 90, "n_aside": 10, "n_judged": 10}
-    errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_chosen": after}
+    counts = {"n_fit": 90, "n_validation": 10, "n_test": 10}
+    errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_validation": after}
     return asdict(Repair(layers, **counts, **errors, polish=None, undone=""))
 
 

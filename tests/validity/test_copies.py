@@ -17,7 +17,7 @@ from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.measures import outcome_counts
+from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.records import binomial
 
 BETA, DELTA = 0.05, 0.05
@@ -123,7 +123,8 @@ def false_drops(limit: Callable[[np.ndarray, np.ndarray], float], n_copies: int)
 
 
 def limit_of(which: np.ndarray, outcome: np.ndarray) -> float:
-    outcomes = torch.from_numpy(np.stack([outcome == 0, outcome == 1, outcome < 2, outcome < 3], axis=1)).long()
+    columns = (outcome == 0, outcome == 1, outcome < 2, outcome < 3, outcome < 0)
+    outcomes = Outcomes(*(torch.from_numpy(column).double() for column in columns))
     draws = [int(one).to_bytes(48, "little") + b"f" for one in which]
     lost, gained, _, _ = outcome_counts(outcomes, [draw[:16] * 3 + b"f" for draw in draws])
     n = len(set(draws))

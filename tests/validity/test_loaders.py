@@ -91,7 +91,7 @@ def false_walks(change: str, n_runs: int) -> list[bool]:
 
 def by_position() -> Callable[..., Tensor]:
     """Dense outputs cached by the number of the batch, as they were once."""
-    original = WALK["_Walker"]._dense
+    original = WALK["_LevelTests"]._dense
 
     def dense(self: Any, batch: Any, keys: list[bytes]) -> Tensor:
         cache = self.__dict__.setdefault("by_position", {})
@@ -115,7 +115,7 @@ def _with_holds(claim: Any) -> Any:
 
 def test_a_loader_that_shuffles_is_as_good_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert holds(false_walks("shuffle", N_WALKS))
-    monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
+    monkeypatch.setattr(WALK["_LevelTests"], "_dense", by_position())
     assert holds(false_walks("shuffle", N_BROKEN))  # the certificate contradicts the walk
     believe_the_walk(monkeypatch)
     assert not holds(false_walks("shuffle", N_BROKEN))
@@ -129,7 +129,7 @@ def test_a_loader_that_augments_or_drops_certifies_nothing(change: str, monkeypa
         "read_again",
         lambda data, role, first: ((b, evidence.keys_of(b)) for b in evidence.holdout_data(data).batches()),
     )
-    monkeypatch.setattr(WALK["_Walker"], "_dense", by_position())
+    monkeypatch.setattr(WALK["_LevelTests"], "_dense", by_position())
     monkeypatch.setitem(WALK, "changed_data_error", lambda role: AssertionError("seen by the certificate"))
     with pytest.raises(AssertionError, match="seen by the certificate"):
         false_walks(change, N_BROKEN)

@@ -32,12 +32,12 @@ def ratios(n: int, steps: int, n_seeds: int = N_SEEDS, *, by_those_that_chose: b
         pruned = sipp.prune(dense, None, keep=0.4, method="wt", progress=False)
         fixed = sipp.repair(dense, pruned, x, steps=steps, progress=False)
         assert fixed.repair is not None
-        told = fixed.repair.output_chosen if by_those_that_chose else fixed.repair.output_after
+        told = fixed.repair.output_validation if by_those_that_chose else fixed.repair.output_after
         if told is not None:
             found.append(told / error(dense, fixed.model, fresh))
         else:
             assert "the error on new inputs is unknown" in fixed.repair.sentence and "before repair" not in str(fixed)
-            assert fixed.moved is not None and not fixed.moved.aside
+            assert fixed.moved is not None and not fixed.moved.is_held_back
     return found
 
 
@@ -55,8 +55,8 @@ def test_the_points_that_chose_flatter(n: int) -> None:
 
 
 def test_copies_judge_nothing() -> None:
-    """400 points, 40 of them different: those kept aside were fitted too."""
+    """400 points, 40 of them different: the validation points were fitted too."""
     torch.manual_seed(0)
     dense, x = net(0), torch.randn(40, 20)[torch.randint(0, 40, (400,))]
     done = sipp.repair(dense, sipp.prune(dense, None, keep=0.4, method="wt"), x, progress=False).repair
-    assert done is not None and done.output_after is None and done.n_judged == 0
+    assert done is not None and done.output_after is None and done.n_test == 0

@@ -41,15 +41,15 @@ def test_sound_statements_about_repaired_networks() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was once: the points kept aside take part in the repair."""
+    """As it was once: the points held back take part in the repair."""
     taken: list[Tensor] = []
-    aside, repaired = entry.set_points_aside, entry.apply_repairs
+    hold_back, repaired = entry.hold_back_points, entry.apply_repairs
 
     def take(task, options):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
-        return aside(task, options)
+        return hold_back(task, options)
 
-    monkeypatch.setattr(entry, "set_points_aside", take)
+    monkeypatch.setattr(entry, "hold_back_points", take)
     monkeypatch.setattr(
         entry,
         "apply_repairs",

@@ -46,25 +46,25 @@ def test_every_row_is_a_pruning_by_hand(with_holdout: bool, monkeypatch: pytest.
     fresh = points(80, seed=2)
     holdout = [(fresh, labels(fresh))] if with_holdout else None
     found = sipp.compare(net(), [(x, y)], keeps=[0.3, 0.6][: 2 - with_holdout], repair=True, holdout=holdout)
-    chosen, judging = ((x, y), (fresh, labels(fresh))) if with_holdout else ((x[:150], y[:150]), (x[150:], y[150:]))
+    chosen, test = ((x, y), (fresh, labels(fresh))) if with_holdout else ((x[:150], y[:150]), (x[150:], y[150:]))
     assert {row.method for row in found.rows} == {*USUAL, *LABELLED}
-    assert (found.n_calibration, found.n_points) == (len(chosen[0]), len(judging[0]))
+    assert (found.n_calibration, found.n_test) == (len(chosen[0]), len(test[0]))
     assert found.keeps == ((0.3,) if with_holdout else (0.6, 0.3)) and len(found.rows) == 2 * 7 * len(found.keeps)
     for row in found.rows:
         if row.is_repaired and row.keep == 0.6:  # as at 0.3
             continue
         pruned = sipp.prune(net(), [chosen], keep=row.keep, method=row.method, repair=row.is_repaired)
-        error, same, answers = by_hand(net(), pruned.model, judging[0])
+        error, same, answers = by_hand(net(), pruned.model, test[0])
         assert row.error == pytest.approx(error, rel=1e-5), row.name
         assert row.same == pytest.approx(same) and row.kept == pruned.kept
-        assert row.accuracy == pytest.approx(float((answers == judging[1]).double().mean()))
+        assert row.accuracy == pytest.approx(float((answers == test[1]).double().mean()))
         assert row.dead_rows == sum(len(layer.dead_rows) for layer in pruned.layers)
     with torch.no_grad():
-        right = (net()(judging[0]).argmax(1) == judging[1]).double().mean()
+        right = (net()(test[0]).argmax(1) == test[1]).double().mean()
     assert found.dense_accuracy == pytest.approx(float(right))
 
 
-def test_the_points_that_judge_choose_nothing() -> None:
+def test_the_test_points_choose_nothing() -> None:
     """Other points in the last quarter leave every choice as it was; points in the holdout and the data are refused."""
     x, other = points(), points()
     other[150:] = points(50, seed=7) * 3
@@ -72,8 +72,8 @@ def test_the_points_that_judge_choose_nothing() -> None:
     for one, two in zip(first.rows, second.rows):
         assert (one.method, one.kept, one.dead_rows) == (two.method, two.kept, two.dead_rows)
     assert [row.error for row in first.rows] != [row.error for row in second.rows]
-    judged = sipp.compare(net(), x[:150], keeps=[0.4], repair=True, holdout=other[150:])
-    assert [row.error for row in judged.rows] == [row.error for row in second.rows]
+    tested = sipp.compare(net(), x[:150], keeps=[0.4], repair=True, holdout=other[150:])
+    assert [row.error for row in tested.rows] == [row.error for row in second.rows]
     with pytest.raises(DataError, match="calibration"):
         sipp.compare(net(), x, keeps=[0.4], holdout=x[:50])
 
@@ -191,7 +191,7 @@ def test_wrong_options_are_refused(options: dict[str, object]) -> None:
         sipp.compare(net(), points(), **options)  # type: ignore[arg-type]
 
 
-def test_too_few_points_to_keep_some_aside() -> None:
+def test_too_few_points_to_hold_some_back() -> None:
     with pytest.raises(DataError, match="too few inputs"):
         sipp.compare(net(), points(3), keeps=(0.5,), methods=("wt",))
 

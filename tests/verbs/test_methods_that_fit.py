@@ -12,7 +12,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.records.options import RepairChoice
-from sipp.repairing.data_split import held_out_error, split_data
+from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import METHODS
@@ -84,8 +84,10 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
     parts = split_data(net, points())
     first = repair_network(net, even_masks(net), parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
-    assert done is not None and done.output_before == pytest.approx(held_out_error(net, first.model, parts), rel=1e-9)
-    assert first.record.n_points == 180 and done.n_judged == 10
+    assert done is not None and done.output_before == pytest.approx(
+        error_on_test_points(net, first.model, parts), rel=1e-9
+    )
+    assert first.record.n_fit == 180 and done.n_test == 10
 
 
 def test_compare_shows_them_with_and_without_repair() -> None:
@@ -126,4 +128,4 @@ def test_a_row_that_has_to_live_keeps_a_weight_that_meets_something() -> None:
 def test_all_points_that_were_fitted_have_chosen(method: str) -> None:
     few = sipp.Scoring(n_points=50)
     pruned = sipp.prune(network(), points(), keep=0.4, method=method, scoring=few, progress=False)
-    assert pruned.repair is not None and len(pruned.seen) >= pruned.repair.n_points
+    assert pruned.repair is not None and len(pruned.seen) >= pruned.repair.n_fit

@@ -157,7 +157,7 @@ def test_no_level_passes() -> None:
 
 
 def test_a_holdout_too_small_is_refused_with_the_number_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys.modules["sipp.verbs.prune_to"], "_Walker")  # no level is tried for it
+    monkeypatch.delattr(sys.modules["sipp.verbs.prune_to"], "_LevelTests")  # no level is tried for it
     best = prune_to(net(), points(50, 1), points(58, 2), epsilon=0.5, method="wt")
     assert best.pruned is None and "needs n >= 59" in best.verdict and best.path == ()
 

@@ -17,7 +17,7 @@ from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import choosing, repair_network, stages
-from sipp.repairing.data_split import held_out_error, split_data
+from sipp.repairing.data_split import error_on_test_points, split_data
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
@@ -48,11 +48,11 @@ def test_a_search_is_compared_with_the_network_it_was_given() -> None:
         sipp.prune(model, data, keep=0.4, method="sipp-rand", repair=repair, progress=False) for repair in (False, True)
     )
     assert fixed.repair is not None
-    assert fixed.repair.output_before == pytest.approx(held_out_error(model, sampled.model, parts), rel=1e-6)
+    assert fixed.repair.output_before == pytest.approx(error_on_test_points(model, sampled.model, parts), rel=1e-6)
     polished = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="wt"), points(2000, 3), steps=200)
     again = sipp.repair(model, polished, data, moves_mask=True)
     assert again.repair is not None and all(layer.error_before is None for layer in again.repair.layers)
-    assert again.repair.output_before == pytest.approx(held_out_error(model, polished.model, parts), rel=1e-6)
+    assert again.repair.output_before == pytest.approx(error_on_test_points(model, polished.model, parts), rel=1e-6)
     worse = sipp.repair(model, polished, points(60, 5), moves_mask=True)  # far fewer than it was fitted to
     assert worse.repair is not None and worse.repair.undone and "undone" in worse.repair.sentence
     assert all(
@@ -183,7 +183,7 @@ def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     assert any(not torch.equal(moves.masks[name], mask) for name, mask in pruned.masks.items())
     assert moves.kept == pruned.kept == sum(layer.kept for layer in moves.layers)
     assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
-    assert moves.repair.n_points == 270  # of 300: those that stop the polish are not fitted
+    assert moves.repair.n_fit == 270  # of 300: those that stop the polish are not fitted
     assert moved_by(model, moves.model) < moved_by(model, stays.model)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sipp.certificates.evidence import MeasuredOutputs
-from sipp.certificates.measures import Labels, outcome_counts, outcomes_of, point_ratios
+from sipp.certificates.measures import Labels, Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
 from sipp.records.batches import Batch
 from sipp.records.binomial import (
@@ -23,6 +23,7 @@ from sipp.records.binomial import (
 from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
 from sipp.records.checking import check_drop, check_number, check_share
 from sipp.records.display import exactly, percent
+from sipp.records.options import HOLDOUT_DELTA
 
 
 def output_claim(
@@ -45,7 +46,8 @@ def output_claim(
 
 def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Labels) -> AccuracyCertificate:
     """The certificate that follows from measured outcomes (T16)."""
-    lost, gained, differ, labelled = outcome_counts(outputs.measured, outputs.draws)
+    outcomes = Outcomes(*outputs.measured.unbind(1))
+    lost, gained, differ, labelled = outcome_counts(outcomes, outputs.draws)
     if labelled not in (0, len(outputs.draws)) or (labels == "use" and labelled == 0):
         raise DataError(
             f"{labelled} of {len(outputs.draws)} holdout inputs have labels",
@@ -57,7 +59,7 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Label
         n_lost=lost,
         n_gained=gained,
         n_differ=differ,
-        measure="next-token" if outputs.measured.is_floating_point() else "class",  # sums of shares, or counts
+        measure="next-token" if outcomes.are_sequences else "class",
         **asdict(outputs.evidence),
     )
 
@@ -70,11 +72,17 @@ class OutputTolerance:
     delta: float
     confidence: float
     drops_padding: ClassVar[bool] = True  # padding positions of the output are not compared
+    uses_labels: ClassVar[bool] = False
 
     @property
     def n_needed(self) -> int:
         """The number of distinct points without which nothing can be proved."""
         return holdout_needed(self.delta, 1.0 - self.confidence)
+
+    @property
+    def finest(self) -> float:
+        """The error that a dependence on the batch must stay below."""
+        return self.epsilon
 
     @property
     def words(self) -> str:
@@ -88,7 +96,7 @@ class OutputTolerance:
     def check(self, _ratios: Tensor, _role: str) -> None:
         """Accepts all data: errors of outputs need no labels."""
 
-    def judge(self, ratios: Tensor, _draws: list[bytes], n: int) -> tuple[int, float, bool]:
+    def test(self, ratios: Tensor, _draws: list[bytes], n: int) -> tuple[int, float, bool]:
         """How many of `n` distinct points are further off, the proved limit of their share, and whether that passes."""
         beta = 1.0 - self.confidence
         count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.delta, beta)
@@ -111,6 +119,8 @@ class AccuracyTolerance:
     max_drop: float
     confidence: float
     drops_padding: ClassVar[bool] = False
+    uses_labels: ClassVar[bool] = True
+    finest: ClassVar[None] = None  # an error that a dependence on the batch must stay below
     n_needed: ClassVar[int] = 1
 
     @property
@@ -121,24 +131,25 @@ class AccuracyTolerance:
         """Which outputs were right before and after, and which changed their class."""
         return outcomes_of(f, g, batch, "auto")
 
-    def check(self, outcomes: Tensor, role: str) -> None:
+    def check(self, measured: Tensor, role: str) -> None:
         """Raises a DataError if only some points of the data with this role have labels."""
-        labelled, n_points = int(outcomes[:, 3].sum()), len(outcomes)
+        labelled, n_points = int(Outcomes(*measured.unbind(1)).has_label.sum()), len(measured)
         if labelled not in (0, n_points):
             raise DataError(
                 f"{labelled} of {n_points} {role} inputs have labels", fix="give labels throughout, or none"
             )
 
-    def judge(self, outcomes: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
+    def test(self, measured: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
         """How many points are worse, the proved limit of the drop, and whether that passes.
 
         `n` of the points are distinct; copies have equal `draws`.
         """
+        outcomes = Outcomes(*measured.unbind(1))
         lost, gained, differ, labelled = outcome_counts(outcomes, draws)
         beta = 1.0 - self.confidence
-        risk = beta / math.e if outcomes.is_floating_point() else beta  # sums of shares of positions (T22)
+        risk = beta / math.e if outcomes.are_sequences else beta  # sums of shares of positions (T22)
         if labelled:
-            limit = drop_limit(lost, gained, n, risk, n_copies=len(outcomes) - n)
+            limit = drop_limit(lost, gained, n, risk, n_copies=len(draws) - n)
         else:
             limit = share_limit(differ, n, risk)
         return lost if labelled else differ, limit, limit <= self.max_drop
@@ -154,11 +165,17 @@ class AccuracyTolerance:
 Tolerance = OutputTolerance | AccuracyTolerance  # the loss that a caller accepts, and its test
 
 
-def tolerance_of(epsilon: float | None, max_drop: float | None, delta: float, confidence: float) -> Tolerance:
-    """The tolerance that was asked for: of the output (`epsilon`), or of the accuracy (`max_drop`)."""
+def tolerance_of(epsilon: float | None, max_drop: float | None, delta: float | None, confidence: float) -> Tolerance:
+    """The tolerance that was asked for: of the output (`epsilon`, `delta`), or of the accuracy (`max_drop`)."""
     if (epsilon is None) == (max_drop is None):
         raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
-    if epsilon is None:
-        return AccuracyTolerance(check_drop("max_accuracy_drop", max_drop), confidence)
-    check_share("delta", delta)
-    return OutputTolerance(check_number("epsilon", epsilon, least=0), delta, confidence)
+    if epsilon is not None:
+        delta = check_share("delta", HOLDOUT_DELTA if delta is None else delta)
+        return OutputTolerance(check_number("epsilon", epsilon, least=0), delta, confidence)
+    if delta is not None:
+        raise OptionError(
+            "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
+            fix="leave delta out, or give epsilon instead of max_accuracy_drop",
+            option="delta",
+        )
+    return AccuracyTolerance(check_drop("max_accuracy_drop", max_drop), confidence)

@@ -110,11 +110,26 @@ def _classes(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor,
     return dense, pruned, (dense[0] != pruned[0]) | ~dense[1] | ~pruned[1]
 
 
+class Outcomes(NamedTuple):
+    """What pruning did to the answer at each point (T16; float64, n each): 0 or 1, or a share of positions."""
+
+    lost: Tensor  # dense right and pruned wrong
+    gained: Tensor  # the reverse
+    differ: Tensor  # their classes differ
+    has_label: Tensor
+    is_sequence: Tensor  # its outcomes are shares of positions
+
+    @property
+    def are_sequences(self) -> bool:
+        """Whether the points are sequences, for which T22 holds."""
+        return bool(self.is_sequence.any())
+
+
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
-    """n x 4 counts per point: dense right and pruned wrong, the reverse, classes differ, has a label (T16).
+    """The `Outcomes` of dense and pruned outputs, n x 5; for sequences (n x tokens x vocabulary), shares of positions.
 
     With non-finite outputs the pruned network counts as wrong and the dense one as right, which can only raise the
-    limit. For sequences (n x tokens x vocabulary) the first three are shares of positions.
+    limit.
     """
     if f.dim() == 3 and f.shape[2] > 1:
         return _token_outcomes(f, g, batch, labels)
@@ -127,8 +142,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
         )
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     if batch.labels is None or labels == "ignore":
-        none = torch.zeros_like(differ)
-        return torch.stack([none, none, differ, none], dim=1).long()
+        return _stacked(None, None, differ, has_label=False, is_sequence=False)
     classes = truth_of(batch.labels, len(f), f.shape[1])
     if classes.classes_n is None:
         raise DataError(classes.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
@@ -138,16 +152,15 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
             f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such inputs or map them first"
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
-    return torch.stack([f_right & ~g_right, ~f_right & g_right, differ, torch.ones_like(differ)], dim=1).long()
+    return _stacked(f_right & ~g_right, ~f_right & g_right, differ, has_label=True, is_sequence=False)
 
 
 def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     """`outcomes_of` for sequences; with labels="use", the label of a position is the next token of the text."""
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     real_nT = real_positions(batch, f.shape[:2], f.device)
-    none = torch.zeros(len(f), dtype=torch.float64, device=f.device)
     if labels != "use":
-        return torch.stack([none, none, mean_at(differ, real_nT), none], dim=1)
+        return _stacked(None, None, mean_at(differ, real_nT), has_label=False, is_sequence=True)
     tokens_nT = tokens_of(batch).to(f.device)
     if tokens_nT.shape != f.shape[:2]:
         raise DataError(f"{tuple(tokens_nT.shape)} tokens for logits {tuple(f.shape)}", where=batch.where)
@@ -160,18 +173,36 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
             fix="drop such inputs, or labels='ignore' for the bound that needs none",
         )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
-    shares = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
-    return torch.stack([*(mean_at(flags, counted) for flags in shares), none + 1], dim=1)
+    lost, gained, differ = (
+        mean_at(flags, counted) for flags in (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
+    )
+    return _stacked(lost, gained, differ, has_label=True, is_sequence=True)
 
 
-def outcome_counts(outcomes: Tensor, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
-    """The sums of `outcomes_of` over all points: lost and differing rounded up, gained rounded down.
+def _stacked(
+    lost: Tensor | None, gained: Tensor | None, differ: Tensor, *, has_label: bool, is_sequence: bool
+) -> Tensor:
+    """The columns of `Outcomes`; without labels nothing is lost or gained."""
+    zeros_n = torch.zeros(len(differ), dtype=torch.float64, device=differ.device)
+    outcomes = Outcomes(
+        zeros_n if lost is None else lost,
+        zeros_n if gained is None else gained,
+        differ,
+        zeros_n + has_label,
+        zeros_n + is_sequence,
+    )
+    return torch.stack([column_n.double() for column_n in outcomes], dim=1)
+
+
+def outcome_counts(outcomes: Outcomes, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
+    """The sums over all points (lost, gained, differ, labelled): lost and differ rounded up, gained rounded down.
 
     Of several copies only the smallest gain counts, once.
     """
-    lost, differ, labelled = (math.ceil(_exact_sum(outcomes[:, i].tolist())) for i in (0, 2, 3))
+    sums = (_exact_sum(column.tolist()) for column in (outcomes.lost, outcomes.differ, outcomes.has_label))
+    lost, differ, labelled = map(math.ceil, sums)
     gains: dict[bytes, float] = {}
-    for key, gained in zip(draws, outcomes[:, 1].tolist(), strict=True):
+    for key, gained in zip(draws, outcomes.gained.tolist(), strict=True):
         gains[key] = min(gained, gains.get(key, gained))
     return lost, math.floor(_exact_sum(gains.values())), differ, labelled
 

@@ -25,9 +25,9 @@ from sipp.cli.options import StoredOptions
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.native import pytree
+from sipp.records.bench import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.display import size_words
 from sipp.records.network_hash import model_hash
-from sipp.records.schemas import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
 from sipp.records.speed import speed_of
 from sipp.report.numbers import counted
 from sipp.report.summary import claim_of

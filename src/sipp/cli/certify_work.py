@@ -1,4 +1,4 @@
-"""Runs `sipp certify`: creates a certificate on held-out points, or verifies an earlier one."""
+"""Runs `sipp certify`: creates a certificate on a holdout, or verifies an earlier one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
 from sipp.experiments.nets import NETS
-from sipp.inputs.data import ASIDE_SHARE
+from sipp.inputs.data import HELD_BACK_SHARE
 from sipp.records.binomial import holdout_needed
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.display import bytes_in_words, labelled_line, size_words
@@ -77,7 +77,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
                 model, example, options.delta, method=options.method, include=options.include, exclude=options.exclude
             )
         # a blend holds back a share of the points, and n must be left
-        return math.ceil(n / (1 - ASIDE_SHARE)) if method_of(options.method).is_blend else n
+        return math.ceil(n / (1 - HELD_BACK_SHARE)) if method_of(options.method).is_blend else n
 
     n = reader.n_calibration(source, request.points, theory)
     if request.has_tolerance and holdout is None and not source.has_holdout:

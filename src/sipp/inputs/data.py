@@ -1,7 +1,7 @@
 """`Data`: any data that a user gives, checked once; everything else reads this.
 
-Some statements need points that had no part in choosing the weights. T18: the last points are set aside before
-scoring, `Data.set_aside`. T19: the last points of S are S2, the others S1, `split_last`. Both go by the order of the
+Some statements need points that had no part in choosing the weights. T18: the last points are held back before
+scoring, `Data.hold_back`. T19: the last points of S are S2, the others S1, `split_last`. Both go by the order of the
 data, which should be random, as every statement assumes.
 """
 
@@ -43,7 +43,7 @@ BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
 # Data of unknown length counts as endless if its first batch recurs this often at equal distances, or after this many
 # points, unless n_points limits it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
-ASIDE_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
+HELD_BACK_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
 MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
 MOST_S2_SHARE = 1 / 4  # of all points
 
@@ -148,22 +148,22 @@ class Data:
         """The points, read once and kept as a list of batches."""
         return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, noted=None)
 
-    def set_aside(self) -> tuple[Data, Data]:
-        """The points in two lists of batches, kept in memory: those to score, and the last `ASIDE_SHARE` of all."""
+    def hold_back(self) -> tuple[Data, Data]:
+        """The points in two lists of batches, kept in memory: those to score, and the last `HELD_BACK_SHARE` of all."""
         read = [fresh(batch) for batch in self.batches()]
         n_left = sum(batch.n_points for batch in read)
-        n_left -= math.floor(ASIDE_SHARE * n_left)
-        scored, aside = [], []
+        n_left -= math.floor(HELD_BACK_SHARE * n_left)
+        scored, held_back = [], []
         for batch in read:
             inside = min(max(n_left, 0), batch.n_points)
             if 0 < inside < batch.n_points:
                 scored.append(as_given(points_at(batch, slice(inside))))
-                aside.append(as_given(points_at(batch, slice(inside, None))))
+                held_back.append(as_given(points_at(batch, slice(inside, None))))
             else:
-                (scored if inside else aside).append(as_given(batch))
+                (scored if inside else held_back).append(as_given(batch))
             n_left -= batch.n_points
         read_again = replace(self, n_points=None, noted=None)
-        return replace(read_again, given=scored), replace(read_again, given=aside)
+        return replace(read_again, given=scored), replace(read_again, given=held_back)
 
     def keys(self) -> frozenset[bytes]:
         """The keys of all points, equal ones once (T18)."""

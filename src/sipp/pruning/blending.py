@@ -22,9 +22,10 @@ from sipp.inputs.data import Data
 from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
 from sipp.inputs.scoring_task import ScoringTask
+from sipp.records.blend import BlendChoice, BlendTrial
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
-from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Sensitivities, Weight, from_rows, to_rows
+from sipp.records.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
 from sipp.scoring.wanda import wanda
 
@@ -39,7 +40,7 @@ REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
 
 
-def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, aside: Data | None) -> BlendInputs:
+def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_back: Data | None) -> BlendInputs:
     """What a blend is chosen from; without held-back points, it is chosen on the scored ones."""
     by_reduce: dict[Reduce, tuple[Tensor, ...]] = {}
     if sensitivities is not None:
@@ -55,10 +56,10 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, aside: 
             wanda_scores = tuple(score_FK.to(SCORE_DTYPE) for score_FK in wanda_scores)
         if not all(bool(torch.isfinite(score_FK).all()) for score_FK in wanda_scores):
             wanda_scores = None
-    has_aside = aside is not None and not aside.is_empty
-    chosen = aside if has_aside else task.data
+    has_held_back = held_back is not None and not held_back.is_empty
+    chosen = held_back if has_held_back else task.data
     assert chosen is not None
-    return BlendInputs(by_reduce, chosen, has_aside, task.scoring.norm_stats, wanda_scores)
+    return BlendInputs(by_reduce, chosen, has_held_back, task.scoring.norm_stats, wanda_scores)
 
 
 def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
@@ -102,7 +103,7 @@ def choose(
     if blend.norm_stats == "batch":
         masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")], False)
         only = BlendTrial(UNTRAINED, "max", moved_by(masks), is_shared=True)
-        return masks, BlendChoice(only, (only,), n_points, blend.is_aside)
+        return masks, BlendChoice(only, (only,), n_points, blend.is_held_back)
     tried: list[BlendTrial] = []
     cuts: list[list[Tensor]] = []
     for p, reduce, by_rows in _candidates(blend):
@@ -110,7 +111,7 @@ def choose(
         cuts.append(cut(scores, by_rows))
         tried.append(BlendTrial(p, reduce, moved_by(cuts[-1]), by_rows=by_rows))
     taken = tried.index(best_of(tried))
-    return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_aside)
+    return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_held_back)
 
 
 def n_candidates(blend: BlendInputs) -> int:

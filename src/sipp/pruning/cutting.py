@@ -30,12 +30,13 @@ from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampled_rows import sampled_rows
 from sipp.pruning.spared_rows import with_spared
+from sipp.records.blend import BlendChoice
 from sipp.records.checking import check_whole
 from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import SCORE_DTYPE, budget_of
 from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
-from sipp.records.ranking import BlendChoice, BlendInputs, Ranking, Weight, from_rows, to_rows
+from sipp.records.ranking import BlendInputs, Ranking, Weight, from_rows, to_rows
 from sipp.scoring.methods import CutRule, method_of
 
 
@@ -125,14 +126,14 @@ def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange
     A blend has measured this on the held-back points; otherwise both networks run once on at most 32 points.
     """
     if cut.choice is not None:
-        return OutputChange(cut.choice.taken.error, cut.choice.n_points, aside=cut.choice.is_aside)
+        return OutputChange(cut.choice.taken.error, cut.choice.n_points, is_held_back=cut.choice.is_held_back)
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
         sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
     if sample is None:
         return None
     error = output_error(ranking.model, cut.model, [sample])
-    return None if error is None else OutputChange(error, sample.n_points, aside=False)
+    return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)
 
 
 def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.data import ASIDE_SHARE, Data
+from sipp.inputs.data import HELD_BACK_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
 from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
@@ -38,7 +38,7 @@ class _Plan:
 
     task: ScoringTask  # with the points to score
     method_task: ScoringTask  # with the points that the method reads, noted in `method_keys`
-    aside: Data | None  # points held back to choose a blend
+    held_back: Data | None  # points held back to choose a blend
     needs_start_only: bool  # a search follows, for which Wanda's mask is enough
     why_no_sensitivities: str  # empty if they are computed
     method_keys: set[bytes]  # filled while the method reads
@@ -68,10 +68,10 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
     if not plan.why_no_sensitivities:
         sensitivities, sample = _measured(plan, options, info, splits=statements, progress=progress)
         repaired_on = task.data if options.repair or info.fitting else None
-        sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.aside, repaired_on)
+        sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.held_back, repaired_on)
     blend = None
     if info.is_blend and (sensitivities is not None or plan.needs_start_only):
-        blend = blend_inputs(plan.task, None if plan.needs_start_only else sensitivities, plan.aside)
+        blend = blend_inputs(plan.task, None if plan.needs_start_only else sensitivities, plan.held_back)
     return Ranking(
         model=task.model,
         weights=task.weights,
@@ -98,8 +98,8 @@ def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, stateme
     why_not = _why_no_sensitivities(info, task.data, options.statements if start_only else statements, start_only)
     keys: set[bytes] = set()
     if info.is_blend:
-        scored, aside = set_points_aside(task.noting(keys) if start_only else task, options)
-        return _Plan(scored, scored, aside, start_only, why_not, keys)
+        scored, held_back = hold_back_points(task.noting(keys) if start_only else task, options)
+        return _Plan(scored, scored, held_back, start_only, why_not, keys)
     scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     needs_keys = bool(why_not) or task.data is None or not task.data.is_repeated
     return _Plan(scored, scored.noting(keys) if needs_keys else scored, None, start_only, why_not, keys)
@@ -210,14 +210,14 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     return ""
 
 
-def set_points_aside(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
+def hold_back_points(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
     is_theory = task.scoring.n_points == "theory"
     task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
     if is_theory and task.n_points is not None:  # this many must remain to be scored
-        task = task.with_points(math.ceil(task.n_points / (1 - ASIDE_SHARE)), task.data)
-    scored, aside = task.points.set_aside()
-    return task.with_points(None, scored), aside
+        task = task.with_points(math.ceil(task.n_points / (1 - HELD_BACK_SHARE)), task.data)
+    scored, held_back = task.points.hold_back()
+    return task.with_points(None, scored), held_back
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:

@@ -95,7 +95,7 @@ class Assumption:
         if total.es_failures is None:
             return "The ES inequality was not checked: pass a holdout."
         counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
-        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} held-out {self.unit}."
+        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
 
     def _table(self) -> Table:
         """One line per layer, and one for all."""

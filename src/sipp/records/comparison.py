@@ -45,8 +45,8 @@ class Comparison:
     rows: tuple[Compared, ...]
     n_weights: int
     n_calibration: int  # points that chose weights, and repaired them
-    n_points: int  # points that judged, different ones
-    is_aside: bool  # those were split off the data; False: a holdout was given
+    n_test: int  # distinct test points, which chose nothing
+    is_held_back: bool  # they were held back from the data; False: a holdout was given
     dense_accuracy: float | None
 
     @property
@@ -61,13 +61,13 @@ class Comparison:
     def level_with(self, best: Compared) -> tuple[Compared, ...]:
         """The other rows at this keep whose difference from `best` may be chance."""
         others = (row for row in self.rows if row.keep == best.keep and row is not best)
-        return tuple(row for row in others if is_level(best.moved, row.moved, self.n_points))
+        return tuple(row for row in others if is_level(best.moved, row.moved, self.n_test))
 
     @property
     def sentence(self) -> str:
         """Which method to use, at the smallest keep that leaves most of the output."""
         usable = [row for row in map(self.best, self.keeps) if row.error <= LARGE_ERROR]
-        inputs = f"{self.n_points:,} {'held-back inputs' if self.is_aside else 'holdout inputs'}"
+        inputs = f"{self.n_test:,} {'held-back inputs' if self.is_held_back else 'holdout inputs'}"
         if not usable:
             best = self.best(self.keeps[0])
             return (
@@ -94,10 +94,10 @@ class Comparison:
 
     @property
     def _head(self) -> str:
-        """How many inputs were used for pruning and for judging, in one line."""
-        judged = "held-back inputs" if self.is_aside else "holdout inputs"
+        """How many inputs were used for pruning and for testing, in one line."""
+        inputs = "held-back inputs" if self.is_held_back else "holdout inputs"
         head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
-        head += f"judged on {self.n_points:,} {judged}"
+        head += f"tested on {self.n_test:,} {inputs}"
         if self.dense_accuracy is not None:
             head += f"; the dense network is right on {self.dense_accuracy:.1%}"
         return head

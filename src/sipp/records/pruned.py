@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.records.binomial import upper_limit
+from sipp.records.blend import BlendChoice
 from sipp.records.display import how_sure, number_up, percent_up
 from sipp.records.html import text_html
 from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
 from sipp.records.plots import layer_bars
-from sipp.records.ranking import BlendChoice, DrawUnit
+from sipp.records.ranking import DrawUnit
 from sipp.records.repair import FittedLayer, Repair, Trial
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
@@ -234,7 +235,7 @@ class OutputChange:
 
     error: float  # infinite if an output is not finite
     n_points: int
-    aside: bool  # the points were held back; False: they were also scored, or chose a repair
+    is_held_back: bool  # the points were held back; False: they were also scored, or validated a repair
 
 
 @dataclass(frozen=True)
@@ -343,8 +344,8 @@ def without_statements(pruned: Pruned, reason: str) -> Pruned:
 class Repaired:
     """A repaired copy of a network, the record of the repair, and the keys of the points it used.
 
-    If all points were fitted in the end (`record.n_points` exceeds `record.n_judged_fit`), none are left to test it:
-    the errors are those of a network fitted in the same way to `n_judged_fit` of them.
+    If all points were fitted in the end (`record.n_fit` exceeds `record.n_fit_when_tested`), none are left to test it:
+    the errors are those of a network fitted in the same way to `n_fit_when_tested` of them.
     """
 
     model: nn.Module
@@ -359,5 +360,7 @@ class Repaired:
         """How far its output is from the dense one, on test points, or else on validation points."""
         record = self.record
         if record.output_after is not None:
-            return OutputChange(record.output_after, record.n_judged, aside=True)
-        return None if record.output_chosen is None else OutputChange(record.output_chosen, record.n_aside, aside=False)
+            return OutputChange(record.output_after, record.n_test, is_held_back=True)
+        if record.output_validation is not None:
+            return OutputChange(record.output_validation, record.n_validation, is_held_back=False)
+        return None

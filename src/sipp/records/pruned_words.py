@@ -238,10 +238,10 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
 
 
 def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
-    held = "held-back " if moved.aside else ""
+    held = "held-back " if moved.is_held_back else ""
     text = f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
-    n_fitted = None if repair is None else repair.n_judged_fit
-    if repair is None or n_fitted is None or n_fitted >= repair.n_points or not moved.aside:
+    n_fitted = None if repair is None else repair.n_fit_when_tested
+    if repair is None or n_fitted is None or n_fitted >= repair.n_fit or not moved.is_held_back:
         return text
     return f"{text}, after a fit to {n_fitted:,} others"  # in the end these were fitted too
 

@@ -17,8 +17,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from sipp.records.batches import Batch
-from sipp.records.display import plain_table
-from sipp.records.html import table_html, view
+from sipp.records.blend import BlendTrial
 from sipp.records.options import NormStats, Pattern, PruneOptions, Reduce, method_name
 
 
@@ -99,7 +98,7 @@ class Sensitivities:
 
     @property
     def all_seen_keys(self) -> frozenset[bytes]:
-        """Keys of all points that influenced the pruning and therefore cannot judge it."""
+        """Keys of all points that influenced the pruning and therefore cannot test it."""
         return self.keys | self.selection_keys
 
     @property
@@ -114,59 +113,13 @@ class Sensitivities:
 
 
 @dataclass(frozen=True)
-class BlendTrial:
-    """One candidate of a blend, and how far its mask moves the output."""
-
-    p: float
-    reduce: Reduce
-    error: float  # ||f^ - f|| / ||f|| over the held-back points; infinite if an output is not finite
-    is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
-    by_rows: bool = False  # no blend: magnitude times the norm of the input, compared within rows
-
-    @property
-    def name(self) -> str:
-        if self.by_rows:
-            return "magnitude times input length within rows"
-        if self.p == 0:
-            return "magnitude"
-        blend = f"{self.reduce} sensitivity" if self.p == 1 else f"{self.reduce} sensitivity^{self.p:g}"
-        return f"{blend} in shares of its layer" if self.is_shared else blend
-
-
-@dataclass(frozen=True)
-class BlendChoice:
-    """The blend that was chosen, and all candidates."""
-
-    taken: BlendTrial
-    tried: tuple[BlendTrial, ...]
-    n_points: int
-    is_aside: bool = True  # the points were held back from scoring; False: there were too few
-
-    def __str__(self) -> str:
-        others = ("magnitude", "max sensitivity")
-        known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial is not self.taken}
-        beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
-        held = "held-back " if self.is_aside else ""
-        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
-        where = "used to choose it" if self.is_aside else "that were also used for scoring"
-        text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
-        return f"{text} on {inputs} {where}"
-
-    def _repr_html_(self) -> str:
-        table = plain_table("score", "output error")
-        for trial in sorted(self.tried, key=lambda trial: trial.error):
-            table.add_row(trial.name, f"{trial.error:.3g}")
-        return view(str(self), table_html(table, bars=("output error",)))
-
-
-@dataclass(frozen=True)
 class BlendInputs:
     """What a blend is chosen from; does not depend on the budget."""
 
     # F x K per layer; without "mean" if patches cannot be assigned to points; empty if the blend only starts a search
     sensitivities: dict[Reduce, tuple[Tensor, ...]]
     points: Any  # the calibration points that choose it, a Data
-    is_aside: bool  # they were held back from scoring
+    is_held_back: bool  # they were held back from scoring
     norm_stats: NormStats
     # F x K per layer: |w| times the norm of its input; None if not finite
     wanda_scores: tuple[Tensor, ...] | None = None

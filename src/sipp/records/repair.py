@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ConfigDict, with_config
+from pydantic import with_config
 from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
+from sipp.records.json_values import FROM_JSON
 from sipp.records.options import RepairMethod
 from sipp.records.plots import layer_bars
 
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
 Budgets = Literal["given", "magnitude", "even", "between"]
-FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
@@ -88,25 +88,25 @@ class Polish:
 @with_config(FROM_JSON)
 @dataclass(frozen=True)
 class Repair:
-    """The record of a repair. Output errors are relative to the output's norm, on test points that chose nothing.
+    """The record of a repair, and the points it used: fit, validation and test.
 
-    With too few points for a test set they are None.
+    Output errors are relative to the output's norm, on test points; None if there are too few of them.
     """
 
     layers: tuple[LayerRepair, ...]  # in the order of execution
-    n_points: int  # points that the weights were fitted on
-    n_aside: int  # validation points: they chose ridges, left layers alone and stopped the polish
-    n_judged: int  # test points; 0: too few points
+    n_fit: int  # points that the weights were fitted on
+    n_validation: int  # points that chose ridges, left layers alone and stopped the polish
+    n_test: int  # test points, which chose nothing; 0: there were too few
     output_before: float | None  # None also if the output holds no real numbers
     output_refit: float | None
     output_after: float | None
-    output_chosen: float | None  # at the end, on validation points: optimistic
+    output_validation: float | None  # at the end, on validation points: optimistic
     polish: Polish | None
     undone: str  # why the repair was undone; empty if it was not
     way: RepairMethod = "refit"
     error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
     budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
-    n_judged_fit: int | None = None  # points fitted when it was judged; the final fit may use all
+    n_fit_when_tested: int | None = None  # points fitted before the test; the final fit may use all
 
     def _table(self) -> Table:
         """One line per layer."""
@@ -141,12 +141,12 @@ class Repair:
     def sentence(self) -> str:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
-        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_points:,} inputs"
+        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_fit:,} inputs"
         if self.way != "refit":
             by = "together" if self.way == "joint" else f"by {self.way}"
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
-                f"mask and weights found {by} on {self.n_points:,} inputs ({n_moved:,} weights differ from the "
+                f"mask and weights found {by} on {self.n_fit:,} inputs ({n_moved:,} weights differ from the "
                 "masks before)"
             )
         if self.polish is not None:
@@ -155,11 +155,11 @@ class Repair:
         if self.output_before is not None:
             before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (
-                f"; output error on {self.n_judged:,} held-back inputs: {number(self.output_before)} {before}, "
+                f"; output error on {self.n_test:,} test inputs: {number(self.output_before)} {before}, "
                 f"{number(self.output_after)} after"
             )
-            if self.n_judged_fit is not None and self.n_judged_fit < self.n_points:
-                text += f" (fitted to {self.n_judged_fit:,} other inputs)"
-        elif self.n_judged == 0:
+            if self.n_fit_when_tested is not None and self.n_fit_when_tested < self.n_fit:
+                text += f" (fitted to {self.n_fit_when_tested:,} other inputs)"
+        elif self.n_test == 0:
             text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -1,7 +1,7 @@
-"""Schemas of all records in files: networks in runs, `sipp prune`, `eval` and `bench`, and runs themselves.
+"""Schemas of the records in files: networks of `sipp prune`, networks in runs, and runs themselves.
 
-`serialising.py` writes them; certificates are in `certificate.py`. Unknown keys are kept, so that records of later
-versions can be read.
+`serialising.py` writes networks; certificates are in `certificate.py`, the records of `sipp eval` and `sipp bench` in
+`evaluation.py` and `bench.py`. Unknown keys are kept, so that records of later versions can be read.
 
 Needs no torch.
 """
@@ -14,18 +14,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sipp.errors import DataError
+from sipp.records.blend import BlendChoice
 from sipp.records.certificate import AnyCertificate, Certificate, from_values
 from sipp.records.checking import first_problem
-from sipp.records.display import labelled_line, size_headline, why_larger
 from sipp.records.repair import Repair
-from sipp.records.speed import Speed, speed_headline, speed_words
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[float, Field(ge=0)]
-Milliseconds = Annotated[float, Field(gt=0)]
-Times = Annotated[float, Field(gt=0)]  # as much
 # A number that may be infinite (which JSON cannot express) or unknown: both are read as None.
 MaybeNumber = Annotated[float | None, BeforeValidator(lambda value: None if value == "inf" else value)]
 MaybeText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
@@ -130,34 +127,6 @@ class CertificateRecord(Record):
         return self.verdict or "" if self.certificate is None else self.certificate.sentence
 
 
-class TriedRecord(Record):
-    """One candidate of a blend, and its relative output error; None if it is not finite."""
-
-    name: str
-    error: MaybeNumber = None
-    is_taken: bool
-
-
-class ChoiceRecord(Record):
-    """Which blend was chosen on how many points, and all candidates (T20)."""
-
-    words: str
-    n_points: Count
-    is_aside: bool  # the points were not scored
-    tried: Annotated[tuple[TriedRecord, ...], Field(strict=False, min_length=1)]
-
-    @model_validator(mode="after")
-    def _one_was_taken(self) -> ChoiceRecord:
-        if sum(trial.is_taken for trial in self.tried) != 1:
-            raise ValueError("'is_taken' must hold for one of 'tried'")
-        return self
-
-    @property
-    def taken(self) -> TriedRecord:
-        """The blend that ranked the weights."""
-        return next(trial for trial in self.tried if trial.is_taken)
-
-
 # --- a network of `sipp prune` --------------------------------------------------------------------------------------
 
 PRUNED_KIND, PRUNED_FORMAT = "pruned", 2  # in its record
@@ -207,7 +176,7 @@ class PrunedRecord(Record):
     conditions: ConditionsRecord | None = None
     measured: MeasuredRecord | None = None
     moved: MovedRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend
+    choice: BlendChoice | None = None  # of a blend
     repair: OnlyTrue = False
     repaired: Repair | None = None
     seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
@@ -276,7 +245,7 @@ class NetworkRecord(Record):
     bound: BoundRecord | None = None
     guarantee: str | None = None
     certificate: CertificateRecord | None = None
-    choice: ChoiceRecord | None = None  # of a blend
+    choice: BlendChoice | None = None  # of a blend
     part_seconds: dict[str, float] = Field(default_factory=dict)  # by part of the stage
 
     @model_validator(mode="after")
@@ -332,172 +301,3 @@ class PlanConfig(Record):
     seed: int
     prune: _PlanPruning
     data: _PlanData
-
-
-# --- `sipp eval --out` ----------------------------------------------------------------------------------------------
-
-EVAL_KIND, EVAL_FORMAT = "evaluation", 1
-
-
-class EvalData(Record):
-    """The points it was measured on."""
-
-    what: str  # in words
-    hash: str  # of the set of points, as in certificates
-
-
-class EvalMeasures(Record):
-    """Measurements of a dense and a pruned network. None: no classes, no labels, or not finite."""
-
-    n_points: Positive
-    dense_accuracy: Share | None = None
-    pruned_accuracy: Share | None = None
-    dense_loss: Size | None = None  # mean cross-entropy
-    pruned_loss: Size | None = None
-    same_class: Share | None = None  # share of points with the same predicted class
-    error_mean: Size | None = None  # of ||f^ - f|| / ||f||
-    error_median: Size | None = None
-    error_max: Size | None = None
-    n_not_finite: Count = 0  # points with an output that is not finite, or a dense output of 0 that changed
-    why_no_accuracy: str = ""  # why labels could not be used; empty if they could or there are none
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> EvalMeasures:
-        if (self.dense_accuracy is None) != (self.pruned_accuracy is None):
-            raise ValueError("'dense_accuracy' and 'pruned_accuracy' belong together")
-        return self
-
-    @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """Accuracy of the dense and of the pruned network; None without labels or classes."""
-        if self.dense_accuracy is None or self.pruned_accuracy is None:
-            return None
-        return self.dense_accuracy, self.pruned_accuracy
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """What was measured, as labels and texts."""
-        rows = []
-        if self.accuracies is not None:
-            dense, pruned = self.accuracies
-            change = f"{100 * (pruned - dense):+.2f} percentage points"
-            rows.append(("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense ({change})"))
-        if self.why_no_accuracy:
-            rows.append(("accuracy", f"not measured: {self.why_no_accuracy}"))
-        if self.dense_loss is not None and self.pruned_loss is not None:
-            rows.append(("loss", f"{self.pruned_loss:.4g} pruned, {self.dense_loss:.4g} dense (cross-entropy)"))
-        if self.same_class is not None:
-            rows.append(("same class", f"{self.same_class:.2%} of inputs"))
-        if self.n_not_finite:
-            rows.append(("epsilon", f"not finite on {self.n_not_finite:,} of {self.n_points:,} inputs"))
-        if self.error_mean is not None and self.error_median is not None and self.error_max is not None:
-            errors = f"{self.error_mean:.4g} mean, {self.error_median:.4g} median, {self.error_max:.4g} largest"
-            rows.append(("epsilon", f"{errors} (how far the output moved, relative to its norm)"))
-        return rows
-
-    def __str__(self) -> str:
-        lines = [("inputs", f"{self.n_points:,}"), *self.rows]
-        return "\n".join(labelled_line(label, text) for label, text in lines)
-
-
-class EvalRecord(EvalMeasures):
-    """What `sipp eval` measured of two networks, as it is written."""
-
-    kind: Literal["evaluation"]
-    format: Literal[1]
-    sipp: str
-    dense_hash: str
-    pruned_hash: str
-    data: EvalData
-
-
-# --- `sipp bench FILE` ----------------------------------------------------------------------------------------------
-
-BENCH_KIND: Literal["file bench"] = "file bench"
-BENCH_FORMAT: Literal[2] = 2
-
-
-class BenchBytes(Record):
-    """Bytes of the network: in its file, dense, by the entropy bound, and in memory while it runs."""
-
-    file: Positive
-    dense: Count
-    bound: float
-    memory: Count
-    memory_dense: Count
-
-
-class BenchRun(Record):
-    """Timings of dense and sparse calls with `n_points` points: medians over alternating calls."""
-
-    n_points: Positive
-    dense_ms: Milliseconds
-    sparse_ms: Milliseconds
-    ratio: Times  # how many times faster, and where the middle of the pairs lies
-    low: Times
-    high: Times
-    runs_dense: bool  # torch runs all of it on both sides
-    off_by: float  # of the outputs, relative to the largest
-
-    @property
-    def speed(self) -> Speed:
-        """How many times faster, with its spread."""
-        return Speed(self.ratio, self.low, self.high)
-
-    @property
-    def headline(self) -> str:
-        """The speed in three words."""
-        return speed_headline(self.speed, runs_dense=self.runs_dense)
-
-    @property
-    def words(self) -> str:
-        """The speed with its spread, or why there is none."""
-        return speed_words(self.speed, runs_dense=self.runs_dense)
-
-
-class BenchStep(Record):
-    """One step of the network with its weights, on one thread."""
-
-    name: str
-    kernel: str
-    keep: float | None = None
-    n_bytes: Count = 0
-    n_dense_bytes: Count = 0
-    dense_ms: float | None = None
-    sparse_ms: float | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times faster; None if torch runs it, or if it was not timed."""
-        if self.kernel == "torch" or not self.dense_ms or not self.sparse_ms:
-            return None
-        return self.dense_ms / self.sparse_ms
-
-
-class BenchRecord(Record):
-    """The result of `sipp bench` for one network."""
-
-    kind: Literal["file bench"]
-    format: Literal[2]
-    sipp: str
-    machine: str
-    n_threads: Positive
-    network: str
-    pruned_hash: str
-    bytes: BenchBytes
-    runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
-    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last run
-    step_points: Positive  # points per call in that run
-    images: str | None = None  # how images were normalised, in words; None without images
-    certified: str | None = None  # what is certified for the stored values, in a few words
-    line: str  # smaller, faster, certified
-
-    @property
-    def size_headline(self) -> str:
-        """How many times smaller the file is than the dense values, or larger."""
-        return size_headline(self.bytes.file, self.bytes.dense)
-
-    @property
-    def why_larger(self) -> str:
-        """The reason why the file grew; empty if it did not."""
-        return why_larger(self.bytes.file, self.bytes.dense)

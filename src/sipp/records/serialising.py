@@ -15,7 +15,6 @@ from sipp.records.hashing import seen_text
 from sipp.records.json_values import json_value
 from sipp.records.network_hash import buffers_hash, class_name, model_hash
 from sipp.records.pruned import NetworkBound, Pruned, regrown_weight, up_to_date
-from sipp.records.ranking import BlendChoice
 from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND
 
 Values = dict[str, Any]
@@ -89,17 +88,11 @@ def pruning_values(pruned: Pruned) -> Values:
         "measured": measured
         and {**asdict(measured), "joint_confidence": measured.joint_confidence, "words": str(measured)},
         "moved": pruned.moved and asdict(pruned.moved),
-        "choice": pruned.choice and _choice_values(pruned.choice),
+        "choice": pruned.choice and asdict(pruned.choice),
         "repaired": repair and asdict(repair),
         "dead_rows": sum(len(layer.dead_rows) for layer in pruned.layers),
     }
     return {key: json_value(value) for key, value in values.items()}
-
-
-def _choice_values(choice: BlendChoice) -> Values:
-    """Which blend was chosen, and how far each candidate moves the output (T20)."""
-    tried = [{**asdict(trial), "name": trial.name, "is_taken": trial == choice.taken} for trial in choice.tried]
-    return {"words": str(choice), "n_points": choice.n_points, "is_aside": choice.is_aside, "tried": tried}
 
 
 def _bound_values(bound: NetworkBound) -> Values:

@@ -145,6 +145,6 @@ def sequences_at_once(length: int, widest: int, memory: int) -> int:
     return n_bytes // (N_LAYERS_ALIVE * SCORE_DTYPE.itemsize * widest * length)
 
 
-def held_out_error(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
+def error_on_test_points(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
     """The error of the output on the test points; None if there are none."""
     return output_error(dense, other, split.test) if split.test else None

@@ -37,7 +37,7 @@ from sipp.records.pruned import Repaired
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Ranking
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, choose
-from sipp.repairing.data_split import DataSplit, held_out_error, in_large_batches
+from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted, with_errors_of
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
@@ -128,23 +128,23 @@ def repair_network(
             seed=options.seed,
             progress=options.progress,
         )
-        at_end = _Errors(validation_error, held_out_error(dense, fit.model, split))
+        at_end = _Errors(validation_error, error_on_test_points(dense, fit.model, split))
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks, knows_before=starts_from_pruned),
-        n_points=n_fit + n_validation + n_test if fits_all and not is_undone else n_fit,
-        n_aside=n_validation,
-        n_judged=n_test,
+        n_fit=n_fit + n_validation + n_test if fits_all and not is_undone else n_fit,
+        n_validation=n_validation,
+        n_test=n_test,
         output_before=before.test,
         output_refit=after.test,
         output_after=at_end.test,
-        output_chosen=at_end.validation,
+        output_validation=at_end.validation,
         polish=polished,
         undone=UNDONE if is_undone else "",
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
-        n_judged_fit=n_fit,
+        n_fit_when_tested=n_fit,
     )
     return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
 
@@ -188,7 +188,7 @@ class _Errors(NamedTuple):
 
 
 def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> _Errors:
-    return _Errors(output_error(dense, model, split.validation), held_out_error(dense, model, split))
+    return _Errors(output_error(dense, model, split.validation), error_on_test_points(dense, model, split))
 
 
 def _is_worse(error: float | None, other: float | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sipp.records.certificate import USELESS
 from sipp.records.display import percent_up
-from sipp.records.schemas import EvalRecord
+from sipp.records.evaluation import EvalRecord
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
 from sipp.report.numbers import certified_limit, number
 from sipp.report.plots import curve_view, lines
@@ -20,7 +20,7 @@ from sipp.report.series import Curve, point_of
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
     "Output moved: distance from the dense network's output, divided by its norm, on a few calibration inputs, some "
-    "of which may have been used for pruning. Certified: on held-out inputs; each certificate holds on its own, but "
+    "of which may have been used for pruning. Certified: on holdout inputs; each certificate holds on its own, but "
     "the best of several does not."
 )
 

@@ -172,7 +172,7 @@ def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
     contradicted = record.bound is not None and record.bound.contradicted
     cards = statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
     if record.choice is not None:
-        cards.append({"title": "Chosen blend", "text": f"{record.choice.words}.", "rows": []})
+        cards.append({"title": "Chosen blend", "text": f"{record.choice}.", "rows": []})
     return cards
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
+from sipp.records.bench import BenchRecord, BenchStep
+from sipp.records.blend import BlendChoice
 from sipp.records.display import listed
+from sipp.records.evaluation import EvalRecord
+from sipp.records.json_values import json_value
 from sipp.records.repair import Repair
-from sipp.records.schemas import BenchRecord, BenchStep, ChoiceRecord, EvalRecord, given_values
+from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
@@ -127,17 +132,17 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
 # --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
 
 
-def _method_section(choice: ChoiceRecord, ident: str) -> Section:
+def _method_section(choice: BlendChoice, ident: str) -> Section:
     """Which score was chosen and how; with a plot if several were tried."""
     taken, n_tried = choice.taken, len(choice.tried)
-    error = "" if taken.error is None else f": right after pruning, the output moved by {number(taken.error, 'share')}"
-    where = "held back from scoring" if choice.is_aside else "that were also used for scoring"
+    error = "" if taken.error == inf else f": right after pruning, the output moved by {number(taken.error, 'share')}"
+    where = "held back from scoring" if choice.is_held_back else "that were also used for scoring"
     others = "No other score was tried: the outputs of an untrained network say nothing about the trained network."
     rows = []
     if n_tried > 1:
         others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
-        names = [f"{blend.name} (chosen)" if blend.is_taken else blend.name for blend in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: [blend.error for blend in choice.tried]})
+        names = [f"{blend.name} (chosen)" if blend == taken else blend.name for blend in choice.tried]
+        view = bar_view("error of the output", "share", {THIS: json_value([blend.error for blend in choice.tried])})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
     detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
@@ -152,20 +157,20 @@ def _repair_section(repaired: Repair, ident: str) -> Section:
     before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
     if repaired.undone:
         heading = "The repair was undone: the kept weights are as pruning left them"
-    elif before is None or after is None or not repaired.n_judged:
+    elif before is None or after is None or not repaired.n_test:
         heading = "Mask and weights were found together" if is_joint else "The kept weights were refitted"
     else:
         what = "Finding mask and weights together" if is_joint else "Refitting the kept weights"
         heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
-    judged = "The error on unused inputs was not measured."
-    if repaired.n_judged:
-        judged = f"Errors are shares of the output's norm, on {repaired.n_judged:,} unused inputs"
-        n_fitted = repaired.n_judged_fit
-        is_other = n_fitted is not None and n_fitted < repaired.n_points  # finally, these points were fitted too
-        judged += f", after the same search on {n_fitted:,} others." if is_other else "."
+    tested = "There were too few inputs to test it on."
+    if repaired.n_test:
+        tested = f"Errors are shares of the output's norm, on {repaired.n_test:,} test inputs"
+        n_fitted = repaired.n_fit_when_tested
+        is_other = n_fitted is not None and n_fitted < repaired.n_fit  # finally, these points were fitted too
+        tested += f", after the same search on {n_fitted:,} others." if is_other else "."
     detail = (
-        f"{judged} {repaired.n_points:,} inputs were used for the fit, without labels; {repaired.n_aside:,} were used "
-        "to make choices and to measure the errors of layers. Certificates cover the repaired network."
+        f"{tested} {repaired.n_fit:,} inputs were used for the fit, without labels; {repaired.n_validation:,} "
+        "validation inputs made the choices and measured the errors of layers. Certificates cover the repaired network."
     )
     detail += f" Undone: {repaired.undone}." if repaired.undone else ""
     layers = repaired.layers

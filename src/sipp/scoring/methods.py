@@ -22,7 +22,7 @@ CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
 OwnCut = Literal["global", "layer", "row"]  # of a score of one's own: drawing weights needs sensitivities
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
-BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on points kept aside (T20)
+BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on held-back points (T20)
 
 NOTHING: frozenset[Need] = frozenset()
 POINTS: frozenset[Need] = frozenset({"data"})

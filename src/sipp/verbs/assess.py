@@ -51,8 +51,8 @@ def assess(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> judged = sipp.assess(net, {"0.weight": torch.rand(16, 8) > 0.2}, torch.rand(300, 8))
-        >>> judged.method, judged.layers[1].eps, judged.measured.n
+        >>> assessed = sipp.assess(net, {"0.weight": torch.rand(16, 8) > 0.2}, torch.rand(300, 8))
+        >>> assessed.method, assessed.layers[1].eps, assessed.measured.n
         ('given', 0.0, 64)
     """
     check_choice("bound", bound, get_args(Mode))
@@ -71,8 +71,8 @@ def assess(
     options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    sparse = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
-    return pruned_of(ranking, sparse, task, mode=bound, new_points=holdout)
+    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
 
 
 def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""`compare`: prunes a model by several methods and measures each result on points that chose no weights."""
+"""`compare`: prunes a model by several methods and tests each result on points that chose no weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import needs_start_only, rank, set_points_aside
+from sipp.pruning.ranking import hold_back_points, needs_start_only, rank
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
@@ -71,7 +71,7 @@ def compare(
 ) -> Comparison:
     """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
-    Methods are judged on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
+    Methods are tested on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
     data in random order. `repair` adds a row with that repair for every method. Without `methods`, a usual set is
     compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others,
     and record the use of a holdout in its `ledger`. All inputs are held in memory.
@@ -81,7 +81,7 @@ def compare(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
-        >>> comparison.best(0.8).method, comparison.n_points, len(comparison.rows)
+        >>> comparison.best(0.8).method, comparison.n_test, len(comparison.rows)
         ('wt', 50, 4)
     """
     check_repair(repair)
@@ -93,17 +93,17 @@ def compare(
     n_kept = [budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     named_methods = None if methods is None else _by_name(methods)
-    choosing, judging = _points(task, holdout)
-    named_methods = named_methods or {name: name for name in _usual(choosing)}
-    judge = partial(_judged, task.model, judging, output)
-    # The dense network is judged first: its line in the ledger counts for the whole comparison, and it is checked that
+    calibration, test = _points(task, holdout)
+    named_methods = named_methods or {name: name for name in _usual(calibration)}
+    test_of = partial(_tested, task.model, test, output)
+    # The dense network is tested first: its line in the ledger counts for the whole comparison, and it is checked that
     # no holdout point chooses weights.
-    baseline = judge(task.model, known=None if holdout is None else choosing, ledger=ledger)
-    task = task.with_points(None, choosing)
+    baseline = test_of(task.model, known=None if holdout is None else calibration, ledger=ledger)
+    task = task.with_points(None, calibration)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
-    split = split_data(task.model, choosing, seed=seed) if fits else None
+    split = split_data(task.model, calibration, seed=seed) if fits else None
     how = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
@@ -117,19 +117,19 @@ def compare(
                 variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):
                 for is_repaired, ranking, repairs in variants:
-                    sparse = cut(ranking, budgets[keep], seed=seed)
+                    network_cut = cut(ranking, budgets[keep], seed=seed)
                     if repairs:
                         assert split is not None
-                        sparse, _ = repaired_cut(ranking, sparse, sparse.model, split, repairs, how)
-                    rows.append(_row(name, sparse, keep, judge(sparse.model), is_repaired=is_repaired))
+                        network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs, how)
+                    rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=is_repaired))
                 advance(1)
-    n_calibration = sum(batch.n_points for batch in choosing.batches())
+    n_calibration = sum(batch.n_points for batch in calibration.batches())
     return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
 
 
 @dataclass(frozen=True)
-class _Judgement:
-    """How one network does on the judging points."""
+class _TestResult:
+    """How one network does on the test points."""
 
     error: float
     same: float | None
@@ -139,21 +139,21 @@ class _Judgement:
     why_no_accuracy: str  # "": there is one, or there are no labels
 
 
-def _judged(
+def _tested(
     dense: nn.Module,
-    judging: Data,
+    test: Data,
     output: Output,
     other: nn.Module,
     *,
     known: Data | None = None,
     ledger: str | os.PathLike[str] | None = None,
-) -> _Judgement:
-    """Compares another network with the dense one on the judging points, none of which may be `known`."""
+) -> _TestResult:
+    """Compares another network with the dense one on the test points, none of which may be `known`."""
     why: set[str] = set()
     outputs = measure_outputs(
         dense,
         other,
-        judging,
+        test,
         lambda f, g, batch: compare_outputs(f, g, batch, why),
         output,
         known,
@@ -167,32 +167,32 @@ def _judged(
     same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
     accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
     n = outputs.evidence.n
-    return _Judgement(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
+    return _TestResult(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
-    """The points that choose weights, and those that judge the result: the holdout, or the last quarter of the data."""
+    """The points that choose weights, and the test points: the holdout, or the last quarter of the data."""
     if holdout is None:
-        task, aside = set_points_aside(task, PruneOptions())
-        if aside.is_empty:
+        task, held_back = hold_back_points(task, PruneOptions())
+        if held_back.is_empty:
             raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
-        judging = _without_copies(aside, task.points)
-        if judging.is_empty:
+        test = _without_copies(held_back, task.points)
+        if test.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
-        return task.points, judging
+        return task.points, test
     task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
-    held = data_of(holdout, device=device_of(task.model), role="holdout")
-    return task.points.in_memory(), held.in_memory()
+    test = data_of(holdout, device=device_of(task.model), role="holdout")
+    return task.points.in_memory(), test.in_memory()
 
 
-def _without_copies(aside: Data, chosen: Data) -> Data:
-    """The held-back points, without those that equal a point of `chosen`."""
-    choosing, batches = chosen.keys(), []
-    for batch in aside.batches():
-        at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in choosing]
+def _without_copies(held_back: Data, calibration: Data) -> Data:
+    """The held-back points, without those that equal a calibration point."""
+    known, batches = calibration.keys(), []
+    for batch in held_back.batches():
+        at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in known]
         if at:
             batches.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
-    return replace(aside, given=batches, role="holdout")
+    return replace(held_back, given=batches, role="holdout")
 
 
 def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
@@ -227,17 +227,19 @@ def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
     return replace(scoring, loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
 
 
-def _row(method: str, cut: Cut, keep: float, judged: _Judgement, *, is_repaired: bool) -> Compared:
+def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:
     return Compared(
         method=method,
         keep=keep,
         is_repaired=is_repaired,
-        kept=sum(int(mask.sum()) for mask in cut.masks.values()),
-        dead_rows=sum(len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(cut.dense, cut.rows)),
-        error=judged.error,
-        same=judged.same,
-        accuracy=judged.accuracy,
-        moved=judged.moved,
+        kept=sum(int(mask.sum()) for mask in network_cut.masks.values()),
+        dead_rows=sum(
+            len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
+        ),
+        error=tested.error,
+        same=tested.same,
+        accuracy=tested.accuracy,
+        moved=tested.moved,
     )
 
 

@@ -16,7 +16,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
-from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys, set_points_aside
+from sipp.pruning.ranking import checked_method, hold_back_points, rank, ranking_seen_keys
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -42,7 +42,7 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import repairs_of
+from sipp.scoring.methods import MethodInfo, repairs_of
 
 
 @explain_unknown_options
@@ -116,44 +116,75 @@ def prune_with(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
     repairs = repairs_of(info, options.repair)
-    new_points = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
-    _check_options(options, task.data, repairs, has_holdout=holdout is not None)
-    n_kept = budget_for(options, task.weights)
-    if options.bound == "sound" and data is not None and holdout is None:
-        task, new_points = set_points_aside(task, options)
-    ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
-    sparse = _cut_with_bar(ranking, n_kept, progress)
-    ranking, repaired = ranking.without_scores(), None
+    _refuse_contradictions(options, task.data, repairs, has_holdout=holdout is not None)
+    budget = budget_for(options, task.weights)
+    task, new_points = _with_new_points(task, options, holdout)
+    ranking, network_cut = _ranked_and_cut(task, options, info, budget, progress=progress)
     give_back_freed()
+    repaired = None
     if repairs:
-        start = sparse.model if info.is_sampled else None  # the weights of other methods are the dense ones
-        sparse = replace(sparse, model=ranking.model, rows=(), dense=())  # frees copies before the repair makes its own
-        split = split_data(ranking.model, task.points, seed=options.seed)  # without new points, which only judge
-        how = repair_options(options, progress=progress)
-        sparse, repaired = repaired_cut(ranking, sparse, start, split, repairs, how)
-    moved = None if repairs else output_change(ranking, sparse, task)
-    pruned = pruned_of(ranking, sparse, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired)
+        start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
+        network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
+        split = split_data(ranking.model, task.points, seed=options.seed)  # without new points
+        how = RepairOptions(
+            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
+        )
+        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, how)
+    moved = None if repairs else output_change(ranking, network_cut, task)
+    pruned = pruned_of(
+        ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
+    )
     warn_of_dead(pruned)
     return pruned
 
 
-def _cut_with_bar(ranking: Ranking, n_kept: int, progress: bool) -> Cut:
+def _refuse_contradictions(
+    options: PruneOptions, data: Data | None, repairs: Sequence[RepairMethod], *, has_holdout: bool
+) -> None:
+    """Raises for options that contradict each other or the data. What each may be alone, `PruneOptions` checks."""
+    if not options.statements and has_holdout:
+        raise OptionError(
+            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
+        )
+    if options.blocks is not None and not repairs:
+        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
+    if options.repair and data is None:
+        raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
+    if has_holdout and data is None:
+        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
+    if data is None or data.can_be_read_again:
+        return
+    if repairs:
+        what = "repair" if options.repair else f"method={options.method!r}"
+        raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
+    if options.bound == "sound":
+        raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
+
+
+def _with_new_points(
+    task: ScoringTask, options: PruneOptions, holdout: AnyData | None
+) -> tuple[ScoringTask, Data | None]:
+    """The task, and new points for a bound: the holdout, or points held back from the task if the bound needs some."""
+    if holdout is not None:
+        return task, data_of(holdout, role="holdout", device=device_of(task.model))
+    if options.bound == "sound" and task.data is not None:
+        return hold_back_points(task, options)
+    return task, None
+
+
+def _ranked_and_cut(
+    task: ScoringTask, options: PruneOptions, info: MethodInfo, budget: int, *, progress: bool
+) -> tuple[Ranking, Cut]:
+    """Scores all weights and cuts the network to its budget; the ranking comes without its large scores."""
+    ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
     n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
     with progress_bar("cutting", n_cuts, shown=progress) as advance:
-        return cut(ranking, n_kept, seed=ranking.options.seed, advance=advance)
-
-
-def repair_options(options: PruneOptions, *, progress: bool = False, fits_all: bool = True) -> RepairOptions:
-    """The options of a repair that follow from those of a pruning."""
-    seed, chunk_bytes = options.seed, options.scoring.chunk_bytes
-    return RepairOptions(
-        blocks=options.blocks, seed=seed, chunk_bytes=chunk_bytes, progress=progress, fits_all=fits_all
-    )
+        return ranking.without_scores(), cut(ranking, budget, seed=options.seed, advance=advance)
 
 
 def repaired_cut(
     ranking: Ranking,
-    sparse: Cut,
+    network_cut: Cut,
     start: nn.Module | None,
     split: DataSplit,
     repairs: Sequence[RepairMethod],
@@ -163,14 +194,14 @@ def repaired_cut(
 
     `start` is the network to repair; None: the dense weights under the masks.
     """
-    repaired = apply_repairs(ranking, sparse.masks, split, repairs, options, start=start)
-    kept, seed, choice = sparse.budget, sparse.seed, sparse.choice
-    return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=kept, choice=choice), repaired
+    repaired = apply_repairs(ranking, network_cut.masks, split, repairs, options, start=start)
+    budget, seed, choice = network_cut.budget, network_cut.seed, network_cut.choice
+    return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice), repaired
 
 
 def pruned_of(
     ranking: Ranking,
-    cut: Cut,
+    network_cut: Cut,
     task: ScoringTask | None = None,
     *,
     mode: Mode = "paper",
@@ -182,23 +213,23 @@ def pruned_of(
 
     A repair has measured itself how far the output moved.
     """
-    stated = statements_of(ranking, cut, task, mode, new_points)
+    stated = statements_of(ranking, network_cut, task, mode, new_points)
     seen, is_all = ranking_seen_keys(ranking)
     return Pruned(
-        model=cut.model,
-        masks=cut.masks,
+        model=network_cut.model,
+        masks=network_cut.masks,
         layers=stated.layers,
         guarantee=stated.guarantee,
         bound=stated.bound,
         method=ranking.method_name,
-        budget=cut.budget,
+        budget=network_cut.budget,
         kept=sum(layer.kept for layer in stated.layers),
-        seed=cut.seed,
+        seed=network_cut.seed,
         draws=ranking.options.draws,
         measured=stated.measured,
-        choice=cut.choice,
+        choice=network_cut.choice,
         repair=None if repaired is None else repaired.record,
-        described_hash=tensors_hash(cut.model),
+        described_hash=tensors_hash(network_cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
         seen=seen | (frozenset() if repaired is None else repaired.keys),
@@ -222,24 +253,3 @@ def warn_of_dead(pruned: Pruned) -> None:
     if rows:
         way_out = too_few or "floor=0.0 keeps at least one weight in each"
         warn_caller(f"these rows lost all their weights: {listed(rows)}; {way_out}", DeadRowsWarning)
-
-
-def _check_options(
-    options: PruneOptions, data: Data | None, repairs: Sequence[RepairMethod], *, has_holdout: bool
-) -> None:
-    """Raises for options that would have no effect, and for data that cannot be read as often as needed."""
-    if not options.statements and has_holdout:
-        raise OptionError(
-            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
-        )
-    if options.blocks is not None and not repairs:
-        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
-    if options.repair and data is None:
-        raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
-    if repairs and data is not None and not data.can_be_read_again:
-        what = "repair" if options.repair else f"method={options.method!r}"
-        raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
-    if options.bound == "sound" and data is not None and not data.can_be_read_again:
-        raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
-    if has_holdout and data is None:
-        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")

@@ -255,13 +255,13 @@ def _cut_and_repaired(
     options = work.options
     task = task_of(dense, work.states(i, "dense"), scoring=options.scoring, seed=options.seed)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
-    sparse = cut(ranking, budget_for(options, task.weights), seed=options.seed)
+    network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     if not work.repair:
-        return sparse.model, sparse.masks, {}
-    spared = spared_by_name(ranking, sparse.masks)
+        return network_cut.model, network_cut.masks, {}
+    spared = spared_by_name(ranking, network_cut.masks)
     fit = fit_block(
         dense,
-        {name: mask & ~spared[name] if name in spared else mask for name, mask in sparse.masks.items()},
+        {name: mask & ~spared[name] if name in spared else mask for name, mask in network_cut.masks.items()},
         replace(work.split, batches=work.batches(i, "dense")),
         work.batches(i, "pruned") if i > 0 else None,  # before the first block, both networks are the same
         pattern=None if options.pattern is None else pattern_of(options.pattern),

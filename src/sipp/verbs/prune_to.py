@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -45,13 +45,14 @@ from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, w
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
 from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
+from sipp.records.blend import BlendChoice
+from sipp.records.certificate import AnyCertificate
 from sipp.records.checking import check_number, explain_unknown_options
 from sipp.records.network_hash import model_hash
 from sipp.records.numerics import budget_of, integers
 from sipp.records.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    HOLDOUT_DELTA,
     Floor,
     Method,
     PruneOptions,
@@ -64,13 +65,14 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import Pruned, Repaired
 from sipp.records.pruned_to import Level, PrunedTo
-from sipp.records.ranking import BlendChoice, Ranking
+from sipp.records.ranking import Ranking
+from sipp.records.repair import Repair
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
-from sipp.repairing.repair_options import BUDGETS
+from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import refuse_fitted
-from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead
+from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -149,246 +151,50 @@ def prune_to_with(
     progress: bool = True,
 ) -> PrunedTo:
     """`prune_to` with the options of pruning in one record, as the command line uses it."""
-    if unused := unused_in_prune_to(options):
-        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
-    checked_method(options)
-    refuse_fitted(options.method, "prune_to would have to fit every level again")
-    if epsilon is None and max_accuracy_drop is not None and delta is not None:
-        raise OptionError(
-            "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
-            fix="leave delta out, or give epsilon instead of max_accuracy_drop",
-            option="delta",
-        )
-    delta = HOLDOUT_DELTA if delta is None else delta
+    _check_options(options)
     tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
-    calibration = data if data_of(data).can_be_read_again else None
-    seen, points = _surveyed(calibration, holdout)
+    calibration, new = _surveyed(data, holdout)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    if tolerance.n_needed > points.n:  # known before anything is scored
-        return _dense_result(
-            task.model, grid, 0, (), f"refused: needs n >= {tolerance.n_needed}, the holdout has {points.words}"
-        )
+    if tolerance.n_needed > new.points.n:  # known before anything is scored
+        why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {new.points.words}"
+        return _dense_result(task.model, grid, 0, (), why)
     ranking = rank(task, options, progress=progress)
-    walker = _Walker(ranking, output, tolerance, options, _split(ranking, options, calibration))
-    start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
-    walker.check_independence(holdout)
-    calibration_id = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
-    terms = (epsilon, max_accuracy_drop, delta, grid, repr(options), repr(output), hash(calibration_id))
-    use = _record_in_ledger(ledger, points, ranking, terms if epsilon is not None else (*terms, points.labels_hash))
-    path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
+    networks = _LevelNetworks(ranking, options, _split(ranking, options, calibration))
+    tests = _LevelTests(ranking.model, networks, tolerance, output)
+    start = _first_level(tests, calibration, new.points.n, grid, progress)
+    tests.check_independence(holdout)
+    chosen_on = ranking_seen_keys(ranking)[0] if calibration is None else calibration.points.facts["data_hash"]
+    terms = (repr(tolerance), grid, repr(options), repr(output), hash(chosen_on))
+    use = _record_in_ledger(ledger, new.points, ranking, (*terms, new.points.labels_hash * tolerance.uses_labels))
+    path, n_passed = _walk(tests, new, grid[start:], progress)
     if n_passed == 0:
-        verdict = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
-        return _dense_result(ranking.model, grid, start, path, verdict)
-    pruned = walker.record(path[n_passed - 1].budget)
+        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
+        return _dense_result(ranking.model, grid, start, path, why)
+    pruned = networks.record(path[n_passed - 1].budget)
     warn_of_dead(pruned)
-    outputs = measure_outputs(
-        ranking.model,
-        pruned.model,
-        holdout,
-        tolerance.measure,
-        output,
-        calibration,
-        drops_padding=tolerance.drops_padding,
-        finest=epsilon,
-        progress=progress,
-    )  # no `claim`: the walk is already in the ledger
-    certificate = tolerance.certificate(outputs)
-    if certificate.data_hash != points.facts["data_hash"]:
-        raise changed_data_error("holdout")
+    certificate = _certificate(ranking.model, pruned, new, calibration, tolerance, output, progress)
     if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
-        return _dense_result(
-            ranking.model,
-            grid,
-            start,
-            path,
-            f"not certified: the certificate contradicts the search; {tolerance.words}",
-        )
+        why = f"not certified: the certificate contradicts the search; {tolerance.words}"
+        return _dense_result(ranking.model, grid, start, path, why)
     outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
     return PrunedTo(
         pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{outcome} {tolerance.words}"
     )
 
 
-def _surveyed(calibration: AnyData | None, holdout: Any) -> tuple[Survey | None, Survey]:
-    """The points of the calibration data (None if it cannot be read again) and of the holdout, which share none."""
-    if calibration is None:
-        return None, survey(holdout, "holdout")
-    seen = survey(calibration, "calibration")
-    return seen, survey(holdout, "holdout", frozenset(seen.draws))
+# --- checks, and the points -------------------------------------------------------------------------------------------
 
 
-def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
-    """The points that levels are repaired on; None without repair."""
-    if not options.repair:
-        return None
-    if calibration is None:
-        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
-
-
-def _walk(
-    walker: _Walker, holdout: Any, points: Survey, levels: tuple[float, ...], progress: bool
-) -> tuple[tuple[Level, ...], int]:
-    """The levels that were tested, the first failure last, and how many passed."""
-    path: list[Level] = []
-    with progress_bar("walking the levels", len(levels), shown=progress) as advance:
-
-        def tests() -> Iterator[bool]:
-            for keep in levels:
-                path.append(walker.test(holdout, "holdout", points, keep))
-                if path[-1].passed:
-                    walker.forget_denser_than(path[-1].budget)
-                advance(1)
-                yield path[-1].passed
-
-        n_passed = first_failure(tests())
-    return tuple(path), n_passed
-
-
-def _record_in_ledger(
-    ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
-) -> dict[str, Any]:
-    """Writes this use of the holdout into the ledger; returns the fields of a certificate about it."""
-    facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
-    return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
-
-
-class _Walker:
-    """Tests levels: writes each level's weights into one copy of the network, and caches the dense outputs."""
-
-    def __init__(
-        self,
-        ranking: Ranking,
-        output: Output,
-        tolerance: Tolerance,
-        options: PruneOptions,
-        split: DataSplit | None,
-    ) -> None:
-        self.ranking, self.output, self.tolerance, self.options = ranking, output, tolerance, options
-        self.split = split  # None: levels are not repaired
-        self.repair_options = repair_options(options, fits_all=False)
-        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
-        self.prepared = prepare_rows(ranking, many_budgets=True)
-        self.sparse = copy_of(ranking.model)
-        self.dense_rows: dict[bytes, Tensor] = {}  # by content of the point
-        self.has_positions: bool | None = None if tolerance.drops_padding else False
-
-    def check_independence(self, holdout: Any) -> None:
-        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
-        batch = next(holdout_data(holdout).batches())
-        with scoring_mode(self.ranking.model, "running"):
-            whole = run_model(self.ranking.model, batch, self.output)
-            refuse_dependent("dense", self.ranking.model, batch, self.output, whole)
-
-    def record(self, budget: int) -> Pruned:
-        """The network of a level, as `prune` returns it."""
-        seed = self.options.seed
-        if self.split is None:
-            return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
-        repaired, choice = self._repaired(self.split, budget)
-        sparse = cut_as_given(self.ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice)
-        return pruned_of(self.ranking, sparse, repaired=repaired)
-
-    def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
-        """The repaired network of a level, and which blend it started from; the first level chooses for all."""
-        if budget not in self.repaired:
-            sparse = cut(self.ranking, budget, seed=self.options.seed)
-            if sparse.choice is not None and self.ranking.blend is not None:
-                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=sparse.choice.taken))
-            repairs, how = repairs_asked(self.options.repair), self.repair_options
-            repaired = apply_repairs(self.ranking, sparse.masks, split, repairs, how, start=sparse.model)
-            record = repaired.record
-            is_chosen = self.repair_options.error_feedbacks is not None
-            # a repair that was undone says what it went back to, not what was best
-            if not is_chosen and record.way == "joint" and not record.undone and record.error_feedback is not None:
-                self.repair_options = replace(
-                    self.repair_options,
-                    error_feedbacks=(record.error_feedback,),
-                    budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
-                )
-            self.repaired[budget] = repaired, sparse.choice
-        return self.repaired[budget]
-
-    def forget_denser_than(self, budget: int) -> None:
-        """Frees the networks of denser levels, which the walk has passed."""
-        self.repaired = {other: level for other, level in self.repaired.items() if other <= budget}
-
-    def _set(self, budget: int) -> None:
-        """Sets `sparse` to the network of a level."""
-        if self.split is None:
-            write_rows(
-                self.sparse, self.ranking, sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)[0]
-            )
-        else:
-            self.sparse = self._repaired(self.split, budget)[0].model
-
-    def test(self, data: Any, role: str, points: Survey, keep: float, n_counted: int | None = None) -> Level:
-        """Tests one level. `points` is what the data held in its first pass; at most `n_counted` of them count."""
-        budget = budget_of(keep, self.ranking.n_weights)
-        self._set(budget)
-        measured, draws = [], list[bytes]()
-        with scoring_mode(self.sparse, "running"), scoring_mode(self.ranking.model, "running"):
-            for batch, keys in read_again(data, role, points):
-                draws += [points.draw_of.get(key, key) for key in keys]  # one that is new is refused below
-                f, g = self._dense(batch, keys), run_model(self.sparse, batch, self.output)
-                if f.shape != g.shape:
-                    raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
-                if self.has_positions is None:
-                    self.has_positions = follows_positions(self.ranking.model, batch, self.output, f)
-                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
-                measured.append(self.tolerance.measure(f, g, batch))
-        judged, n = torch.cat(measured), points.n
-        self.tolerance.check(judged, role)
-        if n_counted is not None and n_counted < n:
-            at = integers(0, n_counted) * len(judged) // n_counted
-            judged, draws = judged[at.to(judged.device)], [draws[i] for i in at.tolist()]
-            n = len(set(draws))
-        count, limit, passed = self.tolerance.judge(judged, draws, n)
-        return Level(keep, budget, count, limit, passed)
-
-    def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
-        """The dense outputs of these points, from the cache if all of them were met before."""
-        is_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
-        if is_cached and all(key in self.dense_rows for key in keys):
-            return torch.stack([self.dense_rows[key] for key in keys])
-        f = run_model(self.ranking.model, batch, self.output)
-        if is_cached:
-            self.dense_rows.update(zip(keys, f))
-        return f
-
-
-def _start(walker: _Walker, data: Any, points: Survey, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
-    """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
-
-    Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
-    counted than the holdout has, because more would prove more than the holdout can. With too few points for a test,
-    the walk starts at the first level.
-    """
-    low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
-    n_left = len(grid).bit_length()
-    with progress_bar("where to begin", n_left, shown=progress) as advance:
-        while high - low > 1:
-            began = monotonic()
-            middle = (low + high) // 2
-            passed = walker.test(data, "calibration", points, grid[middle], n_holdout).passed
-            low, high = (middle, high) if passed else (low, middle)
-            advance(1)
-            n_left -= 1
-            if n_left == len(grid).bit_length() - 2:  # the first level also chooses for all others, and takes longer
-                n_more = n_left + START_MARGIN
-                text = f"prune_to tries about {n_more} more levels"
-                estimate_line(text, n_more * (monotonic() - began), shown=progress)
-    return max(0, low - START_MARGIN)
-
-
-def _dense_result(
-    model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], verdict: str
-) -> PrunedTo:
-    return PrunedTo(model, None, None, path, grid, start, f"{verdict}; the dense network is returned")
+def _check_options(options: PruneOptions) -> None:
+    """Raises for options that `prune_to` does not take, and for methods that it cannot use."""
+    if unused := unused_in_prune_to(options):
+        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
+    checked_method(options)
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
 
 
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
@@ -415,3 +221,248 @@ def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str]
     check_model("dense", model)
     if ledger is not None:
         ledger_lines(ledger)
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """Data that is read again for every level, and the points of its first pass."""
+
+    data: Any
+    role: str  # "calibration" or "holdout"
+    points: Survey
+
+
+def _surveyed(data: AnyData, holdout: Any) -> tuple[_Surveyed | None, _Surveyed]:
+    """The calibration data (None if it cannot be read again) and the holdout, which share no point."""
+    if not data_of(data).can_be_read_again:
+        return None, _Surveyed(holdout, "holdout", survey(holdout, "holdout"))
+    seen = survey(data, "calibration")
+    new = survey(holdout, "holdout", frozenset(seen.draws))
+    return _Surveyed(data, "calibration", seen), _Surveyed(holdout, "holdout", new)
+
+
+def _split(ranking: Ranking, options: PruneOptions, calibration: _Surveyed | None) -> DataSplit | None:
+    """The points that levels are repaired on; None without repair."""
+    if not options.repair:
+        return None
+    if calibration is None:
+        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
+    return replace(split_data(ranking.model, calibration.data, seed=options.seed), dense_outputs=DenseOutputs())
+
+
+# --- the network of a level -------------------------------------------------------------------------------------------
+
+
+class _LevelNetworks:
+    """Makes the network of a level: cut into one copy that all levels share, or repaired."""
+
+    def __init__(self, ranking: Ranking, options: PruneOptions, split: DataSplit | None) -> None:
+        self.ranking, self.options = ranking, options
+        self.prepared = prepare_rows(ranking, many_budgets=True)
+        self.shared_copy = copy_of(ranking.model)
+        self.split = split  # None: levels are not repaired
+        self.repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, fits_all=False)
+        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
+
+    def network(self, budget: int) -> nn.Module:
+        """The network of a level; without repair, it is valid until the next call."""
+        if self.split is not None:
+            return self._repaired(self.split, budget)[0].model
+        rows, _ = sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
+        write_rows(self.shared_copy, self.ranking, rows)
+        return self.shared_copy
+
+    def record(self, budget: int) -> Pruned:
+        """The network of a level, as `prune` returns it."""
+        seed = self.options.seed
+        if self.split is None:
+            return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
+        repaired, choice = self._repaired(self.split, budget)
+        network_cut = cut_as_given(
+            self.ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice
+        )
+        return pruned_of(self.ranking, network_cut, repaired=repaired)
+
+    def forget_denser_than(self, budget: int) -> None:
+        """Frees the networks of denser levels, which the walk has passed."""
+        self.repaired = {other: level for other, level in self.repaired.items() if other <= budget}
+
+    def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
+        """The repaired network of a level, and which blend it started from."""
+        if budget not in self.repaired:
+            network_cut = cut(self.ranking, budget, seed=self.options.seed)
+            self._fix_blend(network_cut.choice)
+            repairs = repairs_asked(self.options.repair)
+            repaired = apply_repairs(
+                self.ranking, network_cut.masks, split, repairs, self.repair_options, start=network_cut.model
+            )
+            self._fix_search(repaired.record)
+            self.repaired[budget] = repaired, network_cut.choice
+        return self.repaired[budget]
+
+    def _fix_blend(self, choice: BlendChoice | None) -> None:
+        """Takes this blend for all later levels."""
+        if choice is not None and self.ranking.blend is not None:
+            self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=choice.taken))
+
+    def _fix_search(self, record: Repair) -> None:
+        """Takes the error feedback and the layer budgets of the first joint repair for all later levels.
+
+        A repair that was undone says what it went back to, not what was best.
+        """
+        is_fixed = self.repair_options.error_feedbacks is not None
+        if is_fixed or record.way != "joint" or record.undone or record.error_feedback is None:
+            return
+        self.repair_options = replace(
+            self.repair_options,
+            error_feedbacks=(record.error_feedback,),
+            budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
+        )
+
+
+# --- the test of a level ----------------------------------------------------------------------------------------------
+
+
+class _LevelTests:
+    """Tests levels against the dense network, whose outputs are cached."""
+
+    def __init__(self, dense: nn.Module, networks: _LevelNetworks, tolerance: Tolerance, output: Output) -> None:
+        self.dense, self.networks, self.tolerance, self.output = dense, networks, tolerance, output
+        self.dense_rows: dict[bytes, Tensor] = {}  # outputs by content of the point
+        self.has_positions: bool | None = None if tolerance.drops_padding else False
+
+    def check_independence(self, holdout: Any) -> None:
+        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
+        batch = next(holdout_data(holdout).batches())
+        with scoring_mode(self.dense, "running"):
+            whole = run_model(self.dense, batch, self.output)
+            refuse_dependent("dense", self.dense, batch, self.output, whole)
+
+    def test(self, given: _Surveyed, keep: float, n_counted: int | None = None) -> Level:
+        """Tests one level on all points of the data, or on `n_counted` of them."""
+        budget = budget_of(keep, self.networks.ranking.n_weights)
+        measured, draws = self._measured(self.networks.network(budget), given)
+        self.tolerance.check(measured, given.role)
+        n = given.points.n
+        if n_counted is not None and n_counted < n:
+            at = integers(0, n_counted) * len(measured) // n_counted
+            measured, draws = measured[at.to(measured.device)], [draws[i] for i in at.tolist()]
+            n = len(set(draws))
+        return Level(keep, budget, *self.tolerance.test(measured, draws, n))
+
+    def _measured(self, network: nn.Module, given: _Surveyed) -> tuple[Tensor, list[bytes]]:
+        """What the tolerance measures of this network at every point, and the draw of each point."""
+        measured, draws = [], list[bytes]()
+        with scoring_mode(network, "running"), scoring_mode(self.dense, "running"):
+            for batch, keys in read_again(given.data, given.role, given.points):
+                draws += [given.points.draw_of.get(key, key) for key in keys]  # a new one: `read_again` raises
+                f, g = self._dense(batch, keys), run_model(network, batch, self.output)
+                if f.shape != g.shape:
+                    raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
+                if self.has_positions is None:
+                    self.has_positions = follows_positions(self.dense, batch, self.output, f)
+                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
+                measured.append(self.tolerance.measure(f, g, batch))
+        return torch.cat(measured), draws
+
+    def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
+        """The dense outputs of these points, from the cache if all of them were met before."""
+        is_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
+        if is_cached and all(key in self.dense_rows for key in keys):
+            return torch.stack([self.dense_rows[key] for key in keys])
+        f = run_model(self.dense, batch, self.output)
+        if is_cached:
+            self.dense_rows.update(zip(keys, f))
+        return f
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+def _first_level(
+    tests: _LevelTests, calibration: _Surveyed | None, n_holdout: int, grid: tuple[float, ...], progress: bool
+) -> int:
+    """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
+
+    Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
+    counted than the holdout has, because more would prove more than the holdout can. With too few points for a test,
+    or none that can be read again, the walk starts at the first level.
+    """
+    if calibration is None:
+        return 0
+    low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
+    n_left = len(grid).bit_length()
+    with progress_bar("where to begin", n_left, shown=progress) as advance:
+        while high - low > 1:
+            began = monotonic()
+            middle = (low + high) // 2
+            passed = tests.test(calibration, grid[middle], n_holdout).passed
+            low, high = (middle, high) if passed else (low, middle)
+            advance(1)
+            n_left -= 1
+            if n_left == len(grid).bit_length() - 2:  # the first level also chooses for all others, and takes longer
+                n_more = n_left + START_MARGIN
+                text = f"prune_to tries about {n_more} more levels"
+                estimate_line(text, n_more * (monotonic() - began), shown=progress)
+    return max(0, low - START_MARGIN)
+
+
+def _record_in_ledger(
+    ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
+) -> dict[str, Any]:
+    """Writes this use of the holdout into the ledger; returns the fields of a certificate about it."""
+    facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
+    return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
+
+
+def _walk(
+    tests: _LevelTests, new: _Surveyed, levels: tuple[float, ...], progress: bool
+) -> tuple[tuple[Level, ...], int]:
+    """The levels that were tested, the first failure last, and how many passed."""
+    path: list[Level] = []
+    with progress_bar("walking the levels", len(levels), shown=progress) as advance:
+
+        def passes() -> Iterator[bool]:
+            for keep in levels:
+                path.append(tests.test(new, keep))
+                if path[-1].passed:
+                    tests.networks.forget_denser_than(path[-1].budget)
+                advance(1)
+                yield path[-1].passed
+
+        n_passed = first_failure(passes())
+    return tuple(path), n_passed
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def _certificate(
+    dense: nn.Module,
+    pruned: Pruned,
+    new: _Surveyed,
+    calibration: _Surveyed | None,
+    tolerance: Tolerance,
+    output: Output,
+    progress: bool,
+) -> AnyCertificate:
+    """The certificate of the network that was found; it writes no line, because the walk is already in the ledger."""
+    outputs = measure_outputs(
+        dense,
+        pruned.model,
+        new.data,
+        tolerance.measure,
+        output,
+        None if calibration is None else calibration.data,
+        drops_padding=tolerance.drops_padding,
+        finest=tolerance.finest,
+        progress=progress,
+    )
+    certificate = tolerance.certificate(outputs)
+    if certificate.data_hash != new.points.facts["data_hash"]:
+        raise changed_data_error("holdout")
+    return certificate
+
+
+def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:
+    return PrunedTo(model, None, None, path, grid, start, f"{why}; the dense network is returned")

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 
 from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
+from sipp.records.bench import BenchRecord
 from sipp.records.display import bytes_in_words, labelled_line, plain_table
-from sipp.records.schemas import BenchRecord
 from sipp.report.numbers import counted
 from sipp.storage.outputs import BENCH_NAME
 

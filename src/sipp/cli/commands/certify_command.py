@@ -1,4 +1,4 @@
-"""`sipp certify`: certifies on held-out points what pruning costs, or verifies a certificate."""
+"""`sipp certify`: certifies on a holdout what pruning costs, or verifies a certificate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CertifyRequest:
 
 
 def certify(request: CertifyRequest) -> Answer:
-    """Certify on held-out data what pruning costs, or check an earlier certificate.
+    """Certify on a holdout what pruning costs, or check an earlier certificate.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """

@@ -21,7 +21,7 @@ def compare(
     data: shared.NeededData,
     weights: shared.Weights = None,
     holdout: Annotated[
-        str | None, option("Inputs to judge on; default: the last quarter of the data.", MODEL_PANEL)
+        str | None, option("Inputs to test on; default: the last quarter of the data.", MODEL_PANEL)
     ] = None,
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
@@ -69,20 +69,20 @@ def compare(
             source, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
         )
         chosen = reader.draw(source, n_points)
-    judging = None if holdout is None else reader.holdout(holdout, holdout_points)
+    test = None if holdout is None else reader.holdout(holdout, holdout_points)
     with naming_option(where, fix):
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
-            holdout=None if judging is None else judging.batches, include=include, exclude=exclude,
+            holdout=None if test is None else test.batches, include=include, exclude=exclude,
             output=parse_output(output), ledger=ledger, seed=seed,
         )  # fmt: skip
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
-    shown += [] if judging is None else [labelled_line("holdout", judging.words)]
-    shown += [*normalisation_lines(chosen, judging), str(comparison)]
+    shown += [] if test is None else [labelled_line("holdout", test.words)]
+    shown += [*normalisation_lines(chosen, test), str(comparison)]
     if chosen.is_noise:
         shown.append(labelled_line("noise", "this shows how methods do on random inputs, not on yours"))
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
-    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(judging)} | _as_json(comparison))
+    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(test)} | _as_json(comparison))
 
 
 def _parse_keeps(keeps: str) -> list[float]:
@@ -112,7 +112,7 @@ def _parse_methods(methods: str | None) -> list[str] | None:
 def _as_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON values, without those of single points."""
     rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
-    counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_points", "is_aside")}
+    counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_test", "is_held_back")}
     best = [comparison.best(keep).name for keep in comparison.keeps]
     about = {"dense_accuracy": comparison.dense_accuracy, "keeps": comparison.keeps, "best": best}
     return counts | about | {"sentence": comparison.sentence, "rows": rows}

@@ -53,7 +53,7 @@ def _cut_once(
     budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
     prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)
-    blend = {} if prepared.facts["choice"] is None else {"blend": prepared.facts["choice"]["words"]}
+    blend = {} if prepared.facts["choice"] is None else {"blend": prepared.facts["choice"]["taken"]}
     path = [*state.facts.get("path", []), {"after_step": step, "keep": prepared.facts["keep"], **blend}]
     before = state.facts.get("part_seconds", {})
     spent = {**prepared.facts["part_seconds"], "compile": compiling_seconds() - compiled}

@@ -41,14 +41,14 @@ class _Section(BaseModel):
 
 
 class DataSpec(_Section):
-    """The data set, and how many of its training items are set aside for calibration and holdout."""
+    """The data set, and how many of its training items are held back for calibration and holdout."""
 
     name: DataName
     """the data set"""
     n_calibration: Count
-    """training inputs set aside for scoring weights"""
+    """training inputs held back for scoring weights"""
     n_holdout: Annotated[int, Field(ge=0)] = 0
-    """training inputs set aside for certificates"""
+    """training inputs held back for certificates"""
     split_seed: int = 0
     """seed of that split, the same for all repetitions"""
 
