@@ -36,7 +36,6 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"method": "refit"},
     "target": {"error_feedbacks": (0.0,)},
     "residual": {"residuals": ()},
-    "last fit": {"fits_all": False},
 }
 
 

@@ -70,7 +70,7 @@ def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> 
     masks = magnitude(model, data, keep)[1]
     parts = split_batches(data_of(data, device=device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
-    options = RepairOptions(method=method, pattern=pattern, fits_all=False, chunk_bytes=1 << 30)
+    options = RepairOptions(method=method, pattern=pattern, chunk_bytes=1 << 30)
     return repair_network(model, masks, parts, options).model
 
 

@@ -191,12 +191,3 @@ def test_a_spared_expert_has_lost_nothing() -> None:
     spared = next(layer for layer in pruned.layers if layer.name == "experts.1.weight")
     assert bool(pruned.masks[spared.name].all())
     assert spared.strategies["whole"] == spared.n_rows and spared.eps == 0 and not bool(spared.eps_F.any())
-
-
-def test_a_number_on_inputs_that_were_fitted_in_the_end_says_so() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    joint, refit = (sipp.prune(net, torch.randn(200, 8), keep=0.8, repair=way) for way in (True, "refit"))
-    assert joint.repair is not None and (joint.repair.n_fit, joint.repair.n_fit_when_tested) == (200, 180)
-    assert "on 10 held-back calibration inputs, after a fit to 180 others" in " ".join(str(joint).split())
-    assert "on 10 held-back calibration inputs." in " ".join(str(refit).split())

@@ -19,6 +19,7 @@ import sipp
 from sipp.allocation.largest_scores import obeys_pattern
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
+from sipp.inputs.outputs import output_error
 from sipp.records import ranking as weights_module
 from sipp.records.options import Pattern
 from sipp.records.pruned import Repaired
@@ -38,7 +39,6 @@ PLAIN: dict[str, Any] = {
     "error_feedbacks": (1.0,),
     "ridges": (1e-3,),
     "budgets": ("given",),
-    "fits_all": False,
 }
 
 
@@ -194,7 +194,7 @@ def test_rows_without_patches_keep_their_mask_and_weights() -> None:
         part[2, 3, 1].add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
         part[2, 3, 1].n = 50.0
     task = layer_fit.LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
-    found, _ = layer_fit.fit_layer(task, layer, weight, mask, sums, layer_fit.NOWHERE, None)
+    found, _ = layer_fit.fit_layer(task, layer, weight, mask, sums, layer_fit.NOWHERE)
     others = [0, 1, 5]
     assert torch.equal(found[others], mask[others]) and int(found.sum()) == int(mask.sum())
     assert torch.equal(layer.weight[others], before[others] * mask[others])
@@ -529,25 +529,17 @@ def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None
     assert counts["magnitude"] == {name: int(mask.sum()) for name, mask in wanted.items()}
 
 
-def test_in_the_end_all_points_are_fitted() -> None:
+def test_the_errors_of_a_record_are_those_of_the_network_that_is_returned() -> None:
+    """Validation and test points are never fitted."""
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, fits_all=True)
-    _, judged = found(net, points)
-    assert (made.record.n_fit, made.record.n_fit_when_tested, made.record.n_validation, made.record.n_test) == (
-        200,
-        180,
-        10,
-        10,
-    )
-    assert judged.record.n_fit == judged.record.n_fit_when_tested == 180
-    assert made.record.output_after == judged.record.output_after is not None
-    assert [one.error for one in made.layers] == [one.error for one in judged.layers]
-    x, w_FK = points, f64(net[0].weight)  # all of them, not `fitted(points)`
-    order = torch.cat([batch.args[0] for batch in (*parts_of(points).batches, *parts_of(points).test)])
-    assert len(order) == len(x)
-    check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w_FK, 1.0))
-    assert "(fitted to 180 other inputs)" in made.record.sentence and "180" not in judged.record.sentence.split(";")[1]
+    masks, made = found(net, points)
+    split = parts_of(points)
+    assert (made.record.n_fit, made.record.n_validation, made.record.n_test) == (180, 10, 10)
+    assert made.record.output_after == output_error(net, made.model, split.test) is not None
+    assert made.record.output_validation == output_error(net, made.model, split.validation) is not None
+    x = torch.cat([batch.args[0] for batch in split.fit])
+    check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), f64(net[0].weight), 1.0))
 
 
 def test_ridges_are_chosen_layer_by_layer() -> None:
@@ -558,8 +550,6 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
         _, small = found(net, points, keep=0.3)
         assert [one.ridge for one in made.layers] == [1e-3] * 2
         assert [one.error for one in made.layers] == [one.error for one in small.layers]
-        _, made = found(net, points, keep=0.3, ridges=ridges, fits_all=True)
-        assert [one.ridge for one in made.layers] == [1e-3] * 2
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
@@ -585,7 +575,7 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
     net, points = block()
     errors = iter([0.1, 0.2])
     monkeypatch.setattr(repair_module, "output_error", lambda *args: next(errors))
-    masks, made = found(net, points, fits_all=True)
+    masks, made = found(net, points)
     assert made.record.undone and all(one.mask_origin == "unfitted" and one.moved == 0 for one in made.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
@@ -596,7 +586,7 @@ def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     net, points = Stream().double(), alike(100, 12).double()
     monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 1000)
-    masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"), fits_all=True)
+    masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"))
     assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
 
@@ -671,12 +661,12 @@ def test_sparsegpt_is_its_definition(kind: str, fan_in: int) -> None:
 
 def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
     net, points = block()
-    masks, made = found(net, points, keep=0.3, method="sparsegpt", fits_all=True)
+    masks, made = found(net, points, keep=0.3, method="sparsegpt")
     assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
     assert all(
         layer.mask_origin == "searched" and layer.ridge is None and layer.intercept == "none" for layer in made.layers
     )
-    inputs = patches(f64(points))
+    inputs = patches(f64(fitted(points)))
     w_FK = f64(net.stem.weight).reshape(6, -1)
     mask_FK, v_FK = sparsegpt_oracle(inputs, w_FK, int(masks["stem.weight"].sum()), None)
     assert np.array_equal(made.masks["stem.weight"].flatten(1).numpy(), mask_FK)

@@ -179,7 +179,7 @@ def test_layers_whose_output_is_not_read_are_not_run(
     net, x = nn.Sequential(kind(), kind(), nn.Linear(10, 3)), torch.randn(100, 10)
     masks = sipp.prune(net, None, keep=0.5, method="wt").masks
     split = split_batches(data_of(x).batches())
-    options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
+    options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",))
     ran, gather = list[int](), NetworkPair.moments
 
     def counted(self: NetworkPair, names: Any, *more: Any) -> Any:

@@ -258,5 +258,5 @@ def test_the_ridge_is_the_one_of_least_error(best: int, n_none: int, monkeypatch
     errors = {ridge: math.inf if i < n_none else 1.0 + abs(i - best) for i, ridge in enumerate(REFIT_RIDGES)}
     task = layer_fit.LayerTask("refit", 1.0, REFIT_RIDGES, None, keeps_rows=False)
     monkeypatch.setattr(layer_fit, "_trial_error", lambda _, __, ridge, ___: (tried.append(ridge), errors[ridge])[1])
-    assert layer_fit._ridge(task, [], torch.ones(1, 1), None) == REFIT_RIDGES[best]
+    assert layer_fit._ridge(task, [], torch.ones(1, 1)) == REFIT_RIDGES[best]
     assert tried == list(REFIT_RIDGES[: best + 2])

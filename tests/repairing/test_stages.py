@@ -117,7 +117,7 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         nonlocal n_passes
         n_passes = 0
         masks = sipp.prune(net, None, keep=keep, method="wt", floor=0.0).masks
-        options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
+        options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",))
         found = repair_network.repair_network(net, masks, replace(parts, dense_outputs=known), options)
         return list(found.model.state_dict().values()), n_passes
 
@@ -222,7 +222,7 @@ def test_targets_live_until_their_weights_are_fitted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(network_fit, "moments_to_targets", looked)
     repaired()
     in_block = [{name for name in names if name.startswith("encoder.layers.1.")} for names in most]
-    assert [len(names) for names in in_block if names] == 2 * [4, 3, 2, 1]  # in both fits
+    assert [len(names) for names in in_block if names] == [4, 3, 2, 1]
 
 
 def test_a_block_that_is_finished_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.
     net = Model(2).eval()
     masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
     parts = split_batches(data_of(data("sequences")).batches())
-    repair_network.repair_network(net, masks, parts, RepairOptions(fits_all=False))
+    repair_network.repair_network(net, masks, parts, RepairOptions())
     assert most == [1, 1]
 
 

@@ -137,7 +137,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch, n_batches: int, n_blocks: int) -
     monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": 0})
     split = split_batches(data_of(list(points)).batches())
-    options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",), fits_all=False)
+    options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",))
     gc.collect()
     gc.disable()
     try:

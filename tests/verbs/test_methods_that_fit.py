@@ -43,7 +43,8 @@ def even_masks(net: nn.Module) -> dict[str, torch.Tensor]:
 def test_one_layer_has_the_mask_and_the_values_of_the_definition() -> None:
     net = nn.Sequential(nn.Linear(12, 6)).double()
     pruned = sipp.prune(net, points(), keep=0.5, method="sparsegpt", progress=False)
-    mask_FK, values_FK = sparsegpt(points().numpy(), net[0].weight.detach().numpy(), 36, None)
+    fit_points = torch.cat([batch.args[0] for batch in split_data(net, points()).fit])
+    mask_FK, values_FK = sparsegpt(fit_points.numpy(), net[0].weight.detach().numpy(), 36, None)
     assert np.array_equal(pruned.masks["0.weight"].numpy(), mask_FK)
     assert np.allclose(pruned.model[0].weight.detach().numpy(), values_FK, rtol=1e-6, atol=1e-8)  # type: ignore[index]
 
@@ -82,7 +83,7 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
 ) -> None:
     net = network()
     parts = split_data(net, points())
-    first = repair_network(net, even_masks(net), parts, RepairOptions(method=method, fits_all=False))  # type: ignore[arg-type]
+    first = repair_network(net, even_masks(net), parts, RepairOptions(method=method))  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
     assert done is not None and done.output_before == pytest.approx(
         error_on_test_points(net, first.model, parts), rel=1e-9

@@ -342,11 +342,7 @@ def without_statements(pruned: Pruned, reason: str) -> Pruned:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A repaired copy of a network, the record of the repair, and the keys of the points it used.
-
-    If all points were fitted in the end (`record.n_fit` exceeds `record.n_fit_when_tested`), none are left to test it:
-    the errors are those of a network fitted in the same way to `n_fit_when_tested` of them.
-    """
+    """A repaired copy of a network, the record of the repair, and the keys of the points it used."""
 
     model: nn.Module
     masks: dict[str, Tensor]

@@ -22,7 +22,6 @@ from sipp.records.display import (
 )
 from sipp.records.html import folded, labels_html, table_html, view
 from sipp.records.pruned import OutputChange, Pruned, PrunedLayer
-from sipp.records.repair import Repair
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
@@ -203,7 +202,7 @@ def moved_warning(pruned: Pruned) -> str:
     moved = pruned.moved
     if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
         return ""
-    inputs = _inputs_of(moved, pruned.repair)
+    inputs = _inputs_of(moved)
     if not math.isfinite(moved.error):
         return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
     return (
@@ -237,13 +236,9 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     return f"{measure} on new inputs; if it costs too much, {costly}"
 
 
-def _inputs_of(moved: OutputChange, repair: Repair | None) -> str:
+def _inputs_of(moved: OutputChange) -> str:
     held = "held-back " if moved.is_held_back else ""
-    text = f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
-    n_fitted = None if repair is None else repair.n_fit_when_tested
-    if repair is None or n_fitted is None or n_fitted >= repair.n_fit or not moved.is_held_back:
-        return text
-    return f"{text}, after a fit to {n_fitted:,} others"  # in the end these were fitted too
+    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
 
 
 def cost_of(pruned: Pruned) -> str:
@@ -259,7 +254,7 @@ def cost_of(pruned: Pruned) -> str:
     if not bounds or not min(bounds)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
             return "not measured on new inputs yet."
-        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved, pruned.repair)}"
+        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(bounds)
     return (

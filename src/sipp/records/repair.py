@@ -106,7 +106,6 @@ class Repair:
     way: RepairMethod = "refit"
     error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
     budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
-    n_fit_when_tested: int | None = None  # points fitted before the test; the final fit may use all
 
     def _table(self) -> Table:
         """One line per layer."""
@@ -158,8 +157,6 @@ class Repair:
                 f"; output error on {self.n_test:,} test inputs: {number(self.output_before)} {before}, "
                 f"{number(self.output_after)} after"
             )
-            if self.n_fit_when_tested is not None and self.n_fit_when_tested < self.n_fit:
-                text += f" (fitted to {self.n_fit_when_tested:,} other inputs)"
         elif self.n_test == 0:
             text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"
         return f"{text}; undone: {self.undone}" if self.undone else text

@@ -92,30 +92,20 @@ def fit_layer(
     first_mask: Tensor,
     sums: WeightMoments,
     place: Place,
-    decided: FittedLayer | None,
 ) -> tuple[Tensor, FittedLayer]:
-    """Writes the best values into the model; returns their mask and what was done.
-
-    `decided` is an earlier fit that was validated: its choice of mask and ridge is repeated.
-    """
-    validates = task.validates and decided is None
-    keys, obstacle = solvable(sums, validates=validates)
-    if decided is not None and decided.mask_origin == "unfitted":
-        obstacle = obstacle or decided.left_alone
+    """Writes the best values into the model; returns their mask and what was done."""
+    keys, obstacle = solvable(sums, validates=task.validates)
     if obstacle:
-        layer = leave_unfitted(model, weight, first_mask, obstacle)
-        return first_mask, layer if decided is None else with_errors_of(layer, decided)
+        return first_mask, leave_unfitted(model, weight, first_mask, obstacle)
     place = NOWHERE if task.method in PEERS else place
     before_FK, mask_FK = (to_rows(weight, one) for one in (model.get_parameter(weight.name).detach(), first_mask))
     before_FK = before_FK.to(BOUND_DTYPE)
-    blocks = [
-        _block(task, sums, key, before_FK, has_intercept=place.kind != "none", validates=validates) for key in keys
-    ]
+    blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
     problem = _Problem(model, weight, place, before_FK, blocks)
-    fits, ridge, n_rounds = _fits(task, problem, mask_FK, decided)
-    if validates:
+    fits, ridge, n_rounds = _fits(task, problem, mask_FK)
+    if task.validates:
         fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
-    if validates and task.method not in PEERS:
+    if task.validates and task.method not in PEERS:
         best = min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     else:
         best = fits[-1] if _are_finite(fits[-1]) else _unfitted(problem, mask_FK)
@@ -127,7 +117,7 @@ def fit_layer(
     is_fitted = best.origin != "unfitted"
     errors = {fit.origin: fit.error for fit in fits}
     n_kept, n_moved = torch.stack([mask.sum(), (mask & ~first_mask).sum()]).tolist()
-    layer = FittedLayer(
+    return mask, FittedLayer(
         name=weight.name,
         mask_origin=best.origin,
         kept=n_kept,
@@ -141,7 +131,6 @@ def fit_layer(
         intercept=place.kind if is_fitted else "none",
         left_alone="" if is_fitted else _why_unfitted(best),
     )
-    return mask, layer if decided is None else with_errors_of(layer, decided)
 
 
 def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> FittedLayer:
@@ -150,17 +139,6 @@ def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> 
     with torch.no_grad():
         parameter.copy_(torch.where(mask, parameter, 0.0))
     return FittedLayer(weight.name, "unfitted", int(mask.sum()), left_alone=why)
-
-
-def with_errors_of(layer: FittedLayer, validated: FittedLayer) -> FittedLayer:
-    """The layer with the errors of an earlier fit that was validated."""
-    return replace(
-        layer,
-        error_before=validated.error_before,
-        error_first_mask=validated.error_first_mask,
-        error_searched_mask=validated.error_searched_mask,
-        error=validated.error,
-    )
 
 
 def _why_unfitted(fit: _Fit) -> str:
@@ -179,14 +157,13 @@ def _block(
     before_FK: Tensor,
     *,
     has_intercept: bool,
-    validates: bool,
 ) -> _Block:
     """A block of rows with its gaps scaled by the error feedback, and its least squares: X't is W xx + dx."""
     fit = _towards(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
-    validation = _towards(sums.validation[key], task.error_feedback) if validates else None
+    validation = _towards(sums.validation[key], task.error_feedback) if task.validates else None
     return _Block(slice_of(key), fit, validation, system)
 
 
@@ -194,18 +171,16 @@ def _towards(sums: Moments, a: float) -> Moments:
     return sums if a == 1 else replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
 
 
-def _fits(
-    task: LayerTask, problem: _Problem, mask_FK: Tensor, decided: FittedLayer | None
-) -> tuple[list[_Fit], float | None, int]:
+def _fits(task: LayerTask, problem: _Problem, mask_FK: Tensor) -> tuple[list[_Fit], float | None, int]:
     """The fits to choose from: on the first mask, on the searched one, or on both; their ridge, and the rounds."""
     blocks, before_FK = problem.blocks, problem.before_FK
-    origins = _origins(task, decided)
+    origins = _origins(task)
     searched_FK, values_FK, n_rounds = mask_FK, None, 0
     if "searched" in origins:
         searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
     if values_FK is not None:
         return [_rounded(problem, "searched", searched_FK, values_FK)], None, n_rounds
-    ridge = _ridge(task, blocks, searched_FK, decided)
+    ridge = _ridge(task, blocks, searched_FK)
     if len(origins) > 1 and len(mask_FK) > 2 * N_PREVIEW_ROWS and not mask_FK.is_cuda:
         at_first, at_last = (_trial_error(blocks, some_FK, ridge, N_PREVIEW_ROWS) for some_FK in (mask_FK, searched_FK))
         origins = ("searched",) if at_last < CLEARLY_BETTER * at_first < math.inf else origins
@@ -214,13 +189,13 @@ def _fits(
     return [_rounded(problem, *fit) for fit in zip(origins, masks, solved)], ridge, n_rounds
 
 
-def _origins(task: LayerTask, decided: FittedLayer | None) -> tuple[MaskOrigin, ...]:
+def _origins(task: LayerTask) -> tuple[MaskOrigin, ...]:
     """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
     if task.method in PEERS or not task.validates:
         return ("searched",)
-    return ("first", "searched") if decided is None else (decided.mask_origin,)
+    return ("first", "searched")
 
 
 def _searched(
@@ -262,12 +237,10 @@ def _with_rows(whole_FK: Tensor, blocks: Sequence[_Block], found_FK: Tensor) -> 
     return whole_FK
 
 
-def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor, decided: FittedLayer | None) -> float:
+def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor) -> float:
     """The first ridge whose validation error, on some rows, is nearly the least."""
     if task.method == "alps":
         return DAMPING
-    if decided is not None and decided.ridge is not None:
-        return decided.ridge
     errors = list[float]()
     for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))

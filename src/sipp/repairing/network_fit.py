@@ -139,11 +139,10 @@ def fit_network(
     first_masks: Masks,
     split: DataSplit,
     *,
-    decided: Mapping[str, FittedLayer] | None = None,
     pruned_inputs: Sequence[Batch] | None = None,
     advance: Advance = lambda n: None,
 ) -> NetworkFit:
-    """A copy of the network with all its layers fitted; with `decided`, validated choices are repeated on all points.
+    """A copy of the network with all its layers fitted.
 
     `pruned_inputs` are the inputs of the pruned network, if they differ because of earlier layers. `advance` is called
     with the cost of each weight.
@@ -158,7 +157,7 @@ def fit_network(
     )
     masks, fitted = dict(first_masks), list[FittedLayer]()
     for pair in both.stages():
-        for mask, layer in _fit_stage(task, layer_task, pair, first_masks, split, decided or {}):
+        for mask, layer in _fit_stage(task, layer_task, pair, first_masks, split):
             masks[layer.name] = mask
             fitted.append(layer)
             advance(fit_cost(mask.shape))
@@ -175,7 +174,6 @@ def _fit_stage(
     pair: NetworkPair,
     first_masks: Masks,
     split: DataSplit,
-    decided: Mapping[str, FittedLayer],
 ) -> Iterator[tuple[Tensor, FittedLayer]]:
     """Fits the weights of a stage one after the other; yields their masks and what was done."""
     corrected = _corrected(task, pair)
@@ -197,7 +195,6 @@ def _fit_stage(
                     first_masks[name],
                     sums.pop(name),
                     task.places[name],
-                    decided.get(name),
                 )
                 yield mask, replace(layer, corrects=name in corrected)
 

@@ -6,8 +6,7 @@
 3. `network_fit.py` fits all layers in the order of execution, stage by stage (`stages.py`). For each layer,
    `layer_targets.py` says what it should give, `network_pair.py` runs both networks and sums all that least squares
    needs (`moments.py`), and `layer_fit.py` finds mask and weights from these sums alone.
-4. The validation points compare the result with the pruned network. It is undone if it is worse. Otherwise a small
-   network is fitted once more, to all points.
+4. The validation points compare the result with the pruned network. It is undone if it is worse.
 5. `polishing.py` trains all kept weights together, if asked to.
 
 The search for mask and weights (T21), the refit under fixed masks, and the methods of others share this code;
@@ -34,11 +33,11 @@ from sipp.records.network_hash import tensors_of
 from sipp.records.numerics import device_of
 from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
-from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Ranking
+from sipp.records.ranking import Ranking
 from sipp.records.repair import LayerRepair, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
-from sipp.repairing.layer_fit import LayerTask, leave_unfitted, with_errors_of
+from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
@@ -59,18 +58,11 @@ def apply_repairs(
     """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
 
     It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
-    masks. Method, floor and pattern of `options` are set here. Only the last repair may fit the test points too.
+    masks. Method, floor and pattern of `options` are set here.
     """
     dense, model, masks = ranking.model, start, dict(masks)
-    for i, method in enumerate(repairs):
-        is_last = i == len(repairs) - 1
-        chosen = replace(
-            options,
-            method=method,
-            floor=ranking.floor,
-            pattern=ranking.pattern,
-            fits_all=options.fits_all and is_last,
-        )
+    for method in repairs:
+        chosen = replace(options, method=method, floor=ranking.floor, pattern=ranking.pattern)
         spared = spared_by_name(ranking, masks)
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
         has_own_values = model is not None and not is_dense_under_masks(dense, model, masks)
@@ -96,12 +88,11 @@ def repair_network(
     if is_refit and pruned is None:
         pruned = _under_masks(dense, masks)
     starts_from_pruned = is_refit or pruned is None  # so the layers' errors before the fit are those of the pruned one
-    fits_all = _fits_all(masks, options)
     batches = in_large_batches(split, _widest(masks))
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
-    with progress_bar(title, (1 + fits_all) * cost, shown=options.progress, in_percent=True) as advance:
+    with progress_bar(title, cost, shown=options.progress, in_percent=True) as advance:
         task, layer_task, choice = _choose(dense, masks, batches, options, pruned if is_refit else None)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
         fit = fit_network(task, layer_task, choice.masks, batches, advance=advance)
@@ -112,10 +103,6 @@ def repair_network(
             knows_errors = starts_from_pruned and choice.budgets == "given"
             fit = _undone(task, masks, fit, pruned, knows_errors=knows_errors)
             after, choice = before, replace(choice, budgets="given")
-        elif fits_all:
-            decided = {layer.name: layer for layer in fit.layers}
-            everything = in_large_batches(_all_points(batches), _widest(masks))
-            fit = fit_network(task, layer_task, choice.masks, everything, decided=decided, advance=advance)
     polished, at_end = None, after
     if options.steps and not is_undone:
         polished, validation_error = polish(
@@ -132,7 +119,7 @@ def repair_network(
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks, knows_before=starts_from_pruned),
-        n_fit=n_fit + n_validation + n_test if fits_all and not is_undone else n_fit,
+        n_fit=n_fit,
         n_validation=n_validation,
         n_test=n_test,
         output_before=before.test,
@@ -144,15 +131,8 @@ def repair_network(
         way=options.method,
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
-        n_fit_when_tested=n_fit,
     )
     return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
-
-
-def _fits_all(masks: Masks, options: RepairOptions) -> bool:
-    """Whether all points are fitted in the end; a large network is not fitted twice, for a tenth more points."""
-    is_small = sum(mask.numel() for mask in masks.values()) <= MOST_WEIGHTS_OF_SMALL
-    return options.fits_all and options.method != "refit" and not options.steps and is_small
 
 
 def _choose(
@@ -215,15 +195,9 @@ def _undone(
     for layer in fit.layers:
         left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")
         if knows_errors:
-            left = replace(with_errors_of(left, layer), error=layer.error_before)
+            left = replace(left, error_before=layer.error_before, error=layer.error_before)
         layers.append(left)
     return NetworkFit(model, dict(masks), tuple(layers))
-
-
-def _all_points(split: DataSplit) -> DataSplit:
-    """The split with all points in the fit."""
-    batches = (*split.batches, *split.test)
-    return replace(split, batches=batches, n_fit=len(batches), test=(), dense_outputs=None)
 
 
 def _widest(masks: Masks) -> int:

@@ -34,9 +34,7 @@ class RepairOptions:
 
     None means what suits the method and the network. With a `floor`, no row dies that has a weight in the first
     masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
-    the ends of residual blocks; None: they are found. With `fits_all`, all points fit the network once more after it
-    was validated and tested. `steps` polish it; then validation points are never fitted, so that they can stop the
-    polish.
+    the ends of residual blocks; None: they are found. `steps` polish the network; the validation points stop that.
     """
 
     method: RepairMethod = "joint"
@@ -47,7 +45,6 @@ class RepairOptions:
     pattern: Pattern | None = None
     residuals: Collection[str] | None = None
     blocks: str | None = None
-    fits_all: bool = True
     steps: int = 0
     learning_rate: float = LEARNING_RATE
     seed: int = 0

@@ -164,10 +164,7 @@ def _repair_section(repaired: Repair, ident: str) -> Section:
         heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
     tested = "There were too few inputs to test it on."
     if repaired.n_test:
-        tested = f"Errors are shares of the output's norm, on {repaired.n_test:,} test inputs"
-        n_fitted = repaired.n_fit_when_tested
-        is_other = n_fitted is not None and n_fitted < repaired.n_fit  # finally, these points were fitted too
-        tested += f", after the same search on {n_fitted:,} others." if is_other else "."
+        tested = f"Errors are shares of the output's norm, on {repaired.n_test:,} test inputs."
     detail = (
         f"{tested} {repaired.n_fit:,} inputs were used for the fit, without labels; {repaired.n_validation:,} "
         "validation inputs made the choices and measured the errors of layers. Certificates cover the repaired network."

@@ -261,7 +261,7 @@ class _LevelNetworks:
         self.prepared = prepare_rows(ranking, many_budgets=True)
         self.shared_copy = copy_of(ranking.model)
         self.split = split  # None: levels are not repaired
-        self.repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, fits_all=False)
+        self.repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
 
     def network(self, budget: int) -> nn.Module:
