@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, for_device
 
-SOLVE_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of the systems that are solved at a time
+SOLVE_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the systems that are solved at a time
 SCALE_BYTES = 8 << 20  # of the part of a float64 system that is scaled at a time
 
 # Conjugate gradients, in float32, end when the steps between two checks add less than this share of the total gain of
