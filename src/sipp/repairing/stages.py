@@ -63,14 +63,14 @@ class BothNetworks:
             yield self._whole(before)
             states.append(self._states_of(self.pruned, self.blocks))
         else:
-            states.append(replace(states[0], entered=[*states[0].entered], waiting=[[] for _ in states[0].waiting]))
+            states.append(states[0].copy())
         yield from self._within(self.blocks, within, states, is_first=not before)
         del states
         if after:
             yield self._whole(after, is_first=False)
 
     def _within(
-        self, chain: Blocks, within: Sequence[Groups], states: list[_States], *, is_first: bool
+        self, chain: Blocks, within: Sequence[Groups], states: Sequence[_States], *, is_first: bool
     ) -> Iterator[NetworkPair]:
         """The stages of the blocks that hold weights; `states` are those of both networks before the first block."""
         n_left = sum(map(bool, within))
@@ -89,7 +89,7 @@ class BothNetworks:
                 states_of_one.pass_through(block, i, replay if mode == "trust" else Replay("off"))
 
     def _whole(self, groups: Groups, *, is_first: bool = True) -> NetworkPair:
-        """The stage of these weights that runs the networks as a whole."""
+        """The stage of these weights in which both networks are run as a whole."""
         batches = self.split.batches, self.split.batches if self.pruned_batches is None else self.pruned_batches
         return self._pair(groups, (self.dense, self.pruned), batches, (Replay("off"), Replay()), is_first=is_first)
 
@@ -155,6 +155,10 @@ class _States:
     device: torch.device
     allow_tf32: bool
     waiting: list[list[tuple[int, nn.Module]]]  # by batch: finished blocks that its state has yet to pass
+
+    def copy(self) -> _States:
+        """The same states, which move on by themselves."""
+        return replace(self, entered=list(self.entered), waiting=[list(blocks) for blocks in self.waiting])
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, valid until the states move on."""
