@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import choosing, data_split, layer_fit, network_fit, repair_network, stages
+from sipp.repairing import both_networks, choosing, data_split, layer_fit, network_fit, repair_network
 from sipp.repairing.network_pair import NetworkPair
 from sipp.verbs import prune
 
@@ -24,7 +24,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
     "dense passes": [(NetworkPair, "dense_outputs")],
-    "pruned passes": [(NetworkPair, "_replayed"), (stages._States, "_move")],
+    "pruned passes": [(NetworkPair, "_run_pruned"), (both_networks._States, "_move")],
     "sums": [(NetworkPair, "_add")],
     "search": [(layer_fit, "search")],
     "fit": [(network_fit, "fit_layer")],

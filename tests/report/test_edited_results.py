@@ -16,7 +16,7 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run as run_recipe
-from sipp.report.results import read_pruned_result, read_whole_results
+from sipp.report.results import read_intact_results, read_pruned_result
 from sipp.storage.files import read_json, read_sealed, seal, write_json
 from sipp.storage.pruned_folder import OTHER_COPY
 from sipp.storage.state_files import KEY
@@ -264,7 +264,7 @@ def test_the_network_of_a_record(net: Path) -> None:
             read_pruned_result(net)
     path.unlink()
     assert read_pruned_result(net).notes == ("The network is missing, so its record could not be checked against it.",)
-    found, broken = read_whole_results([net.parent])
+    found, broken = read_intact_results([net.parent])
     assert len(found) == 1 and not broken
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.storage import network_file
+from sipp.storage.small_file import file_format
 
 NASTY: list[Any] = [
     -1, 0, 1, 7, 255, 256, 2**31, 2**47, 2**63, 2**64, 10**30, 1.5, -0.0, 1e308, None, True, False, "", "x",
@@ -47,7 +47,7 @@ def rewritten(content: bytes, change: Callable[[dict[str, Any]], object], data: 
     code, old = parts(content)
     index = json.loads(zlib.decompress(code))
     change(index)
-    return network_file.pack(zlib.compress(json.dumps(index).encode()), old if data is None else data)[0]
+    return file_format.pack(zlib.compress(json.dumps(index).encode()), old if data is None else data)[0]
 
 
 def parts(content: bytes) -> tuple[bytes, bytes]:
@@ -85,18 +85,18 @@ def forged(content: bytes, chance: random.Random) -> bytes:
         found = bytearray(data)
         for _ in range(chance.randint(1, 6)):
             found[chance.randrange(len(found))] = chance.randrange(256)
-        return network_file.pack(code, bytes(found))[0]
+        return file_format.pack(code, bytes(found))[0]
     if kind == 1:  # bytes of the compressed index
         found = bytearray(code)
         found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
-        return network_file.pack(bytes(found), data)[0]
+        return file_format.pack(bytes(found), data)[0]
     if kind == 2:  # text that is no index
         text = chance.choice(
             [b"", b"[" * 100_000, b"{}", b"null", b'{"a":' * 50_000, bytes(5_000_000), b'{"a":1,"a":1}']
         )
-        return network_file.pack(zlib.compress(text), data)[0]
+        return file_format.pack(zlib.compress(text), data)[0]
     if kind == 3:  # other lengths of data
-        return network_file.pack(code, data[: chance.randrange(len(data))] + bytes(chance.randrange(3)))[0]
+        return file_format.pack(code, data[: chance.randrange(len(data))] + bytes(chance.randrange(3)))[0]
 
     def change(index: dict[str, Any]) -> None:
         for _ in range(chance.randint(1, 3)):

@@ -16,7 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.storage import network_file
+from sipp.storage.small_file import file_format
 
 MANY = 10**12
 
@@ -136,7 +136,7 @@ def test_a_bool_that_is_no_bool_and_a_weight_outside_of_its_mask(tmp_path: Path)
     code, data = parts(content)
     flags = bytes([1, 0, 1])
     assert data.count(flags) >= 1
-    path.write_bytes(network_file.pack(code, data.replace(flags, bytes([2, 0, 1])))[0])
+    path.write_bytes(file_format.pack(code, data.replace(flags, bytes([2, 0, 1])))[0])
     with pytest.raises(DataError, match="neither true nor false"):
         sipp.load(path)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sipp.errors import DataError
 from sipp.records.saved_file import entropy_bytes
-from sipp.storage.coding import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
+from sipp.storage.small_file.coding import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
 
 
 def draw(n_weights: int, keep: float, seed: int) -> NDArray[np.bool_]:

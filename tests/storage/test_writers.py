@@ -19,7 +19,7 @@ import sipp
 from sipp.errors import DataError
 from sipp.records.certificate import Certificate, from_json, to_json
 from sipp.records.network_hash import model_hash, state_hash
-from sipp.report.results import read_whole_results
+from sipp.report.results import read_intact_results
 from sipp.storage.files import sync_folder, temporary_path, write_atomic
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, write_file
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned
@@ -202,7 +202,7 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
                 sipp.save_folder(new, folder)
         record, marks = read_pruned(folder)
         assert record.pruned_hash == model_hash(new.model) and marks == (OTHER_COPY,)
-    found, broken = read_whole_results([tmp_path])
+    found, broken = read_intact_results([tmp_path])
     assert len(found) == 2 and not broken
     assert (tmp_path / "net" / RECORD_NAME).read_bytes() == report
 

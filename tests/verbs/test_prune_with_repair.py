@@ -16,7 +16,7 @@ from sipp.inputs.scoring_task import task_of
 from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
-from sipp.repairing import choosing, repair_network, stages
+from sipp.repairing import both_networks, choosing, repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
@@ -214,13 +214,13 @@ def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypat
     inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
     model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
     walked: list[str] = []
-    enter = stages.enter
+    enter = both_networks.enter
 
     def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
         walked.extend(blocks.names)
         return enter(model, blocks, batch)
 
-    monkeypatch.setattr(stages, "enter", noted)
+    monkeypatch.setattr(both_networks, "enter", noted)
     said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
     whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
     assert set(walked) == {"1.first", "1.1", "1.last"}

@@ -19,8 +19,8 @@ from sipp.experiments.own_code import call_user_code, import_named
 from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
 from sipp.records.display import listed
+from sipp.storage.block_by_block.sharded_weights import INDEX, sharded_weights
 from sipp.storage.outputs import WEIGHTS_NAME
-from sipp.storage.sharded_weights import INDEX, sharded_weights
 from sipp.verbs.load import load
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints store the state_dict

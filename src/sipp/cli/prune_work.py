@@ -36,9 +36,9 @@ from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.theory_points import sample_size
 from sipp.storage.files import file_hash
-from sipp.storage.network_tensors import with_stored_values
 from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned
+from sipp.storage.small_file.network import with_stored_values
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
 

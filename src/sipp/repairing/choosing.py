@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -44,48 +44,47 @@ def choose(
     candidates: Candidates,
     floor: float | None,
 ) -> Choice:
-    """The candidates whose network is nearest to the dense one on the validation points."""
+    """The candidates whose network is nearest to the dense one on the validation points.
 
-    def masks_of(some: Masks, budgets: Sequence[Budgets]) -> dict[Budgets, dict[str, Tensor]]:
-        return masks_by_budgets(task.dense, task.weights, some, budgets, floor)
-
-    starts = masks_of(masks, candidates.budgets)
-    if len(starts) == len(candidates.error_feedbacks) == 1:
-        ((budgets, start),) = starts.items()
-        return Choice(candidates.error_feedbacks[0], budgets, start, ())
-    first = _first_layers(task, masks, split)
-    is_whole = len(first) == len(masks)
-    if not is_whole:
-        starts = masks_of(first, candidates.budgets)
-    trials = _tried(task, layer_task, starts, split, candidates.error_feedbacks)
+    A large network is judged by its first layers, because whole fits would take too long.
+    """
+    by_budgets = masks_by_budgets(task, masks, candidates.budgets, floor)
+    if len(by_budgets) == len(candidates.error_feedbacks) == 1:
+        ((budgets, first_masks),) = by_budgets.items()
+        return Choice(candidates.error_feedbacks[0], budgets, first_masks, ())
+    tried_layers = _first_layers(task, masks, split)
+    is_whole = len(tried_layers) == len(masks)
+    tried_masks = by_budgets if is_whole else masks_by_budgets(task, tried_layers, candidates.budgets, floor)
+    trials = _trials(task, layer_task, tried_masks, split, candidates.error_feedbacks)
     best = _best(trials)
-    start = starts[best.budgets] if is_whole else masks_of(masks, (best.budgets,))[best.budgets]
-    return Choice(best.error_feedback, best.budgets, start, tuple(trials))
+    if not is_whole:
+        by_budgets = masks_by_budgets(task, masks, (best.budgets,), floor)
+    return Choice(best.error_feedback, best.budgets, by_budgets[best.budgets], tuple(trials))
 
 
-def _tried(
+def _trials(
     task: NetworkTask,
     layer_task: LayerTask,
-    starts: dict[Budgets, dict[str, Tensor]],
+    masks: dict[Budgets, dict[str, Tensor]],
     split: DataSplit,
     feedbacks: Sequence[float],
 ) -> list[Trial]:
     """Tries the feedbacks with the first budgets while the error falls; then the best one with the other budgets."""
     few, trials = _few_points(split), list[Trial]()
 
-    def tried(feedback: float, budgets: Budgets) -> Trial:
+    def trial(feedback: float, budgets: Budgets) -> Trial:
         quick = replace(layer_task, error_feedback=feedback, validates=False)
-        fit = fit_network(task, quick, starts[budgets], few)
+        fit = fit_network(task, quick, masks[budgets], few)
         error = output_error(task.dense, fit.model, split.validation)
-        return Trial(feedback, budgets, len(starts[budgets]), math.inf if error is None else error)
+        return Trial(feedback, budgets, len(masks[budgets]), math.inf if error is None else error)
 
-    first, *others = sorted(starts, key=lambda budgets: budgets != "between")  # so it wins a tie
+    first, *others = sorted(masks, key=lambda budgets: budgets != "between")  # so it wins a tie
     for feedback in feedbacks:
-        trials.append(tried(feedback, first))
-        if len(trials) > 1 and trials[-1].error >= min(trial.error for trial in trials[:-1]):
+        trials.append(trial(feedback, first))
+        if len(trials) > 1 and trials[-1].error >= min(earlier.error for earlier in trials[:-1]):
             break
     best = _best(trials)
-    return trials + [tried(best.error_feedback, budgets) for budgets in others]
+    return trials + [trial(best.error_feedback, budgets) for budgets in others]
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
@@ -121,18 +120,19 @@ def _few_points(split: DataSplit) -> DataSplit:
 
 
 def masks_by_budgets(
-    dense: nn.Module, weights: Mapping[str, Weight], masks: Masks, wanted: Sequence[Budgets], floor: float | None
+    task: NetworkTask, masks: Masks, wanted: Sequence[Budgets], floor: float | None
 ) -> dict[Budgets, dict[str, Tensor]]:
-    """First masks for each rule; a rule that gives nearly the same budgets as an earlier one is left out.
+    """The masks to start from, by the rule that divides the weights among layers.
 
     All keep the same number of weights. Except for "given", the largest weights are kept. In a network that is sparse
-    already, a layer's share refers to the weights it has left.
+    already, a layer's share refers to the weights it has left. A rule that gives nearly the same budgets as an earlier
+    one is left out.
     """
-    in_order = [weight for name, weight in weights.items() if name in masks]
+    dense, in_order = task.dense, [weight for name, weight in task.weights.items() if name in masks]
     counts = [int(masks[weight.name].sum()) for weight in in_order]
     shapes = _shapes_left(in_order, dense, sum(counts))
     even = even_layers(shapes, sum(counts), least=0 if floor is None else 1)
-    masks_of: dict[Budgets, dict[str, Tensor]] = {}
+    by_budgets: dict[Budgets, dict[str, Tensor]] = {}
     seen = list[list[int]]()
     for budgets in wanted:
         shares = _geometric_means(counts, even, shapes) if budgets == "between" else even
@@ -150,8 +150,8 @@ def masks_by_budgets(
         kept_each = [int(start[weight.name].sum()) for weight in in_order]
         if not any(_is_nearly(kept_each, other) for other in seen):
             seen.append(kept_each)
-            masks_of[budgets] = start
-    return masks_of
+            by_budgets[budgets] = start
+    return by_budgets
 
 
 def _shapes_left(weights: Sequence[Weight], dense: nn.Module, budget: int) -> list[tuple[int, int]]:

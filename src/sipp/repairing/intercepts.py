@@ -22,10 +22,10 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.repair import Intercept
+from sipp.repairing.residual_connections import reads_values
 
 _OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # with known biases, though no "products"
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
-_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}  # a norm asks for these before it reads
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ class _Readers(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         for tensor in every_tensor((args, kwargs)):
             weight = self._of.get(id(tensor))
-            is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
-            if weight is not None and not is_blind:
+            if weight is not None and reads_values(name, result):
                 self.reads[weight].append(mean)
             used = self.watched.get(id(tensor))
             if used is not None and isinstance(result, Tensor) and result is not tensor and name != "__get__":
@@ -134,7 +133,7 @@ class _Readers(TorchFunctionMode):
 
 
 def shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:
-    """The intercepts after rounding to the tensor's dtype: what `apply_shift` really adds (float64)."""
+    """What `apply_shift` really adds, after rounding to the tensor's dtype (float64)."""
     current = _target(model, place, len(shift_F))
     moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
     return place.sign * (moved.to(shift_F) - current.to(shift_F))

@@ -25,6 +25,7 @@ from sipp.records.numerics import device_of
 from sipp.records.options import Pattern
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
 from sipp.records.repair import FittedLayer
+from sipp.repairing.both_networks import BothNetworks
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.intercepts import Place, find_places
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
@@ -39,7 +40,6 @@ from sipp.repairing.layer_targets import (
 from sipp.repairing.layer_usage import Groups, LayerUsage, dense_passes, layer_usage, layers_with, masked_layers
 from sipp.repairing.network_pair import NetworkPair
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
-from sipp.repairing.stages import BothNetworks
 
 Masks = Mapping[str, Tensor]
 
@@ -58,7 +58,7 @@ class NetworkTask:
     chunk_bytes: int
     allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
     forms: Probes = field(default_factory=Probes)  # of batches that were checked already
-    # by the weights of a stage: those that correct a residual stream, the same in every fit
+    # by the weights of a pair: those that correct a residual stream, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -156,8 +156,8 @@ def fit_network(
         task.dense, pruned, layers, usage, task.blocks, split, pruned_inputs, task.chunk_bytes, task.allow_tf32
     )
     masks, fitted = dict(first_masks), list[FittedLayer]()
-    for pair in both.stages():
-        for mask, layer in _fit_stage(task, layer_task, pair, first_masks, split):
+    for pair in both.pairs():
+        for mask, layer in _fit_pair(task, layer_task, pair, first_masks, split):
             masks[layer.name] = mask
             fitted.append(layer)
             advance(fit_cost(mask.shape))
@@ -168,14 +168,14 @@ def fit_network(
     return NetworkFit(pruned, masks, tuple(fitted))
 
 
-def _fit_stage(
+def _fit_pair(
     task: NetworkTask,
     layer_task: LayerTask,
     pair: NetworkPair,
     first_masks: Masks,
     split: DataSplit,
 ) -> Iterator[tuple[Tensor, FittedLayer]]:
-    """Fits the weights of a stage one after the other; yields their masks and what was done."""
+    """Fits the weights of a pair one after the other; yields their masks and what was done."""
     corrected = _corrected(task, pair)
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
     is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
@@ -200,7 +200,7 @@ def _fit_stage(
 
 
 def _corrected(task: NetworkTask, pair: NetworkPair) -> dict[str, ResidualLayer]:
-    """The weights of a stage that correct a residual stream; searched for once."""
+    """The weights of a pair that correct a residual stream; searched for once."""
     if pair.names in task.corrected:
         return residual_layers(pair, task.corrected[pair.names])
     residuals = None if task.residuals is None else [name for name in task.residuals if name in pair.names]

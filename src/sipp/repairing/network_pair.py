@@ -100,45 +100,46 @@ class NetworkPair:
         self._check_replay(names)
         for i in range(len(self.pruned.batches)):
             uses = list[_KeptUse]()
-            targets = targets_of(i, self._uses_and_streams(names, i, uses, modules) if modules else {})
-            left = {name: targets.pop(name)[::-1] for name in names}  # each is freed once it was used
-            shared = _Shared() if len(names) > 1 else None
-
-            def on_use(
-                weight: Weight,
-                use: WeightUse,
-                batch: Batch,
-                is_fit: bool = i < self.n_fit,
-                left: Targets = left,
-                shared: _Shared | None = shared,
-            ) -> None:
-                both = sums[weight.name]
-                self._add(both, both.fit if is_fit else both.validation, weight, use, left[weight.name], shared)
-
-            if not _hand_over(uses, on_use):
-                self._replayed(names, i, on_use)
-            for name in names:
-                if left.pop(name):  # freed before those of the next batch are made
-                    sums[name].obstacle = _NOT_ALIGNED
+            streams = self._uses_and_streams(names, i, uses, modules) if modules else {}
+            self._add_batch(sums, i, targets_of(i, streams), uses)
         self.finished.update(names)
         return sums
 
-    def _replayed(
+    def _add_batch(self, sums: dict[str, WeightMoments], i: int, targets: Targets, uses: list[_KeptUse]) -> None:
+        """Adds batch i to the moments; `uses` are those that a pass has kept, if it was made for the streams."""
+        names = list(sums)
+        left = {name: targets.pop(name)[::-1] for name in names}  # each is freed once it was used
+        shared = _Shared() if len(names) > 1 else None
+
+        def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+            of_weight = sums[weight.name]
+            into = of_weight.fit if i < self.n_fit else of_weight.validation
+            self._add(of_weight, into, weight, use, left[weight.name], shared)
+
+        if not _hand_over(uses, on_use):
+            self._run_pruned(names, i, on_use)
+        for name in names:
+            if left[name]:
+                sums[name].obstacle = _NOT_ALIGNED
+
+    def _run_pruned(
         self, names: Sequence[str], i: int, on_use: OnUse, modules: Mapping[str, nn.Module] | None = None
     ) -> ResidualInputs:
-        """Calls `on_use` for the uses of these weights in the pruned network, and returns the streams.
+        """Calls `on_use` for each use of these weights in the pruned network; returns the streams.
 
         Modules whose output is final are replayed, not run. Linear layers of these weights are not run either, unless
-        values may steer the pass: the weights meet the same input, so none depends on the output of another, nor does a
-        stream.
+        values may decide the way through the network: the weights have the same input, so neither another of them nor
+        a stream depends on their outputs.
         """
         batch, layers = self.pruned.batches[i], self.pruned.layers
-        unfinished = {s.module for s in layers if any(w.name not in self.finished for w in s.weights.values())}
+        unfinished = {
+            layer.module for layer in layers if any(w.name not in self.finished for w in layer.weights.values())
+        }
         is_plain = self.usage.is_static[i] and all(self.usage.n_uses[i][name] == 1 for name in names)
         unread = {
-            s.module
-            for s in layers
-            if is_plain and gives_zeros(s.module) and all(w.name in names for w in s.weights.values())
+            layer.module
+            for layer in layers
+            if is_plain and gives_zeros(layer.module) and all(w.name in names for w in layer.weights.values())
         }
         with self.pruned.replay.running(self.pruned.run, i, unfinished, unread):
             return self._run(self.pruned, names, i, batch, on_use, modules)
@@ -152,7 +153,7 @@ class NetworkPair:
             version = None if use.windows.is_inference() else use.windows._version
             uses.append(_KeptUse(weight, use, batch, version))
 
-        return self._replayed(names, i, keep, modules)
+        return self._run_pruned(names, i, keep, modules)
 
     def _check_replay(self, names: Sequence[str]) -> None:
         """Switches the replay off if it changes the inputs of the first batch: some modules have side effects."""
@@ -162,7 +163,7 @@ class NetworkPair:
         met: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._run(self.pruned, names, 0, self.pruned.batches[0], lambda _, use, __: met[0].append(use.windows.clone()))
         try:
-            self._replayed(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
+            self._run_pruned(names, 0, lambda _, use, __: met[1].append(use.windows.clone()))
             is_same = len(met[0]) == len(met[1]) and all(map(same_tensor, *met))
         except DataError:
             is_same = False
@@ -179,7 +180,7 @@ class NetworkPair:
         left: list[Tensor],
         shared: _Shared | None,
     ) -> None:
-        """Adds one use in the pruned network to the moments; `left` are the dense outputs, the next one last.
+        """Adds one use in the pruned network to the moments; `left` are the targets still to be met, the next one last.
 
         `shared` holds the sums of the same windows that another weight has made.
         """

@@ -46,35 +46,37 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Training:
-    """The trained parameters, and what Adam moves: the parameters, or float32 copies of 16-bit ones.
+    """The trained parameters and their master weights, which Adam moves: themselves, or float32 copies of 16-bit ones.
 
     Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16. Gradients in float16 are scaled.
     """
 
     parameters: list[nn.Parameter]
-    moved: list[nn.Parameter]
+    masters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
     @staticmethod
     def of(parameters: list[nn.Parameter], learning_rate: float) -> _Training:
-        moved = [p if p.element_size() >= SCORE_DTYPE.itemsize else nn.Parameter(p.to(SCORE_DTYPE)) for p in parameters]
+        masters = [
+            p if p.element_size() >= SCORE_DTYPE.itemsize else nn.Parameter(p.to(SCORE_DTYPE)) for p in parameters
+        ]
         is_half = any(p.dtype == torch.float16 for p in parameters)
         scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=is_half)
-        return _Training(parameters, moved, torch.optim.Adam(moved, lr=learning_rate), scaler)
+        return _Training(parameters, masters, torch.optim.Adam(masters, lr=learning_rate), scaler)
 
     def step(self, loss: Tensor) -> None:
         """One step down the gradient of the loss."""
         self.scaler.scale(loss).backward()
-        for parameter, moved in zip(self.parameters, self.moved):
-            moved.grad = None if parameter.grad is None else parameter.grad.to(moved.dtype)
+        for parameter, master in zip(self.parameters, self.masters):
+            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._set(self.moved)
+        self._set(self.masters)
 
     def values(self) -> list[Tensor]:
         """Copies of the current values."""
-        return [moved.detach().clone() for moved in self.moved]
+        return [master.detach().clone() for master in self.masters]
 
     def start_from(self, values: Sequence[Tensor]) -> None:
         """Sets these values and resets the optimizer."""
@@ -83,8 +85,8 @@ class _Training:
 
     def _set(self, values: Sequence[Tensor]) -> None:
         with torch.no_grad():
-            for parameter, moved, value in zip(self.parameters, self.moved, values):
-                for tensor in (moved, parameter):
+            for parameter, master, value in zip(self.parameters, self.masters, values):
+                for tensor in (master, parameter):
                     tensor.grad = None
                     if tensor is not value:
                         tensor.copy_(value)

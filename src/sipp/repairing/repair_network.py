@@ -3,7 +3,7 @@
 1. `data_split.py` has divided the points into fit, validation and test.
 2. `choosing.py` fits whole networks to a few points, to choose how many weights each layer keeps and how much of the
    errors of earlier layers it compensates.
-3. `network_fit.py` fits all layers in the order of execution, stage by stage (`stages.py`). For each layer,
+3. `network_fit.py` fits all layers in the order of execution, block by block (`both_networks.py`). For each layer,
    `layer_targets.py` says what it should give, `network_pair.py` runs both networks and sums all that least squares
    needs (`moments.py`), and `layer_fit.py` finds mask and weights from these sums alone.
 4. The validation points compare the result with the pruned network. It is undone if it is worse.

@@ -29,16 +29,13 @@ SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct
 
 _ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
-_COPIES = {
-    "contiguous",
-    "clone",
-    "to",
-    "view",
-    "reshape",
-    "view_as",
-    "detach",
-}  # in the same shape
-_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}
+_COPIES = {"contiguous", "clone", "to", "view", "reshape", "view_as", "detach"}  # in the same shape
+_SHAPE_ONLY = {"dim", "size", "numel", "__len__", "is_floating_point"}  # a norm asks for these before it reads
+
+
+def reads_values(name: str, result: Any) -> bool:
+    """Whether a function of this name, with this result, reads the values of its tensors, and not only their shape."""
+    return name not in _SHAPE_ONLY and (name != "__get__" or isinstance(result, Tensor))
 
 
 @dataclass(frozen=True)
@@ -222,8 +219,7 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name in _COPIES and len(read) == 1 and _repeats(inputs[0], result) and id(inputs[0]) in self._marks:
             passed = read[0]
-        is_blind = name in _SHAPE_ONLY or (name == "__get__" and not isinstance(result, Tensor))
-        if not is_addition and passed is None and not is_blind:
+        if not is_addition and passed is None and reads_values(name, result):
             self.n_reads.update(mark.weight for mark in read)
         self._note(inputs, result, passed, name)
         return result

@@ -2,6 +2,6 @@
 
 from sipp.report.figures import figure_names, write_figures
 from sipp.report.rendering import render, write_page
-from sipp.report.results import read_results, read_whole_results
+from sipp.report.results import read_intact_results, read_results
 
-__all__ = ["figure_names", "read_results", "read_whole_results", "render", "write_figures", "write_page"]
+__all__ = ["figure_names", "read_intact_results", "read_results", "render", "write_figures", "write_page"]

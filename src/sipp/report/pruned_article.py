@@ -19,7 +19,7 @@ from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import lead, next_steps, outputs_rows, promise, shown_output_change, tiles_of
+from sipp.report.summary import claim_in, lead, next_steps, outputs_rows, shown_output_change, tiles_of
 
 # Fields of the record that are shown elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
@@ -119,7 +119,7 @@ def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Sect
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
-        claim = promise(model.certified_drop)
+        claim = claim_in(model.certified_drop)
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [

@@ -87,14 +87,14 @@ Result = Run | PrunedModel
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
     """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
-    results, broken = read_whole_results(paths)
+    results, broken = read_intact_results(paths)
     if broken:
         raise DataError(broken[0].what)
     return results
 
 
-def read_whole_results(paths: Sequence[Path]) -> tuple[list[Result], list[UnreadableFolder]]:
-    """Reads these folders and also returns the broken ones inside them; a folder in `paths` itself must be intact."""
+def read_intact_results(paths: Sequence[Path]) -> tuple[list[Result], list[UnreadableFolder]]:
+    """The results in these folders, and the folders inside them that are broken; those in `paths` must be intact."""
     results: dict[Path, Result] = {}
     broken: dict[Path, UnreadableFolder] = {}
     for path in paths:

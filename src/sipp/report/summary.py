@@ -76,8 +76,8 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = pruned.certified_drop
-    about_outputs = next((known for known in _promising(pruned) if known.drop_upper is None), None)
-    words = ". ".join(promise(known) for known in (about_accuracy, about_outputs) if known is not None)
+    about_outputs = next((known for known in _with_claims(pruned) if known.drop_upper is None), None)
+    words = ". ".join(claim_in(known) for known in (about_accuracy, about_outputs) if known is not None)
     if about_accuracy is not None:
         drop = points_up(about_accuracy.drop_upper or 0.0).replace("percentage ", "")  # said below
         return SummaryTile("guarantee", f"drop at most {drop}", words)
@@ -92,18 +92,18 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
-def _promising(pruned: PrunedModel) -> list[CertificateRecord]:
-    """The certificates that promise something."""
-    return [certificate for certificate in pruned.all_certificates if promise(certificate)]
+def _with_claims(pruned: PrunedModel) -> list[CertificateRecord]:
+    """The certificates that claim something."""
+    return [certificate for certificate in pruned.all_certificates if claim_in(certificate)]
 
 
-def promise(certificate: CertificateRecord) -> str:
-    """What a certificate promises, in one sentence; empty where it promises nothing."""
+def claim_in(certificate: CertificateRecord) -> str:
+    """What a recorded certificate claims, in one sentence; empty if it was refused or claims nothing."""
     return "" if certificate.is_refusal else claim_of(from_values(given_values(certificate)))
 
 
 def claim_of(certificate: AnyCertificate) -> str:
-    """What a certificate promises, in one sentence; empty where it promises nothing."""
+    """What a certificate claims, in one sentence; empty if it claims nothing."""
     sure = f"({percent(certificate.confidence)} confidence)"
     if isinstance(certificate, AccuracyCertificate):
         what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
@@ -135,7 +135,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
             f"sipp eval {of} --data NEW --out {pruned.name}/eval.json",
             "sipp.certify_accuracy(model, pruned, labelled_holdout)",
         )
-    if not _promising(pruned):
+    if not _with_claims(pruned):
         suggest(
             "Get a guarantee:",
             f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json",
@@ -195,5 +195,5 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
                 f"{at_top}",
             ]
         )
-    rows += [["guaranteed", promise(certificate)] for certificate in _promising(pruned)]
+    rows += [["guaranteed", claim_in(certificate)] for certificate in _with_claims(pruned)]
     return rows

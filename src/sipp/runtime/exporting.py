@@ -28,8 +28,8 @@ from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import onnx_bytes, program_bytes
+from sipp.storage.block_by_block.sharded_weights import companion_files
 from sipp.storage.files import publish, temporary_path, write_atomic
-from sipp.storage.sharded_weights import companion_files
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]

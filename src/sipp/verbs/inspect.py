@@ -8,7 +8,7 @@ import torch
 
 from sipp.records.checking import check_path
 from sipp.records.saved_file import SavedFile
-from sipp.storage.network_tensors import read_network
+from sipp.storage.small_file.network import read_network
 
 
 @torch.inference_mode(False)

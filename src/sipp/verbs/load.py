@@ -14,7 +14,7 @@ from sipp.records.checking import check_path
 from sipp.records.display import listed
 from sipp.records.network_hash import buffers_hash
 from sipp.records.saved_file import SavedFile
-from sipp.storage.network_tensors import bits_differ, cannot_share, named_tensors, read_network
+from sipp.storage.small_file.network import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (
     "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "

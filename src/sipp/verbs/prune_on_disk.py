@@ -38,10 +38,10 @@ from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
-from sipp.storage.block_folder import BlockFolder, file_of_block
+from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
+from sipp.storage.block_by_block.network_in_files import NetworkInFiles
+from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
 from sipp.storage.files import file_hash, sha256_of
-from sipp.storage.network_in_files import NetworkInFiles
-from sipp.storage.sharded_weights import ShardedWeights, sharded_weights, write_shard
 
 
 @torch.inference_mode(False)

@@ -22,9 +22,8 @@ from sipp.records.pruned import Pruned, up_to_date
 from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.records.saved_file import SavedFile, StoredStatements
 from sipp.records.serialising import pruning_values
-from sipp.storage.network_file import MARK, MARK_OF_PARTS, Index, pack, write_index
-from sipp.storage.network_parts import planned_parts, write_network
-from sipp.storage.network_tensors import (
+from sipp.storage.small_file.file_format import MARK, MARK_OF_PARTS, Index, pack, write_index
+from sipp.storage.small_file.network import (
     Groups,
     cannot_share,
     contents_of,
@@ -32,6 +31,7 @@ from sipp.storage.network_tensors import (
     encode_network,
     named_tensors,
 )
+from sipp.storage.small_file.parts import planned_parts, write_network
 
 MANY_NEGATIVE = 0.01  # share of weights that are -0.0; above it, `save` warns
 

@@ -13,7 +13,7 @@ from sipp.cli.out_option import check_out
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.report import figure_names, read_whole_results, write_figures, write_page
+from sipp.report import figure_names, read_intact_results, write_figures, write_page
 from sipp.report.numbers import counted
 from sipp.report.results import Result
 from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place
@@ -36,7 +36,7 @@ def report(
         with naming_option(f"--figures {figures}", "give another folder"):
             check_place(figures / out.name)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
-        results, broken = read_whole_results(runs)
+        results, broken = read_intact_results(runs)
     if not results:
         raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:

@@ -22,7 +22,7 @@ from sipp.records.hashing import with_buffers
 from sipp.records.network_hash import state_hash
 from sipp.records.options import Precision, pattern_of
 from sipp.records.saved_file import About, SavedFile, StoredTensor
-from sipp.storage.coding import (
+from sipp.storage.small_file.coding import (
     DTYPES,
     FLOATS,
     Flags,
@@ -35,9 +35,9 @@ from sipp.storage.coding import (
     pieces_of,
     raw_bits,
 )
-from sipp.storage.network_file import SCALE_BYTES, Entry, Index, Positions, StoredValues, read_index, unpack
-from sipp.storage.network_parts import part_files, pieces_in_parts
-from sipp.storage.rounding import FORMATS, Rounding, restore_values, round_values
+from sipp.storage.small_file.file_format import SCALE_BYTES, Entry, Index, Positions, StoredValues, read_index, unpack
+from sipp.storage.small_file.parts import part_files, pieces_in_parts
+from sipp.storage.small_file.rounding import FORMATS, Rounding, restore_values, round_values
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sipp.errors import OptionError
 from sipp.records.pruned_on_disk import BlockWeight
+from sipp.storage.block_by_block.sharded_weights import companion_files
 from sipp.storage.files import child_path, make_folder, read_json, write_json
-from sipp.storage.sharded_weights import companion_files
 from sipp.storage.state_files import load_state, save_state
 
 JOURNAL, WORK = "progress.json", "work"

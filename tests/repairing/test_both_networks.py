@@ -255,14 +255,14 @@ def test_residual_connections_are_looked_for_on_two_points(monkeypatch: pytest.M
 
 
 def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, fit = list[list[Any]](), network_fit._fit_stage
+    paths, fit = list[list[Any]](), network_fit._fit_pair
 
     def looked(task: Any, layer_task: Any, pair: NetworkPair, *more: Any) -> Any:
         yield from fit(task, layer_task, pair, *more)
         if pair.dense.replay.mode != "off":
             paths.extend(list(one) for one in pair.dense.replay.kept.values())
 
-    monkeypatch.setattr(network_fit, "_fit_stage", looked)
+    monkeypatch.setattr(network_fit, "_fit_pair", looked)
     repaired()
     assert paths and all(one == [(("", 0),)] for one in paths)
 
@@ -311,13 +311,13 @@ def test_a_replay_is_trusted_once_it_was_compared(
     layers = [nn.Linear(8, 8), nn.Tanh()] * n_layers
     blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(4)))
     net = nn.Sequential(blocks, nn.Linear(8, 3)).eval()
-    found, fit = set[str](), network_fit._fit_stage
+    found, fit = set[str](), network_fit._fit_pair
 
     def looked(task: Any, layer_task: Any, pair: NetworkPair, *more: Any) -> Any:
         found.add(pair.pruned.replay.mode)
         yield from fit(task, layer_task, pair, *more)
 
-    monkeypatch.setattr(network_fit, "_fit_stage", looked)
+    monkeypatch.setattr(network_fit, "_fit_pair", looked)
     said: dict[str, Any] = {"keep": 0.5, "method": "wt", "blocks": "0", "statements": False, "progress": False}
     sipp.prune(net, torch.randn(60, 8), repair=True, **said)
     assert found == modes

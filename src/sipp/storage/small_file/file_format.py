@@ -24,9 +24,16 @@ from pydantic import Field, ValidationError
 from sipp.errors import DataError
 from sipp.records.options import Precision
 from sipp.records.saved_file import MOST_WEIGHTS, Count, Line, StoredStatements, StrictRecord
-from sipp.storage.coding import DTYPES, FLOATS, MOST_SYMBOLS_PER_BYTE, PositionKind, bitmask_bytes, least_gap_bytes
 from sipp.storage.files import read_file, sha256_of
-from sipp.storage.rounding import FORMATS, Rounding
+from sipp.storage.small_file.coding import (
+    DTYPES,
+    FLOATS,
+    MOST_SYMBOLS_PER_BYTE,
+    PositionKind,
+    bitmask_bytes,
+    least_gap_bytes,
+)
+from sipp.storage.small_file.rounding import FORMATS, Rounding
 
 MARK = "sipp-file/1"
 MARK_OF_PARTS = "sipp-file/2"  # the data are in parts beside it

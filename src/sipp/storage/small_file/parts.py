@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sipp.errors import DataError
-from sipp.storage.coding import pieces_of
 from sipp.storage.files import DAY_S, sha256_of, write_atomic
-from sipp.storage.network_file import MARK_OF_PARTS, Index, Part, pack, read_index, unpack
+from sipp.storage.small_file.coding import pieces_of
+from sipp.storage.small_file.file_format import MARK_OF_PARTS, Index, Part, pack, read_index, unpack
 
 SUFFIX = ".safetensors"
 HEAD = 128  # bytes that contain the mark

@@ -15,7 +15,8 @@ from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import DataError, OptionError
 from sipp.records.options import Precision
-from sipp.storage import network_parts
+from sipp.storage.small_file import network as coded_network
+from sipp.storage.small_file import parts
 
 
 def pruned(seed: int = 0) -> Any:
@@ -51,11 +52,9 @@ def test_every_bit_comes_back_from_parts_of_at_most_the_size(values: Precision, 
 def test_one_part_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sipp.save(pruned(), tmp_path / "net.safetensors", shard=1000)
     order: list[str] = []
-    unpack, decode = network_parts.unpack, sipp.storage.network_tensors._decode
-    monkeypatch.setattr(network_parts, "unpack", lambda *args: (order.append("part"), unpack(*args))[1])
-    monkeypatch.setattr(
-        sipp.storage.network_tensors, "_decode", lambda *args: (order.append("tensor"), decode(*args))[1]
-    )
+    unpack, decode = parts.unpack, coded_network._decode
+    monkeypatch.setattr(parts, "unpack", lambda *args: (order.append("part"), unpack(*args))[1])
+    monkeypatch.setattr(coded_network, "_decode", lambda *args: (order.append("tensor"), decode(*args))[1])
     sipp.load(tmp_path / "net.safetensors")
     n_parts = len(parts_in(tmp_path))
     assert n_parts > 2 and order.count("part") == n_parts and order[0] == "part"
@@ -96,7 +95,7 @@ def test_a_part_that_is_not_the_one_is_refused(damage: str, tmp_path: Path) -> N
 def test_a_save_that_is_stopped_anywhere_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write = tmp_path / "net.safetensors", network_parts.write_atomic
+    path, write = tmp_path / "net.safetensors", parts.write_atomic
     states = [pruned(seed).model.state_dict() for seed in (0, 1)]
     n_left = 0
 
@@ -108,10 +107,10 @@ def test_a_save_that_is_stopped_anywhere_leaves_the_old_or_the_new(
         write(*args)
 
     for step in range(20):
-        monkeypatch.setattr(network_parts, "write_atomic", write)
+        monkeypatch.setattr(parts, "write_atomic", write)
         sipp.save(pruned(0), path, shard=1000)
         n_left = step
-        monkeypatch.setattr(network_parts, "write_atomic", stopping)
+        monkeypatch.setattr(parts, "write_atomic", stopping)
         try:
             sipp.save(pruned(1), path, shard=1000)
         except KeyboardInterrupt:

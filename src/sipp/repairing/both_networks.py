@@ -1,7 +1,7 @@
 """Goes through the dense and the pruned network together, block by block if they have blocks.
 
-Each stage is a `NetworkPair`: one block of both networks, or what lies before or after the blocks. Its weights are
-fitted before the next stage is made. Between two blocks, only the states of all points are kept, for both networks. So
+Each part is a `NetworkPair`: one block of both networks, or what lies before or after the blocks. Its weights are
+fitted before the next pair is made. Between two blocks, only the states of all points are kept, for both networks. So
 each pass runs one block instead of the whole network, and earlier blocks are never run again.
 """
 
@@ -33,7 +33,7 @@ STATES_SHARE = 1 / 8  # of a GPU's free memory: the states of one network stay t
 
 @dataclass(frozen=True)
 class BothNetworks:
-    """The dense network, the copy of it that is being pruned, and what all stages share."""
+    """The dense network, the copy of it that is being pruned, and what all their parts share."""
 
     dense: nn.Module
     pruned: nn.Module
@@ -49,7 +49,7 @@ class BothNetworks:
     def pruned_layers(self) -> tuple[PrunableLayer, ...]:
         return tuple(replace(layer, module=self.pruned.get_submodule(layer.module_name)) for layer in self.layers)
 
-    def stages(self) -> Iterator[NetworkPair]:
+    def pairs(self) -> Iterator[NetworkPair]:
         """The parts of both networks with masked weights, each made when the previous one is finished."""
         before, within, after = self._places()
         states = list[_States]()  # of the dense and of the pruned network
@@ -63,16 +63,16 @@ class BothNetworks:
             yield self._whole(before)
             states.append(self._states_of(self.pruned, self.blocks))
         else:
-            states.append(replace(states[0], entered=[*states[0].entered], waiting=[[] for _ in states[0].waiting]))
+            states.append(states[0].copy())
         yield from self._within(self.blocks, within, states, is_first=not before)
         del states
         if after:
             yield self._whole(after, is_first=False)
 
     def _within(
-        self, chain: Blocks, within: Sequence[Groups], states: list[_States], *, is_first: bool
+        self, chain: Blocks, within: Sequence[Groups], states: Sequence[_States], *, is_first: bool
     ) -> Iterator[NetworkPair]:
-        """The stages of the blocks that hold weights; `states` are those of both networks before the first block."""
+        """The blocks that hold weights; `states` are those of both networks before the first block."""
         n_left = sum(map(bool, within))
         mode: ReplayMode = "check"
         for i, (name, groups) in enumerate(zip(chain.names, within)):
@@ -89,7 +89,7 @@ class BothNetworks:
                 states_of_one.pass_through(block, i, replay if mode == "trust" else Replay("off"))
 
     def _whole(self, groups: Groups, *, is_first: bool = True) -> NetworkPair:
-        """The stage of these weights that runs the networks as a whole."""
+        """Both networks as a whole, to fit these weights."""
         batches = self.split.batches, self.split.batches if self.pruned_batches is None else self.pruned_batches
         return self._pair(groups, (self.dense, self.pruned), batches, (Replay("off"), Replay()), is_first=is_first)
 
@@ -155,6 +155,10 @@ class _States:
     device: torch.device
     allow_tf32: bool
     waiting: list[list[tuple[int, nn.Module]]]  # by batch: finished blocks that its state has yet to pass
+
+    def copy(self) -> _States:
+        """The same states, which move on by themselves."""
+        return replace(self, entered=list(self.entered), waiting=[list(blocks) for blocks in self.waiting])
 
     def at(self, block: int) -> Sequence[Batch]:
         """The batches as this block gets them, valid until the states move on."""

@@ -13,8 +13,8 @@ from torch import nn
 from sipp.errors import ModelError
 from sipp.inputs.blocks import Blocks, block_names, find_blocks
 from sipp.records.batches import Batch
-from sipp.storage.renamed_weights import renamed_weights
-from sipp.storage.sharded_weights import ShardedWeights, write_index, write_shard
+from sipp.storage.block_by_block.renamed_weights import renamed_weights
+from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 
 N_PROBED = 3  # first blocks, run to see how blocks pass their hidden state on
 REST = "rest.safetensors"

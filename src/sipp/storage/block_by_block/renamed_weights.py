@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sipp.storage.sharded_weights import ShardedWeights
+from sipp.storage.block_by_block.sharded_weights import ShardedWeights
 
 Rename = Callable[[str], tuple[str, Any, str]]  # of a file's name: the network's, what puts several together, its part
 
