@@ -24,7 +24,7 @@ from sipp.records.numerics import device_of
 from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Ranking
-from sipp.records.repair import LayerRepair, Repair
+from sipp.records.repair import FittedLayer, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted, with_errors_of
@@ -138,7 +138,7 @@ def _fitted_and_validated(
         fit = validated
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
-        layers=_layer_records(fit, masks),
+        layers=_counted_from(masks, fit),
         n_fit=n_fit if fit is validated or is_worse else n_fit + n_validation + n_test,
         n_validation=n_validation,
         n_test=n_test,
@@ -153,7 +153,7 @@ def _fitted_and_validated(
         budgets=choice.budgets,
         n_fit_when_tested=n_fit,
     )
-    return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
+    return Repaired(fit.model, fit.masks, record, split.keys, choice.trials)
 
 
 def _task_and_choice(
@@ -201,7 +201,7 @@ def _undone(
     for layer in fit.layers:
         left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")
         if knows_errors:
-            left = replace(with_errors_of(left, layer), error=layer.error_before)
+            left = replace(with_errors_of(left, layer), error_after=layer.error_before)
         layers.append(left)
     return NetworkFit(model, dict(masks), tuple(layers))
 
@@ -221,14 +221,11 @@ def _n_points(batches: Sequence[Batch]) -> int:
     return sum(batch.n_points for batch in batches)
 
 
-def _layer_records(fit: NetworkFit, masks: Masks) -> tuple[LayerRepair, ...]:
-    """The records of the weights; moves are counted from the given masks, not from those the search began with."""
+def _counted_from(masks: Masks, fit: NetworkFit) -> tuple[FittedLayer, ...]:
+    """The fitted layers, with moves counted from the given masks, not from those the search began with."""
     moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
     counts = torch.stack(moved).tolist() if moved else []
-    return tuple(
-        LayerRepair(layer.name, layer.error_before, layer.error, layer.ridge, layer.intercept, layer.left_alone, n)
-        for layer, n in zip(fit.layers, counts)
-    )
+    return tuple(replace(layer, n_moved=n) for layer, n in zip(fit.layers, counts))
 
 
 def own_weights(dense: nn.Module, pruned: nn.Module, masks: Masks) -> nn.Module | None:
