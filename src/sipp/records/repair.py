@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import with_config
+from pydantic import ConfigDict, with_config
 from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
-from sipp.records.json_values import FROM_JSON
 from sipp.records.options import RepairMethod
 from sipp.records.plots import layer_bars
 
+FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
 Budgets = Literal["given", "magnitude", "even", "between"]
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
