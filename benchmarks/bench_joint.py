@@ -41,8 +41,8 @@ WITHOUT: dict[str, dict[str, Any]] = {
 
 def line(name: str, keep: float, found: Repaired, score: float, took: str) -> list[str]:
     """One line of the table."""
-    origins = [layer.mask_origin for layer in found.layers]
-    moved = sum(layer.moved for layer in found.layers) / sum(layer.kept for layer in found.layers)
+    origins = [layer.mask_origin for layer in found.record.layers]
+    moved = sum(layer.n_moved for layer in found.record.layers) / sum(layer.kept for layer in found.record.layers)
     tried = ", ".join(f"{trial.error_feedback:g} {trial.budgets}: {trial.error:.3f}" for trial in found.trials)
     error = found.record.output_validation if found.record.output_after is None else found.record.output_after
     return [

@@ -61,9 +61,9 @@ sipp.release(pruned.model)
 
 certificate = sipp.certify_accuracy(net, pruned.model, holdout, confidence=0.95)
 print(certificate.sentence)
-judged = sipp.assess(net, pruned.model, loader)  # training has changed the weights: what holds of these
-print(sipp.save(judged, "net.sipp.safetensors", certificate=certificate))
-print(sipp.page(judged, certificate, path="page.html"))
+assessed = sipp.assess(net, pruned.model, loader)  # training has changed the weights: what holds of these
+print(sipp.save(assessed, "net.sipp.safetensors", certificate=certificate))
+print(sipp.page(assessed, certificate, path="page.html"))
 
 again = sipp.load("net.sipp.safetensors", into=Net())
 print(sipp.sparse(again, next(iter(holdout))[0]))

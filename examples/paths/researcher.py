@@ -1,4 +1,4 @@
-"""A score of your own beside the built-in methods: masks from your formula, judged, retrained and certified alike.
+"""A score of your own beside the built-in methods: masks from your formula, assessed, retrained and certified alike.
 
 python examples/paths/researcher.py
 """

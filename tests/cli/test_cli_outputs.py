@@ -20,48 +20,23 @@ from sipp.report.plots import metric_view
 from sipp.scoring import methods
 
 Words = list[object]
-ALL = ("--dense", "--pruned", "--holdout", "--calibration")
-# Every option and argument that names a place on the disk; a new one must be put here, and is then tested below.
-READS = {
-    "prune": ("--weights", "--data", "--holdout", "--code"),
-    "prune-on-disk": ("--data",),
-    "compare": ("--weights", "--data", "--holdout", "--code"),
-    "certify": (*ALL, "--verify"),
-    "eval": ("--dense", "--pruned", "--data"),
-    "bench": ("FILE", "--data"),
-    "inspect": ("FILE",),
-    "export": ("FILE", "--data"),
-    "shrink": ("FILE", "--data"),
-    "run": ("RECIPE", "--data", "--code"),
-    "study": ("--data", "--code"),
-    "recipes": ("RECIPE",),
-    "runs": ("--out",),  # which only lists
-    "report": ("RUNS",),
-}
-WRITES = {
-    "prune": ("--out", "--ledger"),
-    "prune-on-disk": ("--out",),
-    "compare": ("--ledger",),
-    "certify": ("--out", "--ledger"),
-    "eval": ("--out",),
-    "bench": ("--out",),
-    "export": ("--out",),
-    "shrink": ("--out",),
-    "demo": ("--out",),
-    "run": ("--out",),
-    "study": ("--out",),
-    "report": ("--out", "--figures"),
-    "data": ("FOLDER",),
-}
+# What the options and arguments that name a place on the disk are for; a new name must be put here.
+READ = {
+    "--weights", "--data", "--holdout", "--calibration", "--code", "--dense", "--pruned", "--verify", "FILE", "RECIPE",
+    "RUNS",
+}  # fmt: skip
+WRITTEN = {"--out", "--ledger", "--figures", "FOLDER"}  # `runs` only lists its --out
+NAMES_OR_PLACES = {"--data", "--holdout", "--calibration", "RECIPE"}
+PLACES = [one for one in asked() if one.kind is Path or one.label in NAMES_OR_PLACES]
 
 
-def test_every_place_that_an_option_names_is_in_these_lists() -> None:
-    specs = ("--data", "--holdout", "--calibration", "RECIPE")  # places or names
-    found: dict[str, set[str]] = {}
-    for one in asked():
-        if one.kind is Path or one.label in specs:
-            found.setdefault(one.command, set()).add(one.label)
-    assert found == {name: {*READS.get(name, ()), *WRITES.get(name, ())} for name in (*READS, *WRITES)}
+def reads(command: str) -> list[str]:
+    """The options of a command that name what it reads."""
+    return [one.label for one in PLACES if one.command == command and one.label in READ]
+
+
+def test_every_option_that_names_a_place_is_read_or_written() -> None:
+    assert {one.label for one in PLACES} == READ | WRITTEN and not READ & WRITTEN
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +69,7 @@ def _points(seed: int) -> torch.Tensor:
 
 def command(name: str, folder: Path) -> dict[str, object]:
     """The inputs of a command by option."""
-    options = {option: folder / f"{option[2:]}.safetensors" for option in READS[name] if option != "--verify"}
+    options = {option: folder / f"{option[2:]}.safetensors" for option in reads(name) if option != "--verify"}
     options |= {"--code": folder / "code.py"} if "--code" in options else {}
     more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
     return {"--model": "cli_zoo:mlp", **options, **more}
@@ -133,7 +108,7 @@ FILES = [
         ("compare", "--ledger"),
         ("eval", "--out"),
     )
-    for option in READS[name]
+    for option in reads(name)
     if option != "--verify"
 ]
 

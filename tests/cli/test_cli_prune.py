@@ -73,7 +73,7 @@ def test_the_folder_holds_what_sipp_prune_gives(data: Path, tmp_path: Path) -> N
     written = record.pop("written")
     assert len(report.pop("check")) == 64
     assert record == report and list(written) == [str(out / "model.safetensors"), str(out / "report.json")]
-    assert (report["kind"], report["keep"], report["keep_asked"]) == ("pruned", expected.keep, 0.4)
+    assert (report["kind"], report["keep"], report["asked"]["keep"]) == ("pruned", expected.keep, 0.4)
     assert [layer["eps"] for layer in report["layers"]] == [layer.eps for layer in expected.layers]
     assert (report["guarantee"], report["bound"]["epsilon"]) == (str(expected.guarantee), expected.bound.epsilon)
     assert report["certificate"] is None and report["data"]["n_points"] == N_POINTS
@@ -247,7 +247,7 @@ def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: P
     assert run(*words, "--force").returncode == 0
     after = files_in(tmp_path)
     assert set(after) == set(before) and after["out/mine.txt"] == b"keep me"
-    assert json.loads(after["out/report.json"])["keep_asked"] == 0.3
+    assert json.loads(after["out/report.json"])["asked"]["keep"] == 0.3
 
 
 def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:

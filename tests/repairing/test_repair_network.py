@@ -216,8 +216,8 @@ def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, split = found(net, points)
     assert set(asked) == {(torch.float32, k * k * n) for k in (12, 20) for n in (180, 10)}
     assert all(torch.equal(mask, split.masks[name]) for name, mask in whole.masks.items())
-    for one, other in zip(whole.layers, split.layers):
-        assert other.error == pytest.approx(one.error, rel=1e-4)
+    for one, other in zip(whole.record.layers, split.record.layers):
+        assert other.error_after == pytest.approx(one.error_after, rel=1e-4)
 
 
 def check_layer(
@@ -230,8 +230,8 @@ def check_layer(
     **options: Any,
 ) -> oracle.Array:
     """Asserts that mask and values are the oracle's on this target; gives the intercepts."""
-    layer = next(one for one in made.layers if one.name == name)
-    assert layer.mask_origin == "searched" and layer.moved > 0
+    layer = next(one for one in made.record.layers if one.name == name)
+    assert layer.mask_origin == "searched" and layer.n_moved > 0
     flat = [f64(model.get_parameter(name)).reshape(t.shape[1], -1) for model in (net, made.model)]
     start = given[name].flatten(1).numpy()
     mask_FK, n_rounds = oracle.search(x, t, flat[0], start, True, **options)
@@ -296,10 +296,10 @@ def patches(images: oracle.Array) -> oracle.Array:
 def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
     net, points = block()
     _, made = found(net, points, keep=0.3)
-    assert {layer.name: layer.corrects for layer in made.layers} == {
+    assert {layer.name: layer.corrects for layer in made.record.layers} == {
         name: name == "conv2.weight" for name in ("stem.weight", "conv1.weight", "conv2.weight", "linear.weight")
     }
-    assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.layers)
+    assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.record.layers)
     x, pruned = fitted(points), made.model
     s, s_hat = net.first(x), pruned.first(x)  # type: ignore[operator]
     gain_F = net.bn2.weight / (net.bn2.running_var + net.bn2.eps).sqrt()
@@ -313,7 +313,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         wanted_FK, _ = oracle.refit(patches(own), t_PF, w_FK, mask_FK > 0, 1e-3, True)
         assert np.allclose(v_FK, wanted_FK, rtol=1e-4, atol=1e-5)
     _, without = found(net, points, keep=0.3, residuals=())
-    assert not any(layer.corrects for layer in without.layers)
+    assert not any(layer.corrects for layer in without.record.layers)
     assert not torch.equal(without.masks["conv2.weight"], made.masks["conv2.weight"])
 
 
@@ -346,7 +346,7 @@ def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
         _, made = found(net, points, keep=0.3, **options)
         errors.append(float((made.model(new).detach() - wanted).norm()))
     assert errors[0] < 0.95 * errors[1]
-    assert [layer.corrects for layer in found(net, points)[1].layers] == [False] + [False, True] * 4
+    assert [layer.corrects for layer in found(net, points)[1].record.layers] == [False] + [False, True] * 4
 
 
 def test_budgets_rows_and_patterns() -> None:
@@ -367,7 +367,7 @@ def test_budgets_rows_and_patterns() -> None:
         assert all(obeys_pattern(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
         assert (
-            any(layer.mask_origin == "searched" and layer.moved for layer in made.layers)
+            any(layer.mask_origin == "searched" and layer.n_moved for layer in made.record.layers)
             and made.record.budgets == "given"
         )
 
@@ -378,14 +378,15 @@ def test_weights_that_were_zero_stay_zero() -> None:
         net.conv1.weight[:, ::2] = 0.0
     _, made = found(net, points, keep=0.3)
     assert int(made.masks["conv1.weight"][:, ::2].sum()) == 0
-    assert next(layer for layer in made.layers if layer.name == "conv1.weight").moved > 0
+    assert next(layer for layer in made.record.layers if layer.name == "conv1.weight").n_moved > 0
 
 
 def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     net, points = block()
     _, made = found(net, points, keep=0.3)
-    for layer in made.layers:
-        assert layer.error is not None and layer.error_first_mask is not None and layer.error <= layer.error_first_mask
+    for layer in made.record.layers:
+        assert layer.error_after is not None and layer.error_first_mask is not None
+        assert layer.error_after <= layer.error_first_mask
 
     def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, growths: Any) -> tuple[Tensor, int]:
         dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
@@ -393,7 +394,7 @@ def test_what_is_worse_on_validation_points_is_not_taken(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(layer_fit, "search", worst)
     masks, bad = found(net, points, keep=0.3)
-    assert all(layer.mask_origin == "first" and layer.moved == 0 for layer in bad.layers)
+    assert all(layer.mask_origin == "first" and layer.n_moved == 0 for layer in bad.record.layers)
     assert all(torch.equal(mask, masks[name]) for name, mask in bad.masks.items())
 
 
@@ -409,16 +410,16 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     monkeypatch.setattr(layer_fit, "solve_rows", counted)
     _, quick = found(net, points, ridges=(1e-3,))
     assert n_rows == [16, 16, 80, 16, 16, 48]
-    assert all(one.mask_origin == "searched" and one.error_first_mask is None for one in quick.layers)
+    assert all(one.mask_origin == "searched" and one.error_first_mask is None for one in quick.record.layers)
     monkeypatch.setattr(layer_fit, "CLEARLY_BETTER", 0.0)
     _, slow = found(net, points, ridges=(1e-3,))
-    assert all(one.error < one.error_first_mask for one in slow.layers)  # type: ignore[operator]
+    assert all(one.error_after < one.error_first_mask for one in slow.record.layers)  # type: ignore[operator]
     for one, other in zip(quick.model.state_dict().values(), slow.model.state_dict().values()):
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-13)  # rows of both masks are solved together: rounding
     monkeypatch.undo()
     monkeypatch.setattr(layer_fit, "search", lambda rows, mask_FK, rule, growths: (mask_FK, 1))
     _, same = found(net, points)
-    assert all(one.mask_origin == "first" for one in same.layers)
+    assert all(one.mask_origin == "first" for one in same.record.layers)
 
 
 def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +435,7 @@ def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch:
     for a, keep in ((0.0, 0.3), (1.0, 0.4)):  # so few points are all used in trials
         trials = found(net, points, keep=keep, error_feedbacks=(0.0, 1.0))[1].trials
         _, whole = found(net, points, keep=keep, error_feedbacks=(a,))
-        assert all(layer.mask_origin == "searched" for layer in whole.layers)  # as in a trial
+        assert all(layer.mask_origin == "searched" for layer in whole.record.layers)  # as in a trial
         tried_error = next(one.error for one in trials if one.error_feedback == a)
         assert whole.record.output_validation == pytest.approx(tried_error, rel=1e-12)
     taken: dict[str, Any] = {"error_feedbacks": (best.error_feedback,), "budgets": (best.budgets,)}
@@ -602,7 +603,11 @@ def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(mon
         monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", small)
         made = repair(net, masks, parts_of(points), **options)
         tried.append(
-            (made.record.error_feedback, {one.budgets for one in made.trials}, {one.ridge for one in made.layers})
+            (
+                made.record.error_feedback,
+                {one.budgets for one in made.trials},
+                {one.ridge for one in made.record.layers},
+            )
         )
     trial_error, looked = layer_fit._trial_error, list[int]()
     monkeypatch.setattr(layer_fit, "_trial_error", lambda *given: (looked.append(given[-1]), trial_error(*given))[1])
@@ -636,7 +641,7 @@ def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
         assert np.array_equal(made.masks[name].numpy(), mask_FK)
         assert np.allclose(f64(made.model.get_parameter(name)), v_FK, rtol=1e-6, atol=1e-8)
         assert torch.equal(made.model.get_parameter(f"{i}.bias"), net[i].bias)
-    assert all(layer.mask_origin == "searched" and not layer.corrects for layer in made.layers)
+    assert all(layer.mask_origin == "searched" and not layer.corrects for layer in made.record.layers)
 
 
 @pytest.mark.parametrize("kind", ["layer", "2:4", "1:3"])
@@ -664,7 +669,8 @@ def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
     masks, made = found(net, points, keep=0.3, method="sparsegpt")
     assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
     assert all(
-        layer.mask_origin == "searched" and layer.ridge is None and layer.intercept == "none" for layer in made.layers
+        layer.mask_origin == "searched" and layer.ridge is None and layer.intercept == "none"
+        for layer in made.record.layers
     )
     inputs = patches(f64(fitted(points)))
     w_FK = f64(net.stem.weight).reshape(6, -1)
@@ -682,11 +688,13 @@ def test_recurrent_and_attention_weights() -> None:
     torch.manual_seed(0)
     lstm, points = nn.LSTM(5, 8, batch_first=True), alike(80, 6, 5)
     masks, made = found(lstm, points)
-    assert {layer.name for layer in made.layers} == set(masks) and any(layer.moved for layer in made.layers)
+    assert {layer.name for layer in made.record.layers} == set(masks) and any(
+        layer.n_moved for layer in made.record.layers
+    )
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
     masks, made = found(encoder, alike(80, 6, 8))
-    assert all(layer.mask_origin != "unfitted" for layer in made.layers)
-    assert [layer.name for layer in made.layers if layer.corrects] == ["linear2.weight"]
+    assert all(layer.mask_origin != "unfitted" for layer in made.record.layers)
+    assert [layer.name for layer in made.record.layers if layer.corrects] == ["linear2.weight"]
 
 
 def test_outputs_that_are_no_numbers_leave_the_layer_as_it_was() -> None:
@@ -694,7 +702,7 @@ def test_outputs_that_are_no_numbers_leave_the_layer_as_it_was() -> None:
     net, points = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double(), alike(100, 8).double()
     points = points * 1e200
     masks, made = found(net, points)
-    assert all(layer.mask_origin == "unfitted" and layer.left_alone for layer in made.layers)
+    assert all(layer.mask_origin == "unfitted" and layer.left_alone for layer in made.record.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
 

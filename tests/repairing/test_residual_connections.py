@@ -130,7 +130,7 @@ def corrected(net: nn.Module, data: Any) -> list[str]:
     made = repair_network(
         net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 16)
     )
-    return [layer.name for layer in made.layers if layer.corrects]
+    return [layer.name for layer in made.record.layers if layer.corrects]
 
 
 def prunable(net: nn.Module) -> dict[str, Tensor]:
@@ -208,7 +208,7 @@ def test_padding_does_not_count() -> None:
                 net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 12)
             )
         )
-    assert [layer.name for layer in made[0].layers if layer.corrects] == ["down.weight"]
+    assert [layer.name for layer in made[0].record.layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
 
@@ -224,7 +224,7 @@ def test_a_stream_that_is_named_has_to_be_there() -> None:
         parts,
         RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12),
     )
-    assert [layer.corrects for layer in made.layers] == [False, True]
+    assert [layer.corrects for layer in made.record.layers] == [False, True]
     with pytest.raises(OptionError, match=r"a\.weight"):
         repair_network(
             net,
@@ -258,7 +258,7 @@ def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> N
         masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
         parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
         made.append(repair_network(net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",))))
-    assert [layer.corrects for layer in made[1].layers] == [False, False, True]
+    assert [layer.corrects for layer in made[1].record.layers] == [False, False, True]
     assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))
 
 

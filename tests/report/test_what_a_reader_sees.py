@@ -15,7 +15,7 @@ from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
-from sipp.records.repair import LayerRepair, Repair
+from sipp.records.repair import FittedLayer, Repair
 from sipp.report.rendering import render
 from sipp.report.results import read_results
 
@@ -39,8 +39,8 @@ return grave.map((one) => one.id + " " + one.nodes[0].html);
 
 def repaired(after: float) -> dict[str, Any]:
     layers = (
-        LayerRepair("0.weight", 0.5, after, 1e-3, "none", ""),
-        LayerRepair("1.weight", None, None, None, "none", "its input is not seen"),
+        FittedLayer("0.weight", "searched", 4, ridge=1e-3, error_before=0.5, error_after=after),
+        FittedLayer("1.weight", "unfitted", 4, left_alone="its input is not seen"),
     )
     counts = {"n_fit": 90, "n_validation": 10, "n_test": 10}
     errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_validation": after}

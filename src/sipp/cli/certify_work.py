@@ -16,7 +16,6 @@ from sipp.cli.data_option import Points, Reader, normalisation_lines
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.eval_work import evaluate
 from sipp.cli.model_option import both_networks
-from sipp.cli.options import parse_output
 from sipp.cli.out_option import check_ledger_option, check_out, write_out
 from sipp.cli.output import Answer
 from sipp.errors import DataError, OptionError
@@ -116,9 +115,8 @@ def _verify(
     assert request.verify is not None
     with naming_option(f"--verify {request.verify}", "give a certificate that `sipp certify --out` wrote"):
         certificate = from_json(_read_certificate(request.verify))
-        output = parse_output(request.output)
         verification = verify(
-            certificate, *networks, fresh.batches, output=output, calibration=calibration, ledger=request.ledger
+            certificate, *networks, fresh.batches, output=request.output, calibration=calibration, ledger=request.ledger
         )
     about = {"kind": "verification", "verified": verification.ok}
     return verification.ok, str(verification), about | {
@@ -135,23 +133,23 @@ def _certify(
 ) -> tuple[bool, str, object]:
     """Creates a certificate of the relative error (T14) or the accuracy drop (T16), and writes it if it holds."""
     cert: AnyCertificate
-    ok, text, output = True, "", parse_output(request.output)
+    ok, text = True, ""
     with naming_option(f"--holdout {request.holdout}", "see sipp certify --help"):
         if request.accuracy:
             cert = certify_accuracy(
-                *networks, fresh.batches, confidence=request.confidence, output=output, calibration=calibration,
+                *networks, fresh.batches, confidence=request.confidence, output=request.output, calibration=calibration,
                 ledger=request.ledger,
             )  # fmt: skip
         else:
             cert = sipp.certify(
                 *networks, fresh.batches, delta=request.delta, confidence=request.confidence, epsilon=request.epsilon,
-                measure=request.measure, output=output, calibration=calibration, ledger=request.ledger,
+                measure=request.measure, output=request.output, calibration=calibration, ledger=request.ledger,
             )  # fmt: skip
             ok = cert.verdict == "certified"
     if request.out is not None and ok:
         write_out(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
     if request.accuracy:
-        accuracies = evaluate(*networks, fresh.batches, output).accuracies
+        accuracies = evaluate(*networks, fresh.batches, request.output).accuracies
         if accuracies is not None:
             dense, pruned = accuracies
             text = f"\naccuracy on these inputs: {dense:.2%} dense, {pruned:.2%} pruned"

@@ -17,7 +17,6 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks
-from sipp.cli.options import parse_output
 from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
@@ -87,9 +86,8 @@ def run_eval(request: EvalRequest) -> Answer:
         drawn = reader.draw(reader.open(request.data), request.points)
     else:
         drawn = reader.holdout(request.data, request.points, "--data")
-    output = parse_output(request.output)
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
-        evaluation = evaluate(dense, pruned, drawn.batches, output)
+        evaluation = evaluate(dense, pruned, drawn.batches, request.output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
     if evaluation.dense_accuracy is None and drawn.unlabelled:
         evaluation = evaluation.model_copy(update={"why_no_accuracy": drawn.unlabelled})
@@ -109,7 +107,7 @@ def _network(request: EvalRequest) -> str:
 def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
     """The part of the record that describes networks and data."""
     about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
-    asked = {"dense": request.dense, "pruned": request.pruned, "output": parse_output(request.output)}
+    asked = {"dense": request.dense, "pruned": request.pruned, "output": request.output}
     record: dict[str, Any] = json_value(about | {"data": data} | asked)
     return record
 
@@ -119,7 +117,7 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         all_nT = windows(Path(request.data), request.model, request.inputs.length)
         read_nT = all_nT[: request.points]
-        measured = sipp.perplexity(pruned, read_nT, dense=dense, output=parse_output(request.output))
+        measured = sipp.perplexity(pruned, read_nT, dense=dense, output=request.output)
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
     words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"

@@ -20,7 +20,7 @@ import typer
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
-from sipp.records.options import CliOption, PruneOptions
+from sipp.records.options import CliOption, Group, PruneOptions
 from sipp.scoring.methods import NAMES
 
 KINDS = (
@@ -36,7 +36,7 @@ MOST_SIDE = 4096  # pixels; more is probably a typo
 # The groups of options in --help, in order
 MODEL_PANEL = "Model and data"
 PRUNE_PANEL = "What to prune"
-GUARANTEE_PANEL = "Guarantee"
+GUARANTEE_PANEL: Group = "Guarantee"
 REPAIR_PANEL = "Repair"
 OUTPUT_PANEL = "Output"
 MACHINE_PANEL = "Machine"
@@ -74,7 +74,8 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
     @wraps(work)
     def command(*, as_json: bool, **typed: Any) -> None:  # the signature is set below
         asked = {
-            name: _build_record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()
+            name: _build_record(hint, typed) if is_dataclass(hint) else _parsed(hint, typed[name])
+            for name, hint in hints.items()
         }
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             answer = work(**asked)
@@ -128,8 +129,7 @@ def _build_record(kind: Any, typed: dict[str, Any]) -> Any:
             if is_dataclass(hint):
                 values[field.name] = _build_record(hint, typed)
             elif name in typed:
-                parse = getattr(get_args(hint)[1], "parse", None)
-                value = typed[name] if parse is None else parse(typed[name])
+                value = _parsed(hint, typed[name])
                 values[field.name] = value if name == field.name else not value
         return kind(**values)
     except SippError as error:
@@ -139,10 +139,20 @@ def _build_record(kind: Any, typed: dict[str, Any]) -> Any:
         raise as_command_error(error, where, "see --help") from error
 
 
+def _parsed(hint: Any, value: Any) -> Any:
+    """The typed value, converted if its annotation says how."""
+    parse = getattr((*get_args(hint), None, None)[1], "parse", None)
+    return value if parse is None else parse(value)
+
+
 def prune_option(name: str) -> Any:
     """The annotation of this option of `sipp prune`, for reuse in another command."""
     hint = get_type_hints(PruneOptions, include_extras=True)[name]
     return get_args(next(_parameters(name, hint, None)).annotation)[1]
+
+
+def _index_or_name(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
 Model = Annotated[
@@ -200,8 +210,10 @@ HoldoutPoints = Annotated[
 ]
 Confidence = Annotated[float, prune_option("confidence")]
 OutputPart = Annotated[
-    str | None,
-    option("Which part of the output to compare: an index or a name (logits).", GUARANTEE_PANEL),
+    int | str | None,
+    CliOption(
+        "Which part of the output to compare: an index or a name (logits).", GUARANTEE_PANEL, parse=_index_or_name
+    ),
 ]
 Ledger = Annotated[
     Path | None,
@@ -274,8 +286,3 @@ def load_code(paths: list[Path] | None) -> None:
 
         for path in paths:
             load_scores(path)
-
-
-def parse_output(text: str | None) -> int | str | None:
-    """Parses --output: an index or a name."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() else text

@@ -18,7 +18,6 @@ from sipp.cli.data_sources import data_or_noise
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.model_option import load_model, weights_file
-from sipp.cli.options import parse_output
 from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
@@ -28,6 +27,7 @@ from sipp.records.binomial import holdout_needed
 from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
 from sipp.records.display import bytes_in_words, labelled_line, size_words
 from sipp.records.network_hash import model_hash
+from sipp.records.options import asked_values
 from sipp.records.pruned import Pruned
 from sipp.records.pruned_to import PrunedTo
 from sipp.records.pruned_words import pruned_text
@@ -169,7 +169,7 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
             pruned_to = prune_to_with(
                 model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
-                output=parse_output(request.output), ledger=request.ledger,
+                output=request.output, ledger=request.ledger,
             )  # fmt: skip
             pruned, certificate = pruned_to.pruned, pruned_to.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
@@ -193,7 +193,7 @@ def _prune(
         return pruned, stored, None
     certificate = sipp.certify(
         model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
-        output=parse_output(request.output), calibration=None if calibration is None else calibration.batches,
+        output=request.output, calibration=None if calibration is None else calibration.batches,
         ledger=request.ledger,
     )  # fmt: skip
     return pruned, stored, certificate
@@ -202,36 +202,27 @@ def _prune(
 def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
     """The content of report.json and --json."""
     options, weights, walk = request.options, request.weights, outcome.pruned_to
-    chosen = ("pattern", "include", "exclude", "delta", "confidence", "draws", "floor")
     if outcome.pruned is not None:
         record = pruned_values(outcome.pruned)
     else:
-        about = {"kind": "not certified", "sipp": sipp.__version__}
-        record = about | {"method": options.method, "seed": options.seed, "keep": 1.0}
-    return (
-        record
-        | {name: getattr(options, name) for name in chosen}
-        | {
-            "model": request.model,
-            "weights": None if weights is None else str(weights),
-            "weights_sha256": None if weights is None else file_hash(weights_file(weights)),
-            "dense_hash": model_hash(outcome.dense),
-            "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
-            "data": summary(outcome.calibration),
-            "holdout": summary(outcome.holdout),
-            "keep_asked": options.keep,
-            "epsilon_asked": request.epsilon,
-            "max_accuracy_drop_asked": request.max_accuracy_drop,
-            "holdout_delta": request.allowed_share if request.max_accuracy_drop is None else None,
-            "reduce": options.reduce or method_of(options.method).reduce,
-            "repair": bool(options.repair),
-            "verdict": None if walk is None else walk.verdict,
-            "path": [] if walk is None else [asdict(level) for level in walk.path],
-            "certificate": certificate_values(outcome.certificate),
-            "dry_run": request.dry_run,
-            "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
-        }
-    )
+        record = {"kind": "not certified", "sipp": sipp.__version__, "method": options.method, "keep": 1.0}
+    tolerance = {name: getattr(request, name) for name in ("epsilon", "max_accuracy_drop", "holdout_delta")}
+    return record | {
+        "asked": asked_values(options) | tolerance,
+        "model": request.model,
+        "weights": None if weights is None else str(weights),
+        "weights_sha256": None if weights is None else file_hash(weights_file(weights)),
+        "dense_hash": model_hash(outcome.dense),
+        "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
+        "data": summary(outcome.calibration),
+        "holdout": summary(outcome.holdout),
+        "reduce": options.reduce or method_of(options.method).reduce,
+        "verdict": None if walk is None else walk.verdict,
+        "path": [] if walk is None else [asdict(level) for level in walk.path],
+        "certificate": certificate_values(outcome.certificate),
+        "dry_run": request.dry_run,
+        "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
+    }
 
 
 @dataclass(frozen=True)

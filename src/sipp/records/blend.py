@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BeforeValidator, with_config
+from pydantic import BeforeValidator, ConfigDict, with_config
 
 from sipp.records.display import plain_table
 from sipp.records.html import table_html, view
-from sipp.records.json_values import FROM_JSON
 from sipp.records.options import Reduce
 
+FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 # JSON cannot express an infinite error: it is written as null
 Error = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
 

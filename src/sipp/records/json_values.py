@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
-FROM_JSON = ConfigDict(strict=False)  # of records that are read from JSON, where a tuple is a list
-
 
 def json_value(value: Any) -> Any:
     """The value in JSON types; a non-finite float, which JSON cannot express, becomes null."""

@@ -146,7 +146,7 @@ Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
 
 @dataclass(frozen=True)
 class CliOption:
-    """Annotates a field that is an option of `sipp prune`; fields without it are not on the command line."""
+    """Annotates what is an option on the command line; fields of a record without it are not."""
 
     words: str  # its line in --help; {methods} is replaced by their names
     group: Group  # its group in --help
@@ -257,21 +257,24 @@ class PruneOptions:
 
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
     """The fields that differ from their defaults and that `prune_to` does not take."""
+    taken = {"scoring", *(name for name, option in _cli_options().items() if option.prune_to)}
     return [
         field.name
         for field in fields(PruneOptions)
-        if field.name not in (*_taken_by_prune_to(), "scoring") and getattr(options, field.name) != field.default
+        if field.name not in taken and getattr(options, field.name) != field.default
     ]
 
 
+def asked_values(options: PruneOptions) -> dict[str, Any]:
+    """The value of every option that the command line has."""
+    return {name: getattr(options, name) for name in _cli_options()}
+
+
 @cache  # reading annotations is slow
-def _taken_by_prune_to() -> frozenset[str]:
-    hints = get_type_hints(PruneOptions, include_extras=True)
-    return frozenset(
-        name
-        for name, hint in hints.items()
-        if any(isinstance(note, CliOption) and note.prune_to for note in get_args(hint))
-    )
+def _cli_options() -> dict[str, CliOption]:
+    """The options of the command line by field, in order."""
+    notes = {name: get_args(hint) for name, hint in get_type_hints(PruneOptions, include_extras=True).items()}
+    return {name: note for name, found in notes.items() for note in found if isinstance(note, CliOption)}
 
 
 MOST_GROUP = 2**20

@@ -17,7 +17,7 @@ from sipp.records.network_hash import tensors_hash
 from sipp.records.options import Draws, Mode
 from sipp.records.plots import layer_bars
 from sipp.records.ranking import DrawUnit
-from sipp.records.repair import FittedLayer, Repair, Trial
+from sipp.records.repair import Repair, Trial
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
@@ -348,7 +348,6 @@ class Repaired:
     masks: dict[str, Tensor]
     record: Repair
     keys: frozenset[bytes]
-    layers: tuple[FittedLayer, ...]  # in the order of execution
     trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property

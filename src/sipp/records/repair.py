@@ -1,76 +1,57 @@
-"""The record of a repair: its effect on each layer and on the output. `print` it.
-
-FittedLayer and Trial are details that a repair returns but no file stores.
-"""
+"""The record of a repair: its effect on each layer and on the output. `print` it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import with_config
+from pydantic import ConfigDict, with_config
 from rich.table import Table
 
 from sipp.records.display import number, plain_table, text_of
 from sipp.records.html import table_html, view
-from sipp.records.json_values import FROM_JSON
 from sipp.records.options import RepairMethod
 from sipp.records.plots import layer_bars
 
+FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
 Budgets = Literal["given", "magnitude", "even", "between"]
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
 
-@dataclass(frozen=True)
-class FittedLayer:
-    """What the fit of one weight did, in full; a `LayerRepair` is what is stored of it.
-
-    Errors are on validation points: the gap to the layer's target, relative to the norm of the dense output.
-    """
-
-    name: str
-    mask_origin: MaskOrigin
-    kept: int
-    moved: int = 0  # kept weights that were not in the mask the fit began with
-    ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
-    error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
-    error_first_mask: float | None = None  # refitted; None also if a few rows showed that it is worse
-    error_searched_mask: float | None = None  # refitted
-    error: float | None = None  # of what was taken
-    rounds: int = 0  # of the search
-    corrects: bool = False  # the residual stream that its output is added to
-    intercept: Intercept = "none"
-    left_alone: str = ""  # why it is unfitted
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One candidate for the error feedback and the budgets, fitted to fewer points."""
-
-    error_feedback: float
-    budgets: Budgets
-    n_layers: int  # the first ones, which were fitted
-    error: float  # of the output on the validation points; infinite if the output has no real numbers
-
-
 @with_config(FROM_JSON)
 @dataclass(frozen=True)
-class LayerRepair:
-    """The repair of one weight.
+class FittedLayer:
+    """What the fit of one weight did.
 
     Errors are distances to the layer's target (the dense layer's output, for an error feedback of 1), relative to the
     norm of the dense output, on validation points. These chose the fit, so the errors are optimistic.
     """
 
     name: str
-    error_before: float | None  # with the mask that the fit began with; None if the layer could not be compared
-    error_after: float | None  # equal to error_before if it was left alone
-    ridge: float | None  # None if it was left alone
-    intercept: Intercept
-    left_alone: str  # why the weights are unchanged; empty if they were refitted
+    mask_origin: MaskOrigin
+    kept: int
     n_moved: int = 0  # kept weights that were not in the first mask
+    ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
+    error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
+    error_first_mask: float | None = None  # refitted; None also if a few rows showed that it is worse
+    error_searched_mask: float | None = None  # refitted
+    error_after: float | None = None  # of what was taken
+    rounds: int = 0  # of the search
+    corrects: bool = False  # the residual stream that its output is added to
+    intercept: Intercept = "none"
+    left_alone: str = ""  # why it is unfitted; empty if it was fitted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate for the error feedback and the budgets, fitted to fewer points; no file stores it."""
+
+    error_feedback: float
+    budgets: Budgets
+    n_layers: int  # the first ones, which were fitted
+    error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
 @with_config(FROM_JSON)
@@ -93,7 +74,7 @@ class Repair:
     Output errors are relative to the output's norm, on test points; None if there are too few of them.
     """
 
-    layers: tuple[LayerRepair, ...]  # in the order of execution
+    layers: tuple[FittedLayer, ...]  # in the order of execution; `n_moved` counts from the masks that were given
     n_fit: int  # points that the weights were fitted on
     n_validation: int  # points that chose ridges, left layers alone and stopped the polish
     n_test: int  # test points, which chose nothing; 0: there were too few

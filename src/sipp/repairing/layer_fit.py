@@ -121,12 +121,12 @@ def fit_layer(
         name=weight.name,
         mask_origin=best.origin,
         kept=n_kept,
-        moved=n_moved,
+        n_moved=n_moved,
         ridge=ridge if is_fitted else None,
         error_before=errors.get("unfitted"),
         error_first_mask=errors.get("first"),
         error_searched_mask=errors.get("searched"),
-        error=best.error,
+        error_after=best.error,
         rounds=n_rounds,
         intercept=place.kind if is_fitted else "none",
         left_alone="" if is_fitted else _why_unfitted(best),
@@ -142,7 +142,7 @@ def leave_unfitted(model: nn.Module, weight: Weight, mask: Tensor, why: str) -> 
 
 
 def _why_unfitted(fit: _Fit) -> str:
-    return "it is exact already" if fit.error == 0 else "no refit was better on held-back inputs"
+    return "it is exact already" if fit.error == 0 else "no refit was better on validation inputs"
 
 
 def _are_finite(fit: _Fit) -> bool:

@@ -34,7 +34,7 @@ from sipp.records.numerics import device_of
 from sipp.records.options import RepairMethod
 from sipp.records.pruned import Repaired
 from sipp.records.ranking import Ranking
-from sipp.records.repair import LayerRepair, Repair
+from sipp.records.repair import FittedLayer, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
@@ -132,7 +132,7 @@ def repair_network(
         error_feedback=choice.error_feedback,
         budgets=choice.budgets,
     )
-    return Repaired(fit.model, fit.masks, record, split.keys, fit.layers, choice.trials)
+    return Repaired(fit.model, fit.masks, record, split.keys, choice.trials)
 
 
 def _choose(
@@ -195,7 +195,7 @@ def _undone(
     for layer in fit.layers:
         left = leave_unfitted(model, task.weights[layer.name], masks[layer.name], "undone")
         if knows_errors:
-            left = replace(left, error_before=layer.error_before, error=layer.error_before)
+            left = replace(left, error_before=layer.error_before, error_after=layer.error_before)
         layers.append(left)
     return NetworkFit(model, dict(masks), tuple(layers))
 
@@ -209,21 +209,13 @@ def _n_points(batches: Sequence[Batch]) -> int:
     return sum(batch.n_points for batch in batches)
 
 
-def _layer_records(fit: NetworkFit, masks: Masks, *, knows_before: bool) -> tuple[LayerRepair, ...]:
-    """The records of the weights; moves are counted from the given masks, not from those the search began with."""
+def _layer_records(fit: NetworkFit, masks: Masks, *, knows_before: bool) -> tuple[FittedLayer, ...]:
+    """The fitted layers, with moves counted from the given masks, not from those the search began with."""
     moved = [(fit.masks[layer.name] & ~masks[layer.name]).sum() for layer in fit.layers]
     counts = torch.stack(moved).tolist() if moved else []
     return tuple(
-        LayerRepair(
-            name=layer.name,
-            error_before=layer.error_before if knows_before else None,
-            error_after=layer.error,
-            ridge=layer.ridge,
-            intercept=layer.intercept,
-            left_alone=layer.left_alone,
-            n_moved=n_moved,
-        )
-        for layer, n_moved in zip(fit.layers, counts)
+        replace(layer, n_moved=n, error_before=layer.error_before if knows_before else None)
+        for layer, n in zip(fit.layers, counts)
     )
 
 

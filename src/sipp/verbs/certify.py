@@ -106,7 +106,7 @@ def certify_accuracy(
 
     `labels="auto"` uses labels if the batches have them (the record's `mode` says so); outputs are n x classes.
     For a language model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its
-    positions where the predicted next token changed; with `labels="use"` it is judged by the text itself.
+    positions where the predicted next token changed; with `labels="use"` it is compared with the text itself.
 
     Example:
         >>> import sipp, torch

@@ -268,7 +268,7 @@ def _cut_and_repaired(
         chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
     )
     masks = restore_spared(fit.model, dense, fit.masks, spared)
-    return fit.model, masks, {layer.name: (layer.error_before, layer.error) for layer in fit.layers}
+    return fit.model, masks, {layer.name: (layer.error_before, layer.error_after) for layer in fit.layers}
 
 
 @dataclass(frozen=True)

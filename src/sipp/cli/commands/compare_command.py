@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, parse_output
+from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
 from sipp.records.comparison import Comparison
 from sipp.records.display import labelled_line
@@ -74,7 +74,7 @@ def compare(
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
             holdout=None if test is None else test.batches, include=include, exclude=exclude,
-            output=parse_output(output), ledger=ledger, seed=seed,
+            output=output, ledger=ledger, seed=seed,
         )  # fmt: skip
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
     shown += [] if test is None else [labelled_line("holdout", test.words)]
