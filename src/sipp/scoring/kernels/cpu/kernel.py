@@ -27,6 +27,7 @@ from sipp.native.compiling import (
     INT64_BYTES,
     CompiledLoop,
     as_numbers,
+    call_each,
     float_at,
     int_at,
     put_int,
@@ -34,7 +35,6 @@ from sipp.native.compiling import (
     short_at,
 )
 from sipp.native.instructions import FLOAT_BYTES
-from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
