@@ -23,11 +23,11 @@ import sipp
 from sipp.certificates.measures import point_ratios
 from sipp.experiments.data import load_cifar10, normalise
 from sipp.experiments.nets import build
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records.binomial import upper_limit
 from sipp.records.options import PruneOptions
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
 METHODS: tuple[str, ...] = ("wt", "sipp-det", "sipp-hybrid")

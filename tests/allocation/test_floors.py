@@ -11,11 +11,11 @@ from sipp.allocation.largest_scores import largest, largest_above_floor, least_o
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.scoring.methods import NAMES
+from sipp.scoring.task import task_of
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
 

@@ -16,10 +16,10 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs import probing
 from sipp.inputs.probing import Recorder
-from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import WeightUse
 from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
+from sipp.scoring.task import task_of
 
 N, WIDTH = 4, 6  # points, features
 randn = partial(draws.randn, dtype=torch.float64)

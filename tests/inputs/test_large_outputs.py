@@ -12,7 +12,7 @@ import sipp
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import error_of, output_error, outputs_of
-from sipp.inputs.scoring_task import task_of
+from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is")

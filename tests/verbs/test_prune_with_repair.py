@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import choosing, network_fit, repair_network
 from sipp.repairing.data_split import held_out_error, split_data
+from sipp.scoring.task import task_of
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 

@@ -27,7 +27,6 @@ from sipp.inputs.batches import points_at
 from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.probing import Probes, runner
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.assumption import Assumption, LayerAssumption, share_needed
 from sipp.records.batches import Batch, WeightUse
@@ -37,7 +36,7 @@ from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.running_sensitivities import overflow_error, unreached_error
 from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from sipp.inputs.data import Data
 from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
 from sipp.records.ranking import BlendChoice, BlendInputs, BlendTrial, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
+from sipp.scoring.task import ScoringTask
 from sipp.scoring.wanda import wanda
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference

@@ -24,7 +24,6 @@ from sipp.errors import OptionError
 from sipp.inputs.batches import points_at
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose
 from sipp.pruning.ranking import N_SAMPLE
@@ -37,6 +36,7 @@ from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
 from sipp.records.ranking import BlendChoice, BlendInputs, Ranking, Weight, from_rows, to_rows
 from sipp.scoring.methods import CutRule, method_of
+from sipp.scoring.task import ScoringTask
 
 
 @dataclass(frozen=True)

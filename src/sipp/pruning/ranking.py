@@ -16,7 +16,6 @@ from sipp.errors import OptionError
 from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.data import ASIDE_SHARE, Data
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
@@ -27,7 +26,7 @@ from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_
 from sipp.scoring.methods import MethodInfo, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 

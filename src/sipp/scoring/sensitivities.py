@@ -24,7 +24,6 @@ from sipp.inputs.outputs import ORDER, Alone, allowed_between, is_same_alone, ou
 from sipp.inputs.patches import ValueRange, copied, values_later
 from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.probing import Probe, Probes, probe, runner
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
@@ -34,7 +33,7 @@ from sipp.records.ranking import LayerSensitivities, Sensitivities, Weight, from
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
 MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).

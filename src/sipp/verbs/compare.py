@@ -22,7 +22,6 @@ from sipp.inputs.batches import as_given, points_at
 from sipp.inputs.data import AnyData, Data, data_of
 from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import needs_start_only, rank, set_points_aside
@@ -43,7 +42,7 @@ from sipp.records.options import (
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)

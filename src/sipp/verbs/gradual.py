@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_line
 from sipp.pruning.adapters import adapters_merged
 from sipp.pruning.averages import (
@@ -39,6 +38,7 @@ from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.records.ranking import Ranking
 from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.task import task_of
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more

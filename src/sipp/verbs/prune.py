@@ -11,7 +11,6 @@ from torch import nn
 from sipp.bounds.statements import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
@@ -43,6 +42,7 @@ from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import repairs_of
+from sipp.scoring.task import ScoringTask, task_of
 
 
 @explain_unknown_options

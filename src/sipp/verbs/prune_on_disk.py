@@ -23,7 +23,6 @@ from sipp.inputs.blocks import Blocks, Call, enter, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
@@ -38,6 +37,7 @@ from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
 from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.task import task_of
 from sipp.storage.block_folder import BlockFolder, file_of_block
 from sipp.storage.files import file_hash, sha256_of
 from sipp.storage.network_in_files import NetworkInFiles

@@ -39,7 +39,6 @@ from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import sketch_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
@@ -70,6 +69,7 @@ from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS
 from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02

@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.records.options import Reduce, Scoring
 from sipp.records.ranking import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
+from sipp.scoring.task import task_of
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
 
