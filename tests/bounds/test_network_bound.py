@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
-from sipp.inputs.batches import as_batch
+from sipp.inputs.data import as_batch
 from sipp.records.pruned import Pruned
 from sipp.scoring.task import calibration_needed
 

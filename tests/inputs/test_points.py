@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import concatenated, points_at
-from sipp.inputs.data import MOST_UNCOUNTED, data_of
+from sipp.inputs.data import MOST_UNCOUNTED, concatenated, data_of, points_at
 from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of
 from sipp.records.batches import Batch

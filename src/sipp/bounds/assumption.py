@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import points_at
 from sipp.inputs.capture import depends_on_batch
-from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.data import AnyData, Data, data_of, points_at
 from sipp.inputs.probing import Probes, runner
 from sipp.progress import Advance, progress_bar
 from sipp.records.assumption import Assumption, LayerAssumption, share_needed

@@ -23,7 +23,7 @@ from sipp.bounds.operations import (
     same_output,
 )
 from sipp.errors import DataError
-from sipp.inputs.batches import points_at
+from sipp.inputs.data import points_at
 from sipp.records.batches import Batch
 
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.

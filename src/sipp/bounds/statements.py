@@ -27,8 +27,7 @@ from torch import Tensor
 from sipp.allocation.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.batches import points_at
-from sipp.inputs.data import AnyData
+from sipp.inputs.data import AnyData, points_at
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.records.display import listed
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import fresh, on_device, points_at
 from sipp.inputs.capture import run_batch
+from sipp.inputs.data import fresh, on_device, points_at
 from sipp.inputs.outputs import allowed_between
 from sipp.records.batches import Batch
 

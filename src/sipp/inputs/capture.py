@@ -14,7 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import fresh, tensors_of_inputs
+from sipp.inputs.data import fresh, tensors_of_inputs
 from sipp.inputs.layer_checks import (
     Expected,
     Operations,

@@ -12,7 +12,7 @@ import logging
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sipp.errors import ModelError
-from sipp.inputs.batches import every_tensor
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
 from sipp.records.batches import Batch, WeightUse
@@ -212,6 +211,24 @@ def _first_tensor(output: Any) -> Tensor | None:
     if isinstance(output, tuple | list) and output:
         return _first_tensor(output[0])
     return output if isinstance(output, Tensor) else None
+
+
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather(value if isinstance(value, (tuple, list)) else (value,), found)
+    return found
+
+
+def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+    # not a generator, and called for containers only: this runs for every operation of a network
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (tuple, list)):
+            _gather(one, found)
+        elif isinstance(one, dict):
+            _gather(one.values(), found)
 
 
 # --- Weights that are read elsewhere, and control flow that goes by values --------------------------------------------

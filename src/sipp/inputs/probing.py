@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import points_at, tensors_of_inputs
 from sipp.inputs.capture import OnUse, Pass, caught_by, run_pass
+from sipp.inputs.data import points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import Operations, Watch, tolerance_of
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.outputs import Alone

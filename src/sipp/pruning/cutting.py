@@ -21,11 +21,11 @@ from sipp.allocation.largest_scores import (
 from sipp.allocation.optimal import AllocationProblem, allocation_problem
 from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.errors import OptionError
-from sipp.inputs.batches import points_at
+from sipp.inputs.data import points_at
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.progress import Advance, nothing
-from sipp.pruning.blending import choose
+from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampled_rows import sampled_rows
 from sipp.pruning.spared_rows import with_spared
@@ -233,7 +233,7 @@ def _blended(
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
         return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
-    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
+    return choose_blend(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

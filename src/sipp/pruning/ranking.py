@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.data import ASIDE_SHARE, Data
+from sipp.inputs.data import ASIDE_SHARE, Data, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
@@ -83,7 +82,8 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
-        method_keys=frozenset(plan.method_keys) if info.needs_data else frozenset(),
+        chosen_by_points=info.needs_data,
+        method_keys=frozenset(plan.method_keys),
     )
 
 
@@ -162,20 +162,6 @@ def floor_of(options: PruneOptions) -> float | None:
     if options.floor == "method":
         return method_of(options.method).floor
     return None if isinstance(options.floor, str) else float(options.floor)
-
-
-def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
-    """Keys of the points that chose the ranking, as far as they are known, and whether these are all.
-
-    They are unknown if whole batches were scored, and if the caller brought the weights.
-    """
-    method = ranking.options.method
-    if method == "given" or not method_of(method).needs_data:  # points served statements only
-        return frozenset(), method != "given"
-    scored = frozenset[bytes]()
-    if ranking.sensitivities is not None and not ranking.sensitivities.batch_dependent:
-        scored = ranking.sensitivities.all_seen_keys
-    return scored | ranking.method_keys, bool(scored or ranking.method_keys)
 
 
 def _with_selection_points(

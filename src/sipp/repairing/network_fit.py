@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh
 from sipp.inputs.blocks import Blocks, Entered, enter
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.probing import Probes
 from sipp.inputs.restore import copy_of

@@ -8,7 +8,8 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
@@ -17,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
-from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
+from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
 from sipp.inputs.outputs import ORDER, Alone, allowed_between, is_same_alone, output_norms, why_dependent
 from sipp.inputs.patches import ValueRange, copied, values_later
 from sipp.inputs.point_keys import batch_key, draw_keys_of
@@ -35,6 +35,8 @@ from sipp.scoring.running_norms import close_all
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
+MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
+MOST_S2_SHARE = 1 / 4  # of all points
 MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
@@ -238,6 +240,25 @@ def _probed_batches(
         for start in range(0, batch.n_points, FEWEST_POINTS):
             part = points_at(batch, slice(start, start + FEWEST_POINTS))
             yield part, min(max(n_first - start, 0), part.n_points), replace(known, alone=None)
+
+
+def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
+    """Each batch with the number of its points that are in S1: all but the last points of the data (T19).
+
+    Which points come last is known only at the end of the data, so a few batches are held back.
+    """
+    held: deque[Batch] = deque()
+    n_held = n_seen = 0
+    for batch in batches:
+        held.append(fresh(batch))
+        n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
+        while n_held - held[0].n_points >= MOST_S2_POINTS:
+            n_held -= held[0].n_points
+            yield held[0], held.popleft().n_points
+    n_first = n_held - min(MOST_S2_POINTS, math.floor(MOST_S2_SHARE * n_seen))
+    for batch in held:
+        yield batch, min(max(n_first, 0), batch.n_points)
+        n_first -= batch.n_points
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:

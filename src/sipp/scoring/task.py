@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import as_given
 from sipp.inputs.capture import OnUse
-from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.data import AnyData, Data, as_given, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import n_positions_of, n_rows_of
 from sipp.inputs.probing import runner

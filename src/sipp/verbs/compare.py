@@ -18,8 +18,7 @@ from sipp.certificates.ledger import COMPARING, ledger_lines
 from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs.batches import as_given, points_at
-from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.data import AnyData, Data, as_given, data_of, points_at
 from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.progress import progress_bar

@@ -15,7 +15,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
-from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys, set_points_aside
+from sipp.pruning.ranking import checked_method, rank, set_points_aside
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -183,7 +183,6 @@ def pruned_of(
     A repair has measured itself how far the output moved.
     """
     stated = statements_of(ranking, cut, task, mode, new_points)
-    seen, is_all = ranking_seen_keys(ranking)
     return Pruned(
         model=cut.model,
         masks=cut.masks,
@@ -201,8 +200,8 @@ def pruned_of(
         described_hash=tensors_hash(cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
-        seen=seen | (frozenset() if repaired is None else repaired.keys),
-        seen_all=is_all,
+        seen=ranking.seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=ranking.seen_all,
     )
 
 

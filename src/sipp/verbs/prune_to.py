@@ -41,7 +41,7 @@ from sipp.inputs.point_keys import sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
+from sipp.pruning.ranking import checked_method, rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
 from sipp.records.checking import check_number, explain_unknown_options
@@ -176,7 +176,7 @@ def prune_to_with(
     walker = _Walker(ranking, output, tolerance, options, _split(ranking, options, calibration))
     start = 0 if seen is None else _start(walker, calibration, seen, points.n, grid, progress)
     walker.check_independence(holdout)
-    calibration_id = ranking_seen_keys(ranking)[0] if seen is None else seen.facts["data_hash"]
+    calibration_id = ranking.seen if seen is None else seen.facts["data_hash"]
     terms = (epsilon, max_accuracy_drop, delta, grid, repr(options), repr(output), hash(calibration_id))
     use = _record_in_ledger(ledger, points, ranking, terms if epsilon is not None else (*terms, points.labels_hash))
     path, n_passed = _walk(walker, holdout, points, grid[start:], progress)
