@@ -17,7 +17,7 @@ from sipp.certificates.running import Output, check_model, follows_positions, ru
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import Data, data_of
-from sipp.inputs.outputs import allowed_between, why_dependent
+from sipp.inputs.outputs import allowed_difference, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
@@ -137,7 +137,7 @@ def measure_outputs(
     measured: list[Tensor] = []
     dtypes: set[str] = set()
     modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    n_points = holdout_data(holdout).n_known
+    n_points = holdout_data(holdout).n_points_known
     with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
         try:
             for batch, f, g in _outputs(dense, pruned, holdout, seen, output, drops_padding, finest):
@@ -217,10 +217,10 @@ def refuse_dependent(
     role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
 ) -> None:
     """Raises a ModelError if the output at a point depends on the other points of its batch."""
-    allowed = allowed_between(model, batch, finest)
+    allowed = allowed_difference(model, batch, finest)
     reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
     if reason:
-        is_fine = finest is not None and finest < allowed_between(model, batch)
+        is_fine = finest is not None and finest < allowed_difference(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
         raise ModelError(f"{reason}; the inputs would not be independent{more}", where=f"{role}, {batch.where}")
 

@@ -45,7 +45,7 @@ class Data:
     seed: int = 0  # for drawing them from a tensor or a Dataset
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
-    noted: set[bytes] | None = field(default=None, compare=False, repr=False)  # collects the key of every point read
+    seen_keys: set[bytes] | None = field(default=None, compare=False, repr=False)  # collects those of all points read
 
     @property
     def can_be_read_again(self) -> bool:
@@ -58,23 +58,23 @@ class Data:
         return isinstance(self.given, list) and not self.given
 
     @property
-    def is_repeated(self) -> bool:
+    def gives_same_points(self) -> bool:
         """Whether every pass gives the same points, whatever `n_points` is; a loader may shuffle."""
         return isinstance(self.given, Tensor | TensorDataset | list)
 
     @property
-    def has_cheap_points(self) -> bool:
+    def is_in_tensors(self) -> bool:
         """Whether the points are in tensors, so that batches of any size can be made."""
         return isinstance(self.given, Tensor | TensorDataset)
 
     @property
-    def n_known(self) -> int | None:
+    def n_points_known(self) -> int | None:
         """The number of points, if it is known without reading them."""
         if self.n_points is not None:
             return self.n_points
         if isinstance(self.given, Tensor):
             return len(self.given) if self.given.ndim else None
-        return _length(self.given) if _has_points(self.given) else None
+        return _length(self.given) if _is_map_style(self.given) else None
 
     def with_points(self, n_points: int | None) -> Data:
         """The same data, limited to this many points; None: all."""
@@ -93,7 +93,7 @@ class Data:
         check_seed(self.seed)
         left, n_seen, role = self.n_points, 0, self.role
         is_endless = _endless() if left is None and not _has_length(self.given) else None
-        for index, raw in _read(self._source(batch_size or self.batch_size), role):
+        for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
             batch = as_batch(raw, index, role)
             if is_endless is not None and is_endless(batch):
                 raise DataError(
@@ -107,8 +107,8 @@ class Data:
             batch = batch if self.device is None else on_device(batch, self.device)
             if self.refuses_non_finite:
                 refuse_non_finite(batch)
-            if self.noted is not None:
-                self.noted.update(draw_keys_of(batch))
+            if self.seen_keys is not None:
+                self.seen_keys.update(draw_keys_of(batch))
             yield batch
             n_seen += batch.n_points
             if left is not None:
@@ -132,7 +132,7 @@ class Data:
 
     def in_memory(self) -> Data:
         """The points, read once and kept as a list of batches."""
-        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, noted=None)
+        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, seen_keys=None)
 
     def set_aside(self) -> tuple[Data, Data]:
         """The points in two lists of batches, kept in memory: those to score, and the last `ASIDE_SHARE` of all."""
@@ -148,14 +148,14 @@ class Data:
             else:
                 (scored if inside else aside).append(as_given(batch))
             n_left -= batch.n_points
-        read_again = replace(self, n_points=None, noted=None)
+        read_again = replace(self, n_points=None, seen_keys=None)
         return replace(read_again, given=scored), replace(read_again, given=aside)
 
     def keys(self) -> frozenset[bytes]:
         """The keys of all points, equal ones once (T18)."""
         return frozenset(key for batch in self.batches() for key in draw_keys_of(batch))
 
-    def _source(self, batch_size: int | None) -> Iterable[Any]:
+    def _raw_batches(self, batch_size: int | None) -> Iterable[Any]:
         """The raw batches."""
         data, device, role = self.given, self.device, self.role
         if isinstance(data, tuple | Mapping):
@@ -166,14 +166,14 @@ class Data:
         if isinstance(data, Tensor):
             check_dense(data, role)
         if isinstance(data, Tensor) and data.ndim > 0:
-            chosen = self._chosen(len(data))
+            chosen = self._drawn_indices(len(data))
             step = points_per_batch(data, device or data.device)
             step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
             return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
-        if _has_points(data):
+        if _is_map_style(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
                 batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
-            chosen = self._chosen(_length(data))
+            chosen = self._drawn_indices(_length(data))
             points: Any = data if chosen is None else Subset(data, chosen.tolist())  # type: ignore[arg-type]
             # a generator of its own, because a DataLoader would draw its base seed from the global one
             return DataLoader(points, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
@@ -183,7 +183,7 @@ class Data:
             raise DataError(f"{role} is a {kind}, not a tensor of inputs or an iterable of batches{hint}")
         return data
 
-    def _chosen(self, n_all: int) -> Tensor | None:
+    def _drawn_indices(self, n_all: int) -> Tensor | None:
         """The points drawn with the seed; None: all of them, in their order."""
         if self.n_points is None or self.n_points >= n_all:
             return None
@@ -236,7 +236,7 @@ def is_tokens(inputs: Tensor) -> bool:
     return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()
 
 
-def _has_points(data: Any) -> bool:
+def _is_map_style(data: Any) -> bool:
     """Whether it is a map-style Dataset: one point per index."""
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
@@ -459,7 +459,7 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
             return [value[i] for i in integers(0, batch.n_points)[where].tolist()]
         return value
 
-    return replace(_changed(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
+    return replace(_map_values(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
 
 
 def fresh(batch: Batch) -> Batch:
@@ -470,7 +470,7 @@ def fresh(batch: Batch) -> Batch:
             return value._replace(data=value.data.clone())
         return value.clone() if isinstance(value, Tensor) else value
 
-    return _changed(batch, copied)
+    return _map_values(batch, copied)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
@@ -480,10 +480,10 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         movable: Any = value  # PackedSequence.to is typed for dtypes only
         return movable.to(device) if isinstance(value, Tensor | PackedSequence) else value
 
-    return _changed(batch, move)
+    return _map_values(batch, move)
 
 
-def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
+def _map_values(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     return replace(
         batch,
         args=tuple(change(value) for value in batch.args),

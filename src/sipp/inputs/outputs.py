@@ -174,7 +174,7 @@ ORDER = (
 )
 
 
-def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
+def allowed_difference(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
     """The share of its output by which a point may differ in another batch, from the device and the dtypes.
 
     At most `finest`, the error that is to be claimed, unless that is below rounding.
@@ -195,7 +195,7 @@ def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bo
     """Whether some points of a batch, at most half, gave by themselves what they gave within it."""
     index, output = alone
     pairs = _pairs(whole, n_points, output, len(index))
-    return _is_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
+    return _is_small_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
 
 
 def why_dependent(
@@ -204,13 +204,13 @@ def why_dependent(
     """Why the output at a point is not a function of that point alone, in words; "" if nothing suggests so.
 
     `run` returns the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors. Those
-    that hold real numbers and one row per point are compared. `allowed`: see `allowed_between`. `whole`: the output
+    that hold real numbers and one row per point are compared. `allowed`: see `allowed_difference`. `whole`: the output
     for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = integers(n - 1, -1, -1)
-    if alone is None or not _is_part(alone[0], n):
+    if alone is None or not _is_small_part(alone[0], n):
         last = back[: min(n - n // 2, MOST_ALONE)]
         try:
             alone = last, run(points_at(batch, last))
@@ -230,7 +230,7 @@ def why_dependent(
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
 
 
-def _is_part(index: Tensor, n: int) -> bool:
+def _is_small_part(index: Tensor, n: int) -> bool:
     """Whether these, copies counted once, are at most half of the batch, so that their statistics are others."""
     return 2 * len(index.unique()) <= n
 

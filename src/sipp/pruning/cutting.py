@@ -188,7 +188,7 @@ def sparse_rows(
         rows = sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed=seed)
     else:
         if ranking.blend is not None:
-            masks, choice = _blended(ranking, ranking.blend, prepared, budget, advance)
+            masks, choice = _masks_of_blend(ranking, ranking.blend, prepared, budget, advance)
         else:
             masks = _masks(ranking, prepared, info.cut, ranking.scores, budget)
         c_constant = ranking.options.constants.c_constant
@@ -219,7 +219,7 @@ def _masks(
     return largest(scores, budget, ascending=prepared.ascending)
 
 
-def _blended(
+def _masks_of_blend(
     ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""

@@ -63,14 +63,14 @@ class ScoringTask:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
         return self.points.batches(batch_size)
 
-    def noting(self, keys: set[bytes]) -> ScoringTask:
+    def collecting(self, keys: set[bytes]) -> ScoringTask:
         """The same task; `keys` collects the key of every point that is read."""
-        return self if self.data is None else replace(self, data=replace(self.data, noted=keys))
+        return self if self.data is None else replace(self, data=replace(self.data, seen_keys=keys))
 
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(
-            self, data=_read_by(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
         )
 
 
@@ -103,10 +103,10 @@ def task_of(
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
-    return ScoringTask(model, layers, _read_by(model, data, seed), scoring, seed)
+    return ScoringTask(model, layers, _data_for(model, data, seed), scoring, seed)
 
 
-def _read_by(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
+def _data_for(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
     return None if data is None else data_of(data, device=device_of(model), seed=seed)
 
 

@@ -23,7 +23,7 @@ from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import needs_start_only, rank, set_points_aside
+from sipp.pruning.ranking import needs_first_mask_only, rank, set_points_aside
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
@@ -110,7 +110,7 @@ def compare(
             variants = [(False, ranking, repairs_of(info, False))]
             if repair:
                 options = PruneOptions(method=method, repair=repair)
-                begins_with_other_mask = needs_start_only(task, info, options)
+                begins_with_other_mask = needs_first_mask_only(task, info, options)
                 repair_ranking = rank(task, options) if begins_with_other_mask else ranking
                 variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):

@@ -54,7 +54,7 @@ def perplexity(
     with ExitStack() as stack:
         for net in networks:
             stack.enter_context(scoring_mode(net, "running"))
-        bar = progress_bar("measuring", windows.n_known, shown=check_flag("progress", progress))
+        bar = progress_bar("measuring", windows.n_points_known, shown=check_flag("progress", progress))
         advance = stack.enter_context(bar)
         for batch in windows.batches():
             for i in range(batch.n_points):

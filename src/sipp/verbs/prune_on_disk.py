@@ -36,7 +36,7 @@ from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
 from sipp.scoring.methods import refuse_fitted
-from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.sensitivities import chunk_bytes_on
 from sipp.scoring.task import task_of
 from sipp.storage.block_folder import BlockFolder, file_of_block
 from sipp.storage.files import file_hash, sha256_of
@@ -266,7 +266,7 @@ def _cut_and_repaired(
         work.batches(i, "pruned"),
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         follows=i > 0,
-        chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
+        chunk_bytes=chunk_bytes_on(options.scoring.chunk_bytes, work.network.device),
     )
     masks = restore_spared(fit.model, dense, fit.masks, spared)
     return fit.model, masks, {layer.name: (layer.error_before, layer.error) for layer in fit.layers}

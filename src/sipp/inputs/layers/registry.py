@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.layers.attention import (
-    attention_caught,
     attention_output,
+    attention_recorded,
     attention_uses,
     attention_uses_after,
     attention_weights,
@@ -29,8 +29,8 @@ from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import (
     cell_output,
     cell_uses,
-    recurrent_caught,
     recurrent_output,
+    recurrent_recorded,
     recurrent_uses,
     recurrent_uses_after,
     recurrent_weights,
@@ -46,7 +46,7 @@ from sipp.records.ranking import Weight
 #   "unknown":  it cannot be told; this is noted in the log of every scoring.
 Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
 
-# (module, args, kwargs, output, operands of the weights that are `caught`, number of points) -> uses
+# (module, args, kwargs, output, operands of the weights that are `recorded`, number of points) -> uses
 UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
 
 
@@ -65,7 +65,7 @@ class Adapter:
     output: Output = "products"
     # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
     uses_after: UsesAfter | None = None
-    caught: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
+    recorded: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
 EXPERTS = "experts"  # part of the name of a module that only some tokens reach
@@ -86,12 +86,12 @@ class PrunableLayer:
         return _where(self.module_name, self.module)
 
     @property
-    def is_routed(self) -> bool:
+    def is_expert(self) -> bool:
         """Whether it is part of an expert, which only some tokens reach."""
         return EXPERTS in self.module_name.split(".") or self.known_as == EXPERTS
 
     @property
-    def is_torchs_own(self) -> bool:
+    def is_plain_torch(self) -> bool:
         """Whether it is one of torch's layers as torch makes them: without a subclass, another forward, or a hook.
 
         Then its output follows from its uses, and need not be compared.
@@ -131,7 +131,7 @@ _RECURRENT = Adapter(
     recurrent_uses,
     output=recurrent_output,
     uses_after=recurrent_uses_after,
-    caught=recurrent_caught,
+    recorded=recurrent_recorded,
 )
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
@@ -149,7 +149,7 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
         attention_uses,
         output=attention_output,
         uses_after=attention_uses_after,
-        caught=attention_caught,
+        recorded=attention_recorded,
     ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
