@@ -22,7 +22,7 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
-from sipp.scoring.methods import MethodInfo, method_of, score_of
+from sipp.scoring.methods import MethodInfo, checked_method, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import ScoringTask, resolve_points
@@ -144,18 +144,6 @@ def _scores_to_cut(
     if blend is not None and blend.wanda_scores is not None:
         return blend.wanda_scores
     return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
-
-
-def checked_method(options: PruneOptions) -> MethodInfo:
-    """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
-    info = method_of(options.method)
-    if options.pattern is not None and info.is_sampled:
-        raise OptionError(
-            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
-            fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
-            option="method",
-        )
-    return info
 
 
 def floor_of(options: PruneOptions) -> float | None:

@@ -31,13 +31,13 @@ from sipp.pruning.averages import (
 )
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
-from sipp.pruning.ranking import checked_method, masks_within, only_alive, rank
+from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.records.checking import check_flag, check_whole, explain_unknown_options
 from sipp.records.gradual import Gradual
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.records.ranking import Ranking
-from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 
 BEGIN = 0.1  # share of the steps before the schedule begins

@@ -15,7 +15,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
-from sipp.pruning.ranking import checked_method, rank, set_points_aside
+from sipp.pruning.ranking import rank, set_points_aside
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -41,7 +41,7 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import repairs_of
+from sipp.scoring.methods import checked_method, repairs_of
 from sipp.scoring.task import ScoringTask, task_of
 
 

@@ -26,7 +26,7 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
-from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.ranking import rank
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
@@ -35,7 +35,7 @@ from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
-from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.sensitivities import chunk_bytes_on
 from sipp.scoring.task import task_of
 from sipp.storage.block_folder import BlockFolder, file_of_block

@@ -41,7 +41,7 @@ from sipp.inputs.point_keys import sketch_of
 from sipp.inputs.restore import copy_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.ranking import rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
 from sipp.records.checking import check_number, explain_unknown_options
@@ -68,7 +68,7 @@ from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS
-from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, repair_options, warn_of_dead
 
