@@ -39,17 +39,17 @@ Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by po
 # --- A model on a batch -----------------------------------------------------------------------------------------------
 
 
-def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
+def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = ()) -> Any:
     """The model's output on a batch; if the model raises, a DataError names the batch and its shapes.
 
-    Errors of sipp's own (also those listed in `ours`) and out-of-memory errors are raised unchanged.
+    Errors of sipp's own (also those listed in `own_errors`) and out-of-memory errors are raised unchanged.
     """
     try:
         return model(*batch.args, **batch.kwargs)
     except (DataError, ModelError, OptionError):
         raise
     except Exception as error:  # their network, their data: anything may be raised
-        if is_out_of_memory(error) or any(error is one for one in ours):
+        if is_out_of_memory(error) or any(error is one for one in own_errors):
             raise
         raise DataError(_failure(model, batch, error)) from error
 
@@ -131,8 +131,8 @@ class Pass:
     checked: set[str] | None = None  # modules whose output was looked at already; None: none is to be looked at
     guard: ReadGuard | None = None
     operations: OperationRecorder | None = None
-    looked_at: list[PrunableLayer] = field(default_factory=list)  # in this pass
-    ours: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
+    checked_layers: list[PrunableLayer] = field(default_factory=list)  # in this pass
+    own_errors: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
 
     def unobserved(self) -> AbstractContextManager[Any]:
         """A context for our own operations, which `guard` and `operations` must not take for the model's."""
@@ -144,7 +144,7 @@ class Pass:
         try:
             self.on_use(weight, use, self.batch)
         except Exception as error:
-            self.ours.append(error)
+            self.own_errors.append(error)
             raise
 
 
@@ -168,10 +168,10 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
             stack.enter_context(one_pass.operations)
             if one_pass.operations.follows:
                 one_pass.operations.follow((given.args, given.kwargs))
-        output = run_batch(model, given, one_pass.ours)
-    refuse_nan_biases(one_pass.looked_at)
+        output = run_batch(model, given, one_pass.own_errors)
+    refuse_nan_biases(one_pass.checked_layers)
     if one_pass.checked is not None:
-        one_pass.checked.update(layer.module_name for layer in one_pass.looked_at)
+        one_pass.checked.update(layer.module_name for layer in one_pass.checked_layers)
     return output
 
 
@@ -220,7 +220,7 @@ class _LayerHooks:
             if compares:
                 self.awaited.append(expected_output(self.layer, args, kwargs, by_use))
             if self.checks:
-                one_pass.looked_at.append(self.layer)
+                one_pass.checked_layers.append(self.layer)
             self._operands()  # drops those of earlier calls
 
     def report_uses_after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

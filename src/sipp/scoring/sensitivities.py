@@ -37,7 +37,7 @@ from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
 MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
 MOST_S2_SHARE = 1 / 4  # of all points
-MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
+MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
 GPU_CHUNK_SHARE = 1 / 64  # of its memory
@@ -99,7 +99,7 @@ def measure_sensitivities(
     model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
-    looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
+    checks_dependence = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
@@ -112,7 +112,7 @@ def measure_sensitivities(
             scoring_pass.s2_keys.update(keys[n_first:])
             output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
             scoring_pass.finish_batch(output, batch)
-            if scoring_pass.n_batches == 1 and looks:
+            if scoring_pass.n_batches == 1 and checks_dependence:
                 dependence = _dependence(model, batch, norm_stats, output, known.alone)
             if on_batch is not None:
                 on_batch(batch)
@@ -275,7 +275,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         reason = ""
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
-            reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
+            reason = why_dependent(points_at(batch, slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason
