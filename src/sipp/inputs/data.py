@@ -1,4 +1,4 @@
-"""`Data`: any data that a user gives, checked once; everything else reads this.
+"""`Data`: any data that a user gives, read in checked batches (`Batch`); everything else reads this.
 
 Some statements need points that had no part in choosing the weights: the last points are set aside before scoring
 (T18). That goes by the order of the data, which should be random, as every statement assumes.
@@ -313,26 +313,7 @@ WAYS_OUT = {
 def as_batch(raw: Any, index: int, role: str) -> Batch:
     """The batch with this number, checked; an error names it."""
     where = f"{role} batch {index}"
-    inputs, labels, is_pair = raw, None, False
-    if isinstance(raw, Sequence) and not isinstance(raw, PackedSequence | str):
-        if len(raw) not in (1, 2):
-            raise DataError(
-                f"{where} has {len(raw)} parts", fix="give (inputs, labels), several inputs as ((a, b), labels)"
-            )
-        is_pair = len(raw) == 2
-        inputs, labels = raw if is_pair else (raw[0], None)
-    args: tuple[Any, ...] = (inputs,)
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        args, kwargs = (), dict(inputs)
-        odd = next((name for name in kwargs if not isinstance(name, str)), None)
-        if odd is not None:
-            raise DataError(f"{where} is a dict with the key {odd!r}; its keys are the names of the model's inputs")
-        name = next((name for name in LABEL_NAMES if name in kwargs), None)
-        if not is_pair and name is not None:
-            labels = kwargs.pop(name)
-    elif isinstance(inputs, Sequence) and not isinstance(inputs, PackedSequence | str):
-        args = tuple(inputs)
+    args, kwargs, labels = _arguments_and_labels(raw, where)
     named = [*((f"input {i}", value) for i, value in enumerate(args)), *kwargs.items()]
     sizes = [_n_points(value, f"{where}, {name}") for name, value in named]
     if len(set(sizes)) != 1:
@@ -345,15 +326,31 @@ def as_batch(raw: Any, index: int, role: str) -> Batch:
             f"{where} is a single vector of {sizes[0]} numbers, one input without a batch dimension",
             fix="stack the inputs, torch.stack(list), or give x[:, None] where each number is an input",
         )
-    return Batch(
-        index=index,
-        where=where,
-        args=args,
-        kwargs=kwargs,
-        labels=labels,
-        n_points=sizes[0],
-        real_BT=_real_positions(kwargs, where),
-    )
+    return Batch(index, where, args, kwargs, labels, sizes[0], _real_positions(kwargs, where))
+
+
+def _arguments_and_labels(raw: Any, where: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """What the model is called with (positional, by name), and the labels; None without labels."""
+    inputs, labels, is_pair = raw, None, False
+    if isinstance(raw, Sequence) and not isinstance(raw, PackedSequence | str):
+        if len(raw) not in (1, 2):
+            raise DataError(
+                f"{where} has {len(raw)} parts", fix="give (inputs, labels), several inputs as ((a, b), labels)"
+            )
+        is_pair = len(raw) == 2
+        inputs, labels = raw if is_pair else (raw[0], None)
+    if isinstance(inputs, Mapping):
+        kwargs = dict(inputs)
+        odd = next((name for name in kwargs if not isinstance(name, str)), None)
+        if odd is not None:
+            raise DataError(f"{where} is a dict with the key {odd!r}; its keys are the names of the model's inputs")
+        name = next((name for name in LABEL_NAMES if name in kwargs), None)
+        if not is_pair and name is not None:
+            labels = kwargs.pop(name)
+        return (), kwargs, labels
+    if isinstance(inputs, Sequence) and not isinstance(inputs, PackedSequence | str):
+        return tuple(inputs), {}, labels
+    return (inputs,), {}, labels
 
 
 def _n_points(value: Any, where: str) -> int:
