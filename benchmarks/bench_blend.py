@@ -28,11 +28,11 @@ from common import table
 from published import encoder, images_of, moved, outputs, resnet, sentences
 from torch import Tensor, nn
 
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.scoring.methods import METHODS
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
 OTHERS = ("wt", "sipp-det")

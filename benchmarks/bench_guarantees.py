@@ -24,11 +24,11 @@ from sipp.certificates.measures import point_ratios
 from sipp.experiments.data.cifar10 import load_cifar10
 from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records.binomial import upper_limit
 from sipp.records.options import PruneOptions
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
 METHODS: tuple[str, ...] = ("wt", "sipp-det", "sipp-hybrid")

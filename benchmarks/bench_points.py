@@ -22,10 +22,10 @@ from sipp.errors import DeadRowsWarning
 from sipp.experiments.data.cifar10 import load_cifar10
 from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.records.options import Method, PruneOptions
+from sipp.scoring.task import task_of
 
 N_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 DELTAS = (0.5, 0.1, 1e-2, 1e-4, 1e-8, 1e-16)

@@ -42,7 +42,7 @@ _MODULES = {
     "register_method": "sipp.scoring.methods",
     "release": "sipp.pruning.masking",
     "repair": "sipp.verbs.repair",
-    "sample_size": "sipp.scoring.theory_points",
+    "sample_size": "sipp.scoring.task",
     "save": "sipp.verbs.save",
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",

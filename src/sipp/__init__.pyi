@@ -13,7 +13,7 @@ from sipp.report.page import page as page
 from sipp.runtime.sparse_network import sparse as sparse
 from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity
-from sipp.scoring.theory_points import sample_size as sample_size
+from sipp.scoring.task import sample_size as sample_size
 from sipp.verbs.assess import assess as assess
 from sipp.verbs.certify import certify as certify
 from sipp.verbs.certify import certify_accuracy as certify_accuracy

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import largest, largest_above_floor, least_of_layers
+from sipp.allocation.largest_scores import largest, largest_above_floor, minimum_of_layers
 from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.scoring.methods import NAMES
+from sipp.scoring.task import task_of
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
 
@@ -123,7 +123,7 @@ def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
     generator = torch.Generator().manual_seed(0)
     wide = torch.rand(4, 60, generator=generator, dtype=torch.float64) ** 60  # next to nothing but a few weights
     layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
-    limits = least_of_layers(layers, budget, 0.9)
+    limits = minimum_of_layers(layers, budget, 0.9)
     plain, kept = (
         allocate_within(allocation_problem(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
         for least in ((), limits)

@@ -11,14 +11,20 @@ from sipp.allocation import curves, rows
 from sipp.allocation.rows import compiled_rows, decay, draws_of_row, fill_rates, kept_after, over_rows
 from sipp.native.compiling import stamp_of
 from sipp.pruning import sampling
+from sipp.scoring.kernels import skipping
+from sipp.scoring.kernels.cpu import maxima
 
 
 def test_a_change_of_a_file_that_is_called_makes_cached_code_stale(tmp_path: Path) -> None:
-    """`curves.py` calls loops of `rows.py`, and `pruning/` calls both: Numba's cache looks at neither."""
-    folder, other = Path(rows.__file__).parent, Path(sampling.__file__).parent
-    stamp = stamp_of(folder)
-    assert curves._double.__qualname__.endswith(f"_{stamp:x}")
-    assert sampling._first_hits.__qualname__.endswith(f"_{stamp_of(other, folder):x}")
+    """`curves.py` calls loops of `rows.py`, `pruning/` calls both, kernels on the CPU use numbers of the folder above.
+
+    Numba's cache looks at none of these.
+    """
+    folder, other, kernels = (Path(file.__file__).parent for file in (rows, sampling, skipping))
+    stamp, home = stamp_of(folder), folder.parent
+    assert curves._double.__qualname__.endswith(f"_{stamp_of(folder, home):x}")
+    assert sampling._first_hits.__qualname__.endswith(f"_{stamp_of(other, home, folder):x}")
+    assert maxima.scan._function.__qualname__.endswith(f"_{stamp_of(kernels / 'cpu', kernels):x}")
     for path in folder.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert stamp_of(tmp_path) == stamp

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 import sipp
 from sipp.bounds.chain import chain_obstacle
-from sipp.inputs.batches import as_batch
+from sipp.inputs.data import as_batch
 
 POINTS = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
 BATCH = as_batch(POINTS[:4], 0, "points")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
-from sipp.inputs.batches import as_batch
+from sipp.inputs.data import as_batch
 from sipp.records.pruned import Pruned
-from sipp.scoring.theory_points import calibration_needed
+from sipp.scoring.task import calibration_needed
 
 N_TRIALS = 25
 DELTA = 0.05

@@ -21,12 +21,13 @@ import sipp
 from sipp.allocation.sparse_rows import RAND, eps_given
 from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.data import MOST_S2_POINTS, data_of, split_last
-from sipp.inputs.scoring_task import task_of
+from sipp.inputs.data import data_of
 from sipp.pruning.ranking import rank
 from sipp.records.options import PruneOptions
 from sipp.records.pruned import coverage
 from sipp.records.pruned_words import pruned_text
+from sipp.scoring.sensitivities import MOST_S2_POINTS, split_last
+from sipp.scoring.task import task_of
 
 
 def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0) -> nn.Sequential:

@@ -22,10 +22,10 @@ from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, run_name, step_name
 from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.records.options import PruneOptions
+from sipp.scoring.task import task_of
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

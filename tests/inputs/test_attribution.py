@@ -16,10 +16,10 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs import probing
 from sipp.inputs.probing import Recorder
-from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import WeightUse
 from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
+from sipp.scoring.task import task_of
 
 N, WIDTH = 4, 6  # points, features
 randn = partial(draws.randn, dtype=torch.float64)
@@ -227,9 +227,9 @@ def test_what_is_sampled_in_an_order_is_what_it_groups(order: probing.Order, pos
     use = WeightUse(
         "w", randn(3, 2, *positions, 4, seed=1).transpose(0, 1).contiguous().transpose(0, 1), len(positions)
     )
-    turned = probing.grouped(use, order).windows
+    turned = probing.group_by_point(use, order).windows
     for axis, size in enumerate(positions, 2):
-        turned = turned.index_select(axis, torch.tensor(probing._some(size)))
+        turned = turned.index_select(axis, torch.tensor(probing._few_indices(size)))
     found = probing._sampled(use, ("reported", order))
     assert found.shape[0] == 3 and found.shape[1] % probing._PADDED == 0
     for sampled, expected in zip(found.unflatten(1, (2, -1))[:, 1], turned.flatten(1)):  # some of them several times

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring import sensitivities
+from sipp.scoring.task import task_of
 
 N, WIDTH = 8, 5  # points, features
 randn = partial(draws.randn, dtype=torch.float64)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
-from sipp.inputs.outputs import error_of, output_error, outputs_of
-from sipp.inputs.scoring_task import task_of
+from sipp.inputs.outputs import dense_outputs, error_of, output_error
+from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is")
@@ -74,7 +74,7 @@ def test_dense_outputs_that_are_not_kept_are_made_once_a_comparison(monkeypatch:
     batches, n_runs = list(data_of(ids).batches()), list[int]()
     dense.register_forward_hook(lambda *args: n_runs.append(1))
     monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
-    error_of(other, batches, outputs_of(dense, batches))
+    error_of(other, batches, dense_outputs(dense, batches))
     assert len(n_runs) == len(batches)
 
 

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError
+from sipp.inputs.layers import find_prunable_layers
 
 BOTH = pytest.mark.parametrize("reduce", ["max", "mean"])
 
@@ -365,3 +366,20 @@ def test_half_precision_convolutions_and_recurrent_layers(dtype: torch.dtype) ->
     agree({"w": got["weight_ih_l0"]}, {"w": oracle.linear_sensitivity(lstm.weight_ih_l0, x, "max")})
     assert got["weight_hh_l0"].dtype == torch.float32
     assert torch.isfinite(got["weight_hh_l0"]).all() and got["weight_hh_l0"].amax() > 0.5
+
+
+# --- Weights that modules share ---------------------------------------------------------------------------------------
+
+
+def test_a_tied_weight_is_one_weight_with_all_its_names_and_layers() -> None:
+    """Also in modules that were not chosen: its uses there are scored, and its second name is no other tensor."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    layers = find_prunable_layers(net, include="0")
+    assert [(layer.module_name, layer.weights["weight"].aliases) for layer in layers] == [
+        ("0", ("2.weight",)),
+        ("2", ("2.weight",)),
+    ]
+    masks = sipp.prune(net, None, keep=0.5, method="wt", include="0").masks
+    assessed = sipp.assess(net, masks, randn(20, 4), include="0")
+    assert assessed.guarantee is not None and assessed.guarantee.left_out == ""

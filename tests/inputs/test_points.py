@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import concatenated, points_at
-from sipp.inputs.data import MOST_UNCOUNTED, data_of
-from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_between, why_dependent
+from sipp.inputs.data import MOST_UNCOUNTED, concatenated, data_of, points_at
+from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_difference, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of
 from sipp.records.batches import Batch
 from sipp.verbs.certify import certify, certify_accuracy
@@ -159,7 +158,7 @@ FUNCTIONS: dict[str, tuple[nn.Module, Tensor]] = {
 def reason_of(model: nn.Module, x: Tensor) -> str:
     with torch.no_grad():
         batch = first([x], refuses_non_finite=False)
-        return why_dependent(batch, lambda batch: model.eval()(*batch.args), allowed_between(model, batch))
+        return why_dependent(batch, lambda batch: model.eval()(*batch.args), allowed_difference(model, batch))
 
 
 @pytest.mark.parametrize("case", DEPENDENT)

@@ -16,10 +16,10 @@ from sipp.errors import DataError
 from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.probing import runner
-from sipp.inputs.scoring_task import task_of
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
+from sipp.scoring.task import task_of
 
 LENGTHS = torch.tensor([5, 2, 7, 1])
 WIDTH = 8

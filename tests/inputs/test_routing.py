@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.layer_checks import Operations
+from sipp.inputs.layer_checks import OperationRecorder
 
 
-def goes_by_values(forward: Callable[[Tensor], object]) -> bool:
-    routing, x = Operations([], follows=True), torch.randn(3, 4)
+def depends_on_values(forward: Callable[[Tensor], object]) -> bool:
+    routing, x = OperationRecorder([], follows=True), torch.randn(3, 4)
     with torch.no_grad(), routing:
         routing.follow(((x,), {}))
         forward(x)
-    return routing.by_values
+    return routing.depends_on_values
 
 
 BUFFER, WEIGHT = torch.zeros(3, 4), nn.Parameter(torch.ones(4, 4))
@@ -46,7 +46,7 @@ def through_a_list(x: Tensor) -> bool:
     ],
 )
 def test_control_flow_that_depends_on_values_is_found(forward: Callable[[Tensor], object]) -> None:
-    assert goes_by_values(forward)
+    assert depends_on_values(forward)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_control_flow_that_depends_on_values_is_found(forward: Callable[[Tensor]
     ],
 )
 def test_control_flow_by_positions_or_weights_is_not_flagged(forward: Callable[[Tensor], object]) -> None:
-    assert not goes_by_values(forward)
+    assert not depends_on_values(forward)

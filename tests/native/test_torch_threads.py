@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.native import machine_code, memory, threads
-from sipp.native.compiling import CompiledLoop, long_at, put_long
-from sipp.native.machine_code import call_each
+from sipp.native import compiling, memory, threads
+from sipp.native.compiling import CompiledLoop, call_each, long_at, put_long
 from sipp.records.options import Reduce
 from sipp.scoring.kernels.cpu import kernel as cpu
 
@@ -46,7 +45,7 @@ def _mark(out: int, i: int, value: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_every_call_is_made_once(way: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code, "torch_openmp", threads.torch_openmp)
+    monkeypatch.setattr(compiling, "torch_openmp", threads.torch_openmp)
     found = torch.zeros(n, dtype=torch.int64)
     call_each(_mark, [(memory.address(found, torch.int64), i, i + 10) for i in range(n)])
     assert found.tolist() == [i + 10 for i in range(n)]
@@ -117,7 +116,7 @@ def test_results_are_the_same_bits_on_any_threads(
     try:
         ours = ratios()
         monkeypatch.setattr(threads, "torch_openmp", lambda: openmp)
-        monkeypatch.setattr(machine_code, "torch_openmp", lambda: openmp)
+        monkeypatch.setattr(compiling, "torch_openmp", lambda: openmp)
         assert torch.equal(ratios(), ours)
     finally:
         torch.set_num_threads(before)

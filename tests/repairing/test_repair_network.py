@@ -549,8 +549,8 @@ def test_ridges_are_chosen_layer_by_layer() -> None:
     for ridges in ((10.0, 1e-3), (1e-3, 10.0)):
         _, made = found(net, points, keep=0.3, ridges=ridges)
         _, small = found(net, points, keep=0.3)
-        assert [one.ridge for one in made.layers] == [1e-3] * 2
-        assert [one.error for one in made.layers] == [one.error for one in small.layers]
+        assert [one.ridge for one in made.record.layers] == [1e-3] * 2
+        assert [one.error_after for one in made.record.layers] == [one.error_after for one in small.record.layers]
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
@@ -577,7 +577,7 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
     errors = iter([0.1, 0.2])
     monkeypatch.setattr(repair_module, "output_error", lambda *args: next(errors))
     masks, made = found(net, points)
-    assert made.record.undone and all(one.mask_origin == "unfitted" and one.moved == 0 for one in made.layers)
+    assert made.record.undone and all(one.mask_origin == "unfitted" and one.n_moved == 0 for one in made.record.layers)
     for name, mask in masks.items():
         assert torch.equal(made.model.get_parameter(name), net.get_parameter(name) * mask)
         assert torch.equal(made.masks[name], mask)
@@ -588,7 +588,7 @@ def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.Monkey
     net, points = Stream().double(), alike(100, 12).double()
     monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 1000)
     masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"))
-    assert made.trials[0].n_layers == 3 and len(made.layers) == 9 and len(made.trials) == 3
+    assert made.trials[0].n_layers == 3 and len(made.record.layers) == 9 and len(made.trials) == 3
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
 
 

@@ -15,11 +15,11 @@ from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.spared_rows import FEWEST_TOKENS
 from sipp.records.options import pattern_of
 from sipp.repairing import repair_network
 from sipp.runtime.exporting import export
+from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is", "ignore::sipp.errors.DeadRowsWarning")

@@ -10,9 +10,9 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring import baselines
 from sipp.scoring import wanda as wanda_score
+from sipp.scoring.task import task_of
 
 
 def net() -> nn.Sequential:

@@ -10,8 +10,8 @@ from torch import nn
 
 import sipp
 from sipp.allocation.largest_scores import largest
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring.erk import erk
+from sipp.scoring.task import task_of
 
 LAYERS = st.one_of(
     st.builds(nn.Linear, st.integers(1, 30), st.integers(1, 30)),

@@ -12,9 +12,9 @@ from torch.func import functional_call
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring.grasp import grasp
 from sipp.scoring.ordinals import ordinals
+from sipp.scoring.task import task_of
 
 
 class Tagger(nn.Module):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring.lamp import lamp
 from sipp.scoring.methods import METHODS, NAMES, MethodInfo, method_of, score_of
+from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.largest_scores import even_layers
 from sipp.errors import DataError, ModelError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring import obs as file
 from sipp.scoring.obs import DAMPING, obs
+from sipp.scoring.task import task_of
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

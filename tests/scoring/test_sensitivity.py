@@ -415,8 +415,8 @@ def test_delayed_processing_gives_the_same_scores(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]
     at_once = sipp.sensitivity(model, data, reduce=reduce)
-    copies, real = list[int](), sensitivities.copied
-    monkeypatch.setattr(sensitivities, "copied", lambda windows: copies.append(len(windows)) or real(windows))
+    copies, real = list[int](), sensitivities.copy_windows
+    monkeypatch.setattr(sensitivities, "copy_windows", lambda windows: copies.append(len(windows)) or real(windows))
     monkeypatch.setattr(sensitivities, "_is_async", lambda windows: True)
     late = sipp.sensitivity(model, data, reduce=reduce)
     assert all(torch.equal(late[name], at_once[name]) for name in at_once)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.scoring_task import task_of
 from sipp.scoring import synflow as file
 from sipp.scoring.synflow import synflow
+from sipp.scoring.task import task_of
 
 
 def linear() -> nn.Module:

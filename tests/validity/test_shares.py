@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.bounds.statements import floored_sensitivity, measure_constant, network_coverage, network_epsilon
-from sipp.inputs.scoring_task import task_of
 from sipp.records.pruned import coverage
 from sipp.records.ranking import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
+from sipp.scoring.task import task_of
 
 CONFIDENCE = 0.8
 N_POPULATION = 6000

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 import sipp
 from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.records import certificate as record
 from sipp.records.binomial import k_allowed
 from sipp.records.options import Method, PruneOptions
 from sipp.records.pruned_to import PrunedTo
+from sipp.scoring.task import task_of
 from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
 
 

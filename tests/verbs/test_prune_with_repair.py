@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import sipp
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.pruning import blending, cutting
 from sipp.records import ranking as ranking_records
 from sipp.records.options import pattern_of
 from sipp.repairing import both_networks, choosing, repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
+from sipp.scoring.task import task_of
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
@@ -124,7 +124,7 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose
+    fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose_blend
 
     def counted_fit(task: Any, layer_task: Any, masks: Any, split: Any, **options: Any) -> Any:
         fits.append(sum(batch.n_points for batch in split.fit))
@@ -142,7 +142,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     for module in (choosing, repair_network):
         monkeypatch.setattr(module, "fit_network", counted_fit)
     monkeypatch.setattr(walking, "apply_repairs", counted_level)
-    monkeypatch.setattr(cutting, "choose", counted_blends)
+    monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
     assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= walking.START_MARGIN + 4

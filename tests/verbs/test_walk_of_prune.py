@@ -2,10 +2,12 @@
 
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,24 +18,34 @@ TEXT = (HOME.parents[1] / "CONTRIBUTING.md").read_text()
 DRAWN = TEXT.partition("**The walk of `prune`**")[2].partition("## How to add something")[0]
 
 
-def entered(**options: Any) -> list[str]:
-    """The files of the package in which a function is called by one call of `prune`, in this order."""
+def calls(**options: Any) -> list[tuple[str, str]]:
+    """All calls within one call of `prune`, in order: the files of caller ("" outside of the package) and called."""
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 10)), torch.rand(64, 20)
     sipp.prune(net, points, keep=0.5, progress=False, **options)  # what is loaded and compiled once is no part of it
-    found: dict[str, None] = {}
+    found: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, arg: object) -> None:
-        file = Path(frame.f_code.co_filename)
-        if event == "call" and frame.f_code.co_name != "<module>" and file.is_relative_to(HOME):
-            found.setdefault(file.relative_to(HOME).as_posix())
+        called = _file(frame)
+        if event == "call" and frame.f_code.co_name != "<module>" and called:
+            found.append((_file(frame.f_back), called))
 
     sys.setprofile(note)
     try:
         sipp.prune(net, points, keep=0.5, progress=False, **options)
     finally:
         sys.setprofile(None)
-    return list(found)
+    return found
+
+
+def _file(frame: FrameType | None) -> str:
+    file = Path() if frame is None else Path(frame.f_code.co_filename)
+    return file.relative_to(HOME).as_posix() if file.is_relative_to(HOME) else ""
+
+
+def entered(**options: Any) -> list[str]:
+    """The files in which a function is called by one call of `prune`, in this order."""
+    return list(dict.fromkeys(called for _, called in calls(**options)))
 
 
 def test_prune_enters_files_in_the_documented_order() -> None:
@@ -47,5 +59,15 @@ def test_prune_enters_files_in_the_documented_order() -> None:
 def test_prune_enters_no_more_files_than_documented() -> None:
     said = re.search(r"enters (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair", DRAWN)
     assert said is not None
-    calls: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "wt", "repair": True}]
-    assert all(len(entered(**options)) <= int(number) for options, number in zip(calls, said.groups()))
+    options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "wt", "repair": True}]
+    assert all(len(entered(**given)) <= int(number) for given, number in zip(options, said.groups()))
+
+
+STAGES = ("inputs", "scoring", "allocation", "pruning", "bounds")  # the other rooms are tools of every stage
+
+
+@pytest.mark.parametrize("options", [{"method": "sipp-det"}, {}])
+def test_prune_leaves_a_room_when_it_is_done_with_it(options: dict[str, Any]) -> None:
+    rooms = [called.partition("/")[0] for caller, called in calls(**options) if caller == "verbs/prune.py"]
+    in_order = [room for room, _ in groupby(room for room in rooms if room in STAGES)]
+    assert in_order == ["scoring", "pruning", "bounds"]

@@ -88,8 +88,8 @@ def largest_above_floor(
     even cut. If the budget is too small for both, rows come first; if it is too small for all rows, those with the best
     weights do.
     """
-    best = [best_of_rows(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
-    limits = least_of_layers(scores, budget, share)
+    best = [best_in_each_row(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
+    limits = minimum_of_layers(scores, budget, share)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
     if _count(forced) > budget:  # the best weights of rows also count towards the floor of their layer
         forced = [
@@ -103,13 +103,13 @@ def largest_above_floor(
     return largest([torch.where(f, torch.inf, s) for f, s in zip(forced, scores)], budget)
 
 
-def least_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
+def minimum_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
     """The minimum number of weights of each layer: this share of an even cut."""
     n_weights = sum(layer.numel() for layer in scores)
     return [int(share * budget * layer.numel() / n_weights) for layer in scores]
 
 
-def best_of_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
+def best_in_each_row(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
     """Masks the weight with the largest score in each row (largest magnitude if all scores are 0; never a zero)."""
     magnitude_FK = weight_FK.to(scores_FK.device, BOUND_DTYPE).abs()
     worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(BOUND_DTYPE), 0.0)

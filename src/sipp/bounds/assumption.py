@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import points_at
 from sipp.inputs.capture import depends_on_batch
-from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.data import AnyData, Data, data_of, points_at
 from sipp.inputs.probing import Probes, runner
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import Advance, progress_bar
 from sipp.records.assumption import Assumption, LayerAssumption, share_needed
 from sipp.records.batches import Batch, WeightUse
@@ -36,8 +34,8 @@ from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of
 from sipp.records.options import DELTA, Constants, Scoring, Selector
 from sipp.records.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.running_sensitivities import overflow_error, unreached_error
-from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
 SIGNS = (1, -1)
 DOUBLE_BYTES = 8
@@ -82,7 +80,7 @@ def check_assumption(
     data, held = task.points, None
     if holdout is not None:
         held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
-    counts = [data.n_known, held.n_known if held else 0]
+    counts = [data.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     checked: Probes = {}  # the network's layers are checked once, not for every draw
     failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
@@ -169,7 +167,7 @@ def _holdout_counts(
 ) -> list[tuple[str, int, int]]:
     """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
     ratios = _ratios(task, draw, checked)
-    chunk_bytes = chunk_of(task.scoring.chunk_bytes, device_of(task.model))
+    chunk_bytes = chunk_bytes_on(task.scoring.chunk_bytes, device_of(task.model))
     counts = []
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:

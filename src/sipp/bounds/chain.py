@@ -23,7 +23,7 @@ from sipp.bounds.operations import (
     same_output,
 )
 from sipp.errors import DataError
-from sipp.inputs.batches import points_at
+from sipp.inputs.data import points_at
 from sipp.records.batches import Batch
 
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
@@ -63,18 +63,18 @@ def _run(model: nn.Module, weights: set[str], batch: Batch) -> Tensor:
     if not all(isinstance(value, Tensor) for value in inputs):
         raise NoBound("its inputs are not plain tensors")
     chain = _Chain(copied, weights, inputs)
-    before = _whereabouts(copied)
+    before = _memory_and_versions(copied)
     output = run_watched(copied, ready, chain)
     if output is not chain.last:
         raise NoBound("the output does not follow from the last layer alone")
-    if _whereabouts(copied) != before:
+    if _memory_and_versions(copied) != before:
         raise NoBound("a forward pass writes to a parameter")
     if not torch.equal(output.nan_to_num(), chain.repeated[output].nan_to_num()):
         raise NoBound("values are changed by other code than torch's operations")
     return output
 
 
-def _whereabouts(model: nn.Module) -> list[tuple[int, int]]:
+def _memory_and_versions(model: nn.Module) -> list[tuple[int, int]]:
     """Where each parameter lies in memory, and how often torch wrote to it."""
     return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
 

@@ -27,9 +27,7 @@ from torch import Tensor
 from sipp.allocation.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.batches import points_at
-from sipp.inputs.data import AnyData
-from sipp.inputs.scoring_task import ScoringTask
+from sipp.inputs.data import AnyData, points_at
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.records.display import listed
 from sipp.records.numerics import BOUND_DTYPE, ratio_rounding
@@ -47,7 +45,7 @@ from sipp.records.pruned import (
 )
 from sipp.records.ranking import LayerSensitivities, Ranking, Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.theory_points import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
+from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 N_EXAMPLES = 4  # points on which a model must be a chain

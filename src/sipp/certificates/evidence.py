@@ -17,7 +17,7 @@ from sipp.certificates.running import Output, check_model, follows_positions, ru
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import Data, data_of
-from sipp.inputs.outputs import allowed_between, why_dependent
+from sipp.inputs.outputs import allowed_difference, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
@@ -120,27 +120,24 @@ def measure_outputs(
     a record, the points that chose it count as calibration points, and as checked if the record knows all of them.
     Without a `claim` nothing is recorded; `terms` distinguish claims of one kind. `title` names the progress bar.
     """
-    selection_keys, is_all = points_seen(pruned)
-    pruned = network_of(pruned)
-    for role, model in (("dense", dense), ("pruned", pruned)):
+    network = network_of(pruned)
+    for role, model in (("dense", dense), ("pruned", network)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
         raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
-    known: frozenset[bytes] | SeenPoints = selection_keys
-    is_checked = bool(selection_keys) and is_all
-    if isinstance(calibration, SeenPoints):  # of a record on the disk
-        known, is_checked = calibration, calibration.is_all
-    elif calibration is not None:
-        known, is_checked = selection_keys | holdout_data(calibration, "calibration").keys(), True
-    hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+    known, is_checked = _calibration_points(pruned, calibration)
+    hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(network)}
     seen = Survey(known)
+
+    def record_interruption() -> None:
+        record_use(ledger, {**seen.facts, **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
+
     measured: list[Tensor] = []
     dtypes: set[str] = set()
-    modes = scoring_mode(dense, "running"), scoring_mode(pruned, "running")
-    n_points = holdout_data(holdout).n_known
-    with modes[0], modes[1], progress_bar(title, n_points, shown=progress) as advance:
+    bar = progress_bar(title, holdout_data(holdout).n_points_known, shown=progress)
+    with scoring_mode(dense, "running"), scoring_mode(network, "running"), bar as advance:
         try:
-            for batch, f, g in _outputs(dense, pruned, holdout, seen, output, drops_padding, finest):
+            for batch, f, g in _outputs(dense, network, holdout, seen, output, drops_padding, finest):
                 dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
                 measured.append(measure(f, g, batch))
                 advance(batch.n_points)
@@ -149,14 +146,14 @@ def measure_outputs(
             is_ours = isinstance(error, DataError | ModelError | OptionError)
             is_unseen = not measured and not callable(output) and is_ours
             if seen.keys and not is_unseen:
-                record_use(ledger, {**seen.facts, **hashes}, f"{claim}, interrupted", sketch_of(seen.plain))
+                record_interruption()
             raise
+    if any(seen.shared) and callable(output):  # refused, but the caller's function has already seen every output
+        record_interruption()
+    refuse_shared(seen.shared)
     facts = {**seen.facts, **hashes}
     if claim == ACCURACY:
         terms = (*terms, seen.labels_hash)
-    if any(seen.shared) and callable(output):  # refused, but the caller's function has already seen every output
-        record_use(ledger, facts, f"{claim}, interrupted", sketch_of(seen.plain))
-    refuse_shared(seen.shared)
     evidence = Evidence(
         **facts,
         n_duplicates=len(seen.keys) - seen.n,
@@ -166,6 +163,16 @@ def measure_outputs(
         **record_use(ledger, facts, claim, sketch_of(seen.plain), terms),
     )
     return MeasuredOutputs(torch.cat(measured), seen.draws, evidence)
+
+
+def _calibration_points(pruned: NetworkLike, calibration: Any) -> tuple[frozenset[bytes] | SeenPoints, bool]:
+    """The points that chose the pruned network, as far as they are known, and whether these are all."""
+    if isinstance(calibration, SeenPoints):  # of a record on the disk
+        return calibration, calibration.is_all
+    keys, is_all = points_seen(pruned)
+    if calibration is not None:
+        return keys | holdout_data(calibration, "calibration").keys(), True
+    return keys, bool(keys) and is_all
 
 
 def _outputs(
@@ -217,10 +224,10 @@ def refuse_dependent(
     role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
 ) -> None:
     """Raises a ModelError if the output at a point depends on the other points of its batch."""
-    allowed = allowed_between(model, batch, finest)
+    allowed = allowed_difference(model, batch, finest)
     reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
     if reason:
-        is_fine = finest is not None and finest < allowed_between(model, batch)
+        is_fine = finest is not None and finest < allowed_difference(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
         raise ModelError(f"{reason}; the inputs would not be independent{more}", where=f"{role}, {batch.where}")
 

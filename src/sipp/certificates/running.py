@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import fresh, on_device, points_at
 from sipp.inputs.capture import run_batch
-from sipp.inputs.outputs import allowed_between
+from sipp.inputs.data import fresh, on_device, points_at
+from sipp.inputs.outputs import allowed_difference
 from sipp.records.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
@@ -146,7 +146,7 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
         return False
     gap, size = (alone - there).double().norm(), there.double().norm()
     # Not "gap > ...": NaN must count as a difference
-    return bool(gap <= max(PADDING_ALLOWED, allowed_between(model, batch)) * size)
+    return bool(gap <= max(PADDING_ALLOWED, allowed_difference(model, batch)) * size)
 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:

@@ -15,9 +15,8 @@ from sipp.cli.data_sources import INPUTS, LABELS, Role, Source, find_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
-from sipp.inputs.batches import fresh
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import data_of, points_per_batch
+from sipp.inputs.data import data_of, fresh, points_per_batch
 from sipp.inputs.point_keys import set_hash
 from sipp.records.display import labelled_line
 

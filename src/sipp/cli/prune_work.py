@@ -34,7 +34,7 @@ from sipp.records.pruned_words import pruned_text
 from sipp.records.saved_file import SavedFile
 from sipp.records.serialising import pruned_values
 from sipp.scoring.methods import method_of
-from sipp.scoring.theory_points import sample_size
+from sipp.scoring.task import sample_size
 from sipp.storage.files import file_hash
 from sipp.storage.outputs import NETWORK, check_file
 from sipp.storage.pruned_folder import write_pruned

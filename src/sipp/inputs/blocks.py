@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh, points_at
 from sipp.inputs.probing import first_and_last
 from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.records.batches import Batch

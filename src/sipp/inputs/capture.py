@@ -14,19 +14,19 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import fresh, tensors_of_inputs
+from sipp.inputs.data import fresh, tensors_of_inputs
 from sipp.inputs.layer_checks import (
     Expected,
-    Operations,
-    Watch,
+    OperationRecorder,
+    ReadGuard,
     expected_output,
-    products,
-    refuse_another_map,
+    expected_products,
     refuse_nan_biases,
+    refuse_other_output,
 )
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
-from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, left_as_they_were, without_caches
+from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import is_out_of_memory
 from sipp.records.options import NormStats
@@ -39,17 +39,17 @@ Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by po
 # --- A model on a batch -----------------------------------------------------------------------------------------------
 
 
-def run_batch(model: nn.Module, batch: Batch, ours: Sequence[Exception] = ()) -> Any:
+def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = ()) -> Any:
     """The model's output on a batch; if the model raises, a DataError names the batch and its shapes.
 
-    Errors of sipp's own (also those listed in `ours`) and out-of-memory errors are raised unchanged.
+    Errors of sipp's own (also those listed in `own_errors`) and out-of-memory errors are raised unchanged.
     """
     try:
         return model(*batch.args, **batch.kwargs)
     except (DataError, ModelError, OptionError):
         raise
     except Exception as error:  # their network, their data: anything may be raised
-        if is_out_of_memory(error) or any(error is one for one in ours):
+        if is_out_of_memory(error) or any(error is one for one in own_errors):
             raise
         raise DataError(_failure(model, batch, error)) from error
 
@@ -88,7 +88,7 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Mo
     norms: list[Any] = [m for m in modules if _uses_batch(m)] if norm_stats == "batch" else []
     with (
         ONE_AT_A_TIME,
-        left_as_they_were(modules),
+        restoring(modules),
         without_caches(modules),
     ):  # training and track_running_stats are attributes like others
         fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -129,13 +129,13 @@ class Pass:
     group: Group
     on_use: OnUse = _ignored
     checked: set[str] | None = None  # modules whose output was looked at already; None: none is to be looked at
-    watch: Watch | None = None
-    operations: Operations | None = None
-    looked_at: list[PrunableLayer] = field(default_factory=list)  # in this pass
-    ours: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
+    guard: ReadGuard | None = None
+    operations: OperationRecorder | None = None
+    checked_layers: list[PrunableLayer] = field(default_factory=list)  # in this pass
+    own_errors: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
 
     def unobserved(self) -> AbstractContextManager[Any]:
-        """A context for our own operations, which `watch` and `operations` must not take for the model's."""
+        """A context for our own operations, which `guard` and `operations` must not take for the model's."""
         return torch._C.DisableTorchFunction() if self.operations is None else self.operations.paused()
 
     def hand_over(self, weight: Weight, use: WeightUse) -> None:
@@ -144,7 +144,7 @@ class Pass:
         try:
             self.on_use(weight, use, self.batch)
         except Exception as error:
-            self.ours.append(error)
+            self.own_errors.append(error)
             raise
 
 
@@ -161,17 +161,17 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
         stack.callback(_remove, handles)
         for layer in layers:
             handles.extend(_LayerHooks(layer, one_pass).register())
-        if one_pass.watch is not None:
-            stack.enter_context(one_pass.watch)
+        if one_pass.guard is not None:
+            stack.enter_context(one_pass.guard)
         given = fresh(one_pass.batch)
         if one_pass.operations is not None:
             stack.enter_context(one_pass.operations)
             if one_pass.operations.follows:
                 one_pass.operations.follow((given.args, given.kwargs))
-        output = run_batch(model, given, one_pass.ours)
-    refuse_nan_biases(one_pass.looked_at)
+        output = run_batch(model, given, one_pass.own_errors)
+    refuse_nan_biases(one_pass.checked_layers)
     if one_pass.checked is not None:
-        one_pass.checked.update(layer.module_name for layer in one_pass.looked_at)
+        one_pass.checked.update(layer.module_name for layer in one_pass.checked_layers)
     return output
 
 
@@ -183,25 +183,25 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
 class _LayerHooks:
     """The hooks of one layer in one pass. The user's own hooks run first, so ours see what the layer really gets."""
 
-    __slots__ = ("awaited", "checks", "is_torchs_own", "layer", "n_hooks", "one_pass")
+    __slots__ = ("awaited", "checks", "is_plain_torch", "layer", "n_hooks", "one_pass")
 
     def __init__(self, layer: PrunableLayer, one_pass: Pass) -> None:
         self.layer, self.one_pass = layer, one_pass
         self.checks = one_pass.checked is not None and layer.module_name not in one_pass.checked
-        self.is_torchs_own = self.checks and layer.is_torchs_own  # asked before our own hooks are there
+        self.is_plain_torch = self.checks and layer.is_plain_torch  # asked before our own hooks are there
         self.n_hooks = 0  # of the module, once ours are there
         self.awaited: list[Expected | None] = []  # one for each checked call under way
 
     def register(self) -> Iterator[RemovableHandle]:
         """Registers them, and returns what removes each."""
-        module, watch = self.layer.module, self.one_pass.watch
+        module, guard = self.layer.module, self.one_pass.guard
         if self.layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
             yield module.register_forward_hook(self.report_uses_after, prepend=True, with_kwargs=True)
         if self.checks:
             yield module.register_forward_hook(self.compare_output)
-        if watch is not None:  # reads by the user's own hooks of the module are the module's
-            yield module.register_forward_pre_hook(watch.enter, prepend=True)
-            yield module.register_forward_hook(watch.leave, always_call=True)
+        if guard is not None:  # reads by the user's own hooks of the module are the module's
+            yield module.register_forward_pre_hook(guard.enter, prepend=True)
+            yield module.register_forward_hook(guard.leave, always_call=True)
         yield module.register_forward_pre_hook(self.report_uses, with_kwargs=True)
         self.n_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
 
@@ -211,16 +211,16 @@ class _LayerHooks:
         with one_pass.unobserved():
             by_use = []
             n_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)  # one may have come meanwhile
-            compares = self.checks and not (self.is_torchs_own and n_hooks == self.n_hooks)
+            compares = self.checks and not (self.is_plain_torch and n_hooks == self.n_hooks)
             reported = adapter.uses(module, args, kwargs, one_pass.batch.n_points)
             for weight, use in _uses(self.layer, reported, one_pass.batch):
                 if compares and not callable(adapter.output):
-                    by_use.append(products(self.layer, weight, use, one_pass.batch.n_points))
+                    by_use.append(expected_products(self.layer, weight, use, one_pass.batch.n_points))
                 one_pass.hand_over(weight, use)
             if compares:
                 self.awaited.append(expected_output(self.layer, args, kwargs, by_use))
             if self.checks:
-                one_pass.looked_at.append(self.layer)
+                one_pass.checked_layers.append(self.layer)
             self._operands()  # drops those of earlier calls
 
     def report_uses_after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -237,17 +237,19 @@ class _LayerHooks:
         expected = self.awaited.pop() if self.awaited else None
         if expected is not None:
             with self.one_pass.unobserved():
-                refuse_another_map(self.layer, expected, output, self.one_pass.batch)
+                refuse_other_output(self.layer, expected, output, self.one_pass.batch)
 
     def _operands(self) -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since the last call, where that is recorded."""
-        seen = self.one_pass.operations
-        return {} if seen is None else {name: seen.pop_operands(one) for name, one in caught_by(self.layer).items()}
+        recorder = self.one_pass.operations
+        if recorder is None:
+            return {}
+        return {name: recorder.pop_operands(one) for name, one in recorded_parameters(self.layer).items()}
 
 
-def caught_by(layer: PrunableLayer) -> dict[str, nn.Parameter]:
+def recorded_parameters(layer: PrunableLayer) -> dict[str, nn.Parameter]:
     """The chosen weights of a layer whose operands are recorded while it runs."""
-    names = layer.adapter.caught(layer.module)
+    names = layer.adapter.recorded(layer.module)
     return {name: layer.parameter(name) for name in names if name in layer.weights}
 
 

@@ -1,9 +1,9 @@
 """Finds layers that do not compute what was captured of them, which would make their scores wrong.
 
 A subclass, a hook or a patched forward may change the input unseen, or use the weight in another way: the real output
-is compared with the one that follows from what was captured. A weight may be read elsewhere: `Watch`. If control flow
-or shapes depend on values, a few points do not show what others do, which layers run, how often, and whose patches they
-get: `Operations`.
+is compared with the one that follows from what was captured. A weight may be read elsewhere: `ReadGuard`. If control
+flow or shapes depend on values, a few points do not show what others do, which layers run, how often, and whose patches
+they get: `OperationRecorder`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sipp.errors import ModelError
-from sipp.inputs.batches import every_tensor
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
 from sipp.records.batches import Batch, WeightUse
@@ -61,7 +60,7 @@ def expected_output(
 ) -> Expected | None:
     """What this call must return, computed before the layer runs; None if that is not possible, which is logged.
 
-    `by_use` holds the `products` of each of its uses.
+    `by_use` holds the `expected_products` of each of its uses.
     """
     output = layer.adapter.output
     if callable(output):
@@ -81,13 +80,13 @@ def expected_output(
     return None
 
 
-def products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int) -> Expected | None:
+def expected_products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int) -> Expected | None:
     """The products of some patches of a use with some rows, plus the bias; None unless it is a use of all rows."""
     if use.row_start != 0 or use.n_rows not in (None, weight.n_rows):
         return None
     windows, n_groups = use.windows, n_groups_of(use)
-    points, positions = _looked_at(use)
-    rows = _rows_looked_at(weight.n_rows, n_groups, windows.device)
+    points, positions = _compared_places(use)
+    rows = _compared_rows(weight.n_rows, n_groups, windows.device)
     dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     at: tuple[Any, ...] = (
         points[:, None],
@@ -126,28 +125,28 @@ def products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int
     return Expected(values_PF.view(len(points), -1), found_in, squares_B, tolerance)
 
 
-def _looked_at(use: WeightUse) -> tuple[Tensor, Tensor]:
+def _compared_places(use: WeightUse) -> tuple[Tensor, Tensor]:
     """The points and the (flat) positions whose patches are compared: evenly spaced, with the first and the last."""
     n_all, n_positions, device = len(use.windows), n_positions_of(use), use.windows.device
     n_patches = max(4, MOST_VALUES * n_all * n_positions // use.windows.numel())
     n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
     n_points = min(n_all, max(2, n_patches // n_at))
-    return _spread(n_all, n_points, device), _spread(n_positions, n_at, device)
+    return _evenly_spaced(n_all, n_points, device), _evenly_spaced(n_positions, n_at, device)
 
 
-def _rows_looked_at(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
+def _compared_rows(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
     """The rows that are compared, the same number in each group."""
     n_rows = n_all_rows // n_groups
-    within_R = _spread(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
+    within_R = _evenly_spaced(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
     starts_G = torch.arange(0, n_all_rows, n_rows, dtype=torch.int64, device=device)
     return (starts_G[:, None] + within_R).flatten()
 
 
-def _spread(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+def _evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
 
-def refuse_another_map(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> None:
+def refuse_other_output(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> None:
     """Raises ModelError unless the finite part of an output is the expected one, relative to its squared terms.
 
     An overflow in the layer is refused by the layers after it.
@@ -214,6 +213,24 @@ def _first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather(value if isinstance(value, (tuple, list)) else (value,), found)
+    return found
+
+
+def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+    # not a generator, and called for containers only: this runs for every operation of a network
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (tuple, list)):
+            _gather(one, found)
+        elif isinstance(one, dict):
+            _gather(one.values(), found)
+
+
 # --- Weights that are read elsewhere, and control flow that goes by values --------------------------------------------
 
 # These functions return tensors of an argument's shape or dtype and do not read its values ...
@@ -246,7 +263,7 @@ class _WatchedWeight:
     holders: tuple[int, ...]  # ids of the modules that may read it
 
 
-class Watch(TorchFunctionMode):
+class ReadGuard(TorchFunctionMode):
     """A mode in which a watched weight may be read only while a module that holds it is running (`enter`, `leave`).
 
     Memory is watched, not the Parameter object, so that `.T`, `.data` and slices are seen too. Reading shape, dtype or
@@ -341,11 +358,11 @@ def _kind_of(operation: Any) -> tuple[bool, bool, Any]:
     return _KINDS.setdefault(id(operation), kind)
 
 
-class Operations(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """A mode that records what some weights are multiplied by, if an operation shows it (`_OPERANDS`).
 
     If it `follows` the data, it also sees whether shapes or Python numbers are computed from its values. Python can
-    branch on nothing else of a tensor, except through `tolist` and `numpy`, which are not dispatched (see `Watch`).
+    branch on nothing else of a tensor, except through `tolist` and `numpy`, which are not dispatched (see `ReadGuard`).
     Values computed from positions or weights alone do not count: they are the same for all data, as transformers
     checks of its masks.
     """
@@ -357,7 +374,7 @@ class Operations(TorchDispatchMode):
 
     def __init__(self, weights: Sequence[Tensor], follows: bool) -> None:
         super().__init__()
-        self.by_values = False
+        self.depends_on_values = False
         self.follows = follows
         self.of_data: dict[int, weakref.ref[Tensor]] = {}  # by id: tensors that were computed from the data
         self._operands = {id(operation): places for operation, places in _OPERANDS.items()}  # operations hash slowly
@@ -380,7 +397,7 @@ class Operations(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context for operations that are not the model's own, which neither this mode nor `Watch` sees.
+        """A context for operations that are not the model's own, which neither this mode nor `ReadGuard` sees.
 
         If the model has entered a mode of its own on top, this one stays on, and the model may seem to go by values.
         """
@@ -401,13 +418,13 @@ class Operations(TorchDispatchMode):
             met = self._met.get(_extent(weight)[0])
             if met is not None:
                 met.append(operand)
-        is_known = self.by_values or not self.follows
+        is_known = self.depends_on_values or not self.follows
         given = [] if is_known else every_tensor((args, kwargs) if kwargs else args)
         if not any(map(self._is_of_data, given)):
             return func(*args, **(kwargs or {}))
-        goes_by_values, writes, _ = _KINDS.get(id(func)) or _kind_of(func)
-        if goes_by_values:
-            self.by_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
+        depends_on_values, writes, _ = _KINDS.get(id(func)) or _kind_of(func)
+        if depends_on_values:
+            self.depends_on_values = func is not torch.ops.aten.index.Tensor or self._has_mask(args[1])
         result = func(*args, **(kwargs or {}))
         self.follow(result)
         if writes:

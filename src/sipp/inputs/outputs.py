@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import fresh, points_at, tensors_in, tensors_of_inputs
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import is_tokens
-from sipp.inputs.layer_checks import finite_or_zero
+from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
+from sipp.inputs.layer_checks import every_tensor, finite_or_zero
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE, device_of, for_device, integers
 from sipp.records.options import NormStats
@@ -26,16 +25,22 @@ TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # in a batch: their logits may be 
 Outputs = Callable[[int], list[Tensor]]
 
 
+def tensors_in(output: Any) -> list[Tensor]:
+    """The tensors of real numbers in an output, in order, made dense."""
+    found = [tensor for tensor in every_tensor(output) if tensor.is_floating_point() and not tensor.is_nested]
+    return [tensor if tensor.layout == torch.strided else tensor.to_dense() for tensor in found]
+
+
 def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float | None:
     """The distance between both networks' outputs on these points, relative to the norm of the dense ones.
 
     None if the dense output has no real numbers; infinite if the distance is not finite.
     """
-    small = in_small_parts(batches, device_of(dense))
-    return error_of(other, small, outputs_of(dense, small, most=0))  # each is needed once
+    small = split_long_batches(batches, device_of(dense))
+    return error_of(other, small, dense_outputs(dense, small, most=0))  # each is needed once
 
 
-def outputs_of(
+def dense_outputs(
     dense: nn.Module, batches: Sequence[Batch], norm_stats: NormStats = "running", most: int = OUTPUT_BYTES
 ) -> Outputs:
     """A function that returns the tensors of the dense output on batch i; at most `most` bytes of them are kept."""
@@ -65,7 +70,7 @@ def error_of(
     for i, batch in enumerate(batches):
         aims = wanted(i)  # once: large outputs are not kept
         with scoring_mode(model, norm_stats):
-            far, large = squares(run_batch(model, fresh(batch)), aims, batch)
+            far, large = squared_distance(run_batch(model, fresh(batch)), aims, batch)
         distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
         del aims  # before the next ones are made
     if n_tensors == 0:
@@ -75,18 +80,15 @@ def error_of(
     return math.sqrt(distance / size) if size > 0 else (0.0 if distance == 0 else math.inf)
 
 
-def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-    """The squared distance of an output to the wanted one, and the squared norm of that (float64); padding left out."""
+def squared_distance(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    """||output - wanted||^2 and ||wanted||^2 in float64, padding left out; NaN and 0 if their shapes differ."""
     device = wanted[0].device if wanted else torch.device("cpu")
     distance, size = (torch.zeros((), dtype=BOUND_DTYPE, device=device) for _ in range(2))
     found = tensors_in(output)
     if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
         return distance + math.nan, size
     for tensor, aim in zip(found, wanted):
-        real_BT = batch.real_BT
-        is_real = None
-        if real_BT is not None and tensor.shape[:2] == real_BT.shape:
-            is_real = real_BT.to(aim.device, torch.bool).view(*real_BT.shape, *[1] * (tensor.ndim - 2))
+        is_real = _is_real(tensor, batch)
         for part in _slices(tensor):
             gap, size_of = tensor[part].double() - aim[part].double(), aim[part].double()
             if is_real is not None:
@@ -94,6 +96,14 @@ def squares(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor,
             distance = distance + gap.square().sum()
             size = size + size_of.square().sum()
     return distance, size
+
+
+def _is_real(tensor: Tensor, batch: Batch) -> Tensor | None:
+    """Which of its positions are not padding, B x T x 1 ...; None if all count, or if it has none."""
+    real_BT = batch.real_BT
+    if real_BT is None or tensor.shape[:2] != real_BT.shape:
+        return None
+    return real_BT.to(tensor.device, torch.bool).view(*real_BT.shape, *[1] * (tensor.ndim - 2))
 
 
 def _slices(tensor: Tensor) -> list[Any]:
@@ -108,7 +118,7 @@ def _slices(tensor: Tensor) -> list[Any]:
     return [slice(start, start + max(1, n_points)) for start in range(0, len(tensor), max(1, n_points))]
 
 
-def in_small_parts(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
+def split_long_batches(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
     """The batches, split where they have so many tokens that their logits would be large."""
     most = for_device(TOKENS_AT_ONCE, device)
     return [part for batch in batches for part in _of_tokens(batch, most)]
@@ -164,7 +174,7 @@ ORDER = (
 )
 
 
-def allowed_between(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
+def allowed_difference(model: nn.Module, batch: Batch, finest: float | None = None) -> float:
     """The share of its output by which a point may differ in another batch, from the device and the dtypes.
 
     At most `finest`, the error that is to be claimed, unless that is below rounding.
@@ -185,7 +195,7 @@ def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bo
     """Whether some points of a batch, at most half, gave by themselves what they gave within it."""
     index, output = alone
     pairs = _pairs(whole, n_points, output, len(index))
-    return _is_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
+    return _is_small_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
 
 
 def why_dependent(
@@ -194,13 +204,13 @@ def why_dependent(
     """Why the output at a point is not a function of that point alone, in words; "" if nothing suggests so.
 
     `run` returns the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors. Those
-    that hold real numbers and one row per point are compared. `allowed`: see `allowed_between`. `whole`: the output
+    that hold real numbers and one row per point are compared. `allowed`: see `allowed_difference`. `whole`: the output
     for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = integers(n - 1, -1, -1)
-    if alone is None or not _is_part(alone[0], n):
+    if alone is None or not _is_small_part(alone[0], n):
         last = back[: min(n - n // 2, MOST_ALONE)]
         try:
             alone = last, run(points_at(batch, last))
@@ -220,7 +230,7 @@ def why_dependent(
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
 
 
-def _is_part(index: Tensor, n: int) -> bool:
+def _is_small_part(index: Tensor, n: int) -> bool:
     """Whether these, copies counted once, are at most half of the batch, so that their statistics are others."""
     return 2 * len(index.unique()) <= n
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.inputs.batches import is_padding_mask
 from sipp.records.batches import Batch
 from sipp.records.network_hash import raw_bytes
 
@@ -78,6 +77,11 @@ def labels_of(batch: Batch) -> list[str]:
     if not isinstance(rows, Sequence) or len(rows) != batch.n_points:
         return [repr(rows)] * batch.n_points
     return [repr(row) for row in rows]
+
+
+def is_padding_mask(name: str) -> bool:
+    """Whether an input of this name says which positions are padding."""
+    return name == "attention_mask" or name.endswith("padding_mask")
 
 
 def _inputs(batch: Batch) -> list[_Input]:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.native.compiling import CompiledLoop, int_at, long_at, put_long
-from sipp.native.machine_code import call_each
+from sipp.native.compiling import CompiledLoop, call_each, int_at, long_at, put_long
 from sipp.native.threads import cut_evenly, threads_for
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -22,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import points_at, tensors_of_inputs
-from sipp.inputs.capture import OnUse, Pass, caught_by, run_pass
-from sipp.inputs.layer_checks import Operations, Watch, tolerance_of
+from sipp.inputs.capture import OnUse, Pass, recorded_parameters, run_pass
+from sipp.inputs.data import points_at, tensors_of_inputs
+from sipp.inputs.layer_checks import OperationRecorder, ReadGuard, tolerance_of
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.outputs import Alone
 from sipp.records.batches import Batch, WeightUse
@@ -70,7 +71,7 @@ def runner(
     Without it, uses are grouped by point in the given `orders`, or else as their shapes suggest.
     """
     layers = tuple(layers)
-    catches = any(map(caught_by, layers))
+    catches = any(map(recorded_parameters, layers))
     watched: set[int] = set()  # ids of the probes of which a whole batch was run
 
     def run(batch: Batch, on_use: OnUse) -> Any:
@@ -83,7 +84,7 @@ def runner(
             _as_reported if order is None else Grouper(order),
             on_use,
             checked=None if known is None else known.checked,
-            watch=Watch(layers, batch.where) if is_new else None,
+            guard=ReadGuard(layers, batch.where) if is_new else None,
             operations=_operations(layers, follows=False) if catches else None,
         )
         output = run_pass(model, layers, one_pass, norm_stats)
@@ -105,7 +106,7 @@ def probe(
     found = known.get(form)
     if found is None or not (found.is_representative or found.batch is batch):
         new = _probed(model, tuple(layers), batch, norm_stats, few=found is None)
-        _warn_of_together(new, found, batch)
+        _warn_of_unassigned(new, found, batch)
         found = known[form] = new
     return found
 
@@ -142,7 +143,7 @@ def _probed(
             output = run_pass(model, layers, one_pass, norm_stats)
         except (DataError, ModelError):
             continue
-        orders = orders_of(recorder, recorder, torch.tensor(exchanged, dtype=torch.int64, device="cpu"))
+        orders = find_orders(recorder, recorder, torch.tensor(exchanged, dtype=torch.int64, device="cpu"))
         found = _probe_of(one_pass, orders, recorder, (chosen, output), batch)
         if found.is_representative:
             return found
@@ -159,7 +160,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
     n_points, alone = batch.n_points, None
     one_pass, first = _checking_pass(batch, layers)
     run_pass(model, layers, one_pass, norm_stats)
-    orders = orders_of(first, Recorder(), integers(0, n_points))
+    orders = find_orders(first, Recorder(), integers(0, n_points))
     permutations = integers(n_points - 1, -1, -1), integers(0, n_points) // 2
     for placed in permutations if n_points > 1 else ():
         moved = Recorder()
@@ -168,7 +169,7 @@ def _probe_all(model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch
             alone = placed, run_pass(model, layers, permuted, norm_stats)
         except (DataError, ModelError):  # the permutation's fault: the first run had the same points
             continue
-        orders = orders_of(first, moved, placed)
+        orders = find_orders(first, moved, placed)
         if not any(one.is_tied and one.order == "together" for one in orders.values()):
             break
     return _probe_of(one_pass, orders, first, alone, batch)
@@ -181,28 +182,29 @@ def first_and_last(n_points: int) -> Tensor:
 
 def _checking_pass(batch: Batch, layers: tuple[PrunableLayer, ...]) -> tuple[Pass, Recorder]:
     """A pass that compares every layer's output, watches what the model reads and goes by, and records its uses."""
-    recorder, watch = Recorder(), Watch(layers, batch.where)
-    return Pass(batch, recorder, checked=set(), watch=watch, operations=_operations(layers, follows=True)), recorder
+    recorder, guard = Recorder(), ReadGuard(layers, batch.where)
+    return Pass(batch, recorder, checked=set(), guard=guard, operations=_operations(layers, follows=True)), recorder
 
 
-def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> Operations:
+def _operations(layers: Iterable[PrunableLayer], *, follows: bool) -> OperationRecorder:
     """The mode that records what weights meet; if it `follows` the data, also whether control flow goes by values."""
-    return Operations([parameter for layer in layers for parameter in caught_by(layer).values()], follows)
+    by_layer = (recorded_parameters(layer).values() for layer in layers)
+    return OperationRecorder(list(chain.from_iterable(by_layer)), follows)
 
 
 def _probe_of(checking: Pass, orders: Orders, recorder: Recorder, alone: Alone | None, batch: Batch) -> Probe:
     """The probe after a checking pass; it holds for this batch only if control flow depends on values or orders tie."""
-    assert checking.watch is not None and checking.operations is not None and checking.checked is not None
-    goes_by_values = checking.operations.by_values or checking.watch.takes_values
-    holds_for_all = not goes_by_values and not any(order.is_tied for order in orders.values())
+    assert checking.guard is not None and checking.operations is not None and checking.checked is not None
+    depends_on_values = checking.operations.depends_on_values or checking.guard.takes_values
+    holds_for_all = not depends_on_values and not any(order.is_tied for order in orders.values())
     return Probe(orders, recorder.n_uses, alone, checking.checked, None if holds_for_all else batch)
 
 
-def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
+def _warn_of_unassigned(probe: Probe, earlier: Probe | None, batch: Batch) -> None:
     """Warns about weights whose patches cannot be assigned to points, once per form of batch."""
     padding = "" if batch.real_BT is None else ", and padding is not left out"
-    warned = set() if earlier is None else set(_together(earlier))
-    new = (name for name, i in _together(probe) if (name, i) not in warned)
+    warned = set() if earlier is None else set(_unassigned_uses(earlier))
+    new = (name for name, i in _unassigned_uses(probe) if (name, i) not in warned)
     for name in dict.fromkeys(new) if batch.n_points > 1 else ():
         _log.warning(
             "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
@@ -213,7 +215,7 @@ def _warn_of_together(probe: Probe, earlier: Probe | None, batch: Batch) -> None
         )
 
 
-def _together(probe: Probe) -> list[UseKey]:
+def _unassigned_uses(probe: Probe) -> list[UseKey]:
     """The uses whose patches cannot be assigned to points."""
     return [key for key, one in probe.orders.items() if one.order == "together"]
 
@@ -313,14 +315,14 @@ class Grouper:
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
         known = self.orders.get(_next_key(self._seen, weight))
-        return grouped(use, "together" if known is None else known.for_use(use))
+        return group_by_point(use, "together" if known is None else known.for_use(use))
 
 
 def _as_reported(weight: Weight, use: WeightUse) -> WeightUse:
     return use
 
 
-def orders_of(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
+def find_orders(first: Recorder, moved: Recorder, placed_B: Tensor) -> Orders:
     """For each use, the order in which the patches of every point moved with the point; the best if several fit."""
     pairs = {key: (one, moved.samples[key]) for key, one in first.samples.items() if key in moved.samples}
     both = {
@@ -347,7 +349,7 @@ def _are_alike(sample: _Sample, which: list[int]) -> bool:
     return all(torch.equal(readings[which[0]], readings[i]) for i in which[1:])
 
 
-def grouped(use: WeightUse, order: Order) -> WeightUse:
+def group_by_point(use: WeightUse, order: Order) -> WeightUse:
     """The use as its adapter reports it, with its patches brought into this order."""
     if order == "reported" or not use.attributed:
         return use
@@ -445,21 +447,24 @@ def _places(
     n_points, has_steps = shape[0], n_position_dims > 0
     n_steps, stride = (shape[2], strides[2]) if has_steps else (1, 0)
     found = [
-        reported_at(order, b, i, n_points, n_steps) for b in range(n_points) for order in orders for i in _some(n_steps)
+        reported_at(order, b, i, n_points, n_steps)
+        for b in range(n_points)
+        for order in orders
+        for i in _few_indices(n_steps)
     ]
     starts = torch.tensor([[b * strides[0] + i * stride] for b, i in found], dtype=torch.int64, device=device)
     of_each = torch.zeros(1, dtype=torch.int64, device=device)
     for axis in (1, *range(3 if has_steps else 2, len(shape))):
         is_position = 2 <= axis < 2 + n_position_dims  # of groups and fan-in, all are taken
         taken = torch.tensor(
-            _some(shape[axis]) if is_position else range(shape[axis]), dtype=torch.int64, device=device
+            _few_indices(shape[axis]) if is_position else range(shape[axis]), dtype=torch.int64, device=device
         )
         of_each = (of_each[:, None] + taken * strides[axis]).flatten()
     return starts, torch.cat((of_each, of_each[-1:].expand(-len(of_each) % _PADDED)))
 
 
 def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int) -> tuple[int, int]:
-    """The (point, step) at which the adapter reports what is this step of this point in an order (see `grouped`)."""
+    """The (point, step) at which the adapter reports this step of this point in an order (see `group_by_point`)."""
     if order == "reported":
         return point, step
     if order == "interleaved":
@@ -468,6 +473,6 @@ def reported_at(order: Order, point: int, step: int, n_points: int, n_steps: int
     return step // n_each, point * n_each + step % n_each
 
 
-def _some(size: int) -> list[int]:
+def _few_indices(size: int) -> list[int]:
     """The first, second, middle and last index."""
     return sorted({0, min(1, size - 1), (size - 1) // 2, size - 1})

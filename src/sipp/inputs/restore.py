@@ -59,7 +59,7 @@ def check_can_be_written(model: nn.Module) -> None:
 
 
 @contextmanager
-def left_as_they_were(all_modules: Sequence[nn.Module]) -> Iterator[None]:
+def restoring(all_modules: Sequence[nn.Module]) -> Iterator[None]:
     """A context after which every buffer has the values it had before, and every attribute is the same object.
 
     Attributes are restored along with buffers, because they may belong together: a cache and its length. Only what is

@@ -2,8 +2,8 @@
 
     processor.py      what this processor has
     instructions.py   building blocks of vector code: helpers that emit LLVM instructions
-    compiling.py      functions compiled by Numba, with its cache on disk
-    machine_code.py   functions generated at run time and compiled by LLVM; compiled functions called on threads
+    compiling.py      functions compiled by Numba, with its cache on disk, and called on threads
+    machine_code.py   functions generated at run time and compiled by LLVM
     threads.py        work on torch's own thread pool
     memory.py         tensors as compiled code needs them
     pytree.py         nested lists and dicts of tensors

@@ -2,7 +2,7 @@
 
     @compiled                          a function of arrays and numbers, compiled on its first call
     @CompiledLoop                      a function of integers (sizes and addresses), compiled separately; other compiled
-                                       code calls it through its address (`calling`)
+                                       code calls it through its address (`calling`), Python on threads (`call_each`)
     @inlined                           inlined into the functions that call it
     @primitive(VOID, INT, INT)         written in LLVM instructions (`instructions.py`); all of the above can call it
 
@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from sipp.native.instructions import F32, F64, I16, I32, I64, call_at, element, fused, load
+from sipp.native.instructions import F32, F64, I16, I32, I64, address_of, call_at, element, fused, load
+from sipp.native.machine_code import Arguments, MachineCode, argument_list, generate, run
 from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
+from sipp.native.threads import run_parallel, torch_openmp
 
 _log = logging.getLogger("sipp")
 
@@ -45,8 +47,8 @@ INT64_BYTES = 8
 def stamp_of(*folders: Path) -> int:
     """A checksum of all Python files in these folders and in this one.
 
-    Numba's cache notices changes to the file that defines a function, but not to files it calls into. So this checksum
-    becomes part of each function's name.
+    Numba's cache notices changes to the file that defines a function, but not to files it calls into or takes numbers
+    from. So this checksum becomes part of each function's name.
     """
     files = [path for place in (Path(__file__).parent, *folders) for path in sorted(place.glob("*.py"))]
     return zlib.crc32(b"".join(path.read_bytes() for path in files), int(HAS_VECTOR_CODE))
@@ -57,7 +59,7 @@ _stamp_of = functools.cache(stamp_of)
 
 def _stamped(function: Callable[..., Any], calls_into: Path | None = None) -> Callable[..., Any]:
     own = Path(function.__code__.co_filename).parent
-    folders = (own,) if calls_into in (None, own) else (own, calls_into)
+    folders = (own, own.parent) if calls_into in (None, own) else (own, own.parent, calls_into)
     function.__qualname__ += f"_{_stamp_of(*folders):x}"  # names the cache
     return function
 
@@ -65,7 +67,7 @@ def _stamped(function: Callable[..., Any], calls_into: Path | None = None) -> Ca
 def compiled(function: Callable[..., Any], *, calls_into: Path | None = None) -> Callable[..., Any]:
     """Compiles the function with Numba on its first call, cached on disk if a cache folder is writable.
 
-    It may call compiled functions of its own folder and of one other, `calls_into`.
+    It may call compiled functions of its own folder, of the one above and of one other, `calls_into`.
     """
     if not IS_COMPILED:
         return _interpreted(function)
@@ -154,6 +156,34 @@ def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
         return numba.cfunc(signature, error_model="numpy")(function)
     finally:
         _stop_clock()
+
+
+def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
+    """Calls function(*row) for all rows, one thread each; plain threads if torch's OpenMP library is missing.
+
+    The caller allocates what the threads write: memory allocated in a thread is slow to free. The threads take rows in
+    compiled code: with a Python function per thread they would wait for the GIL, and handing that over takes longer
+    than a small layer.
+    """
+    if len(rows) == 1:
+        function(*rows[0])
+    elif torch_openmp() is None:
+        run_parallel(lambda i: function(*rows[i]), len(rows))
+    else:
+        numbers = np.array(rows, np.int64)
+        code = _caller(len(function.parameters))
+        addresses = {"function": function.address, "rows": numbers.ctypes.data}
+        run(code, argument_list(code, addresses), len(rows), len(rows))
+
+
+def _caller(n_numbers: int) -> MachineCode:
+    """Code that takes rows of this many numbers and calls a function with each."""
+
+    def emit(b: Any, arguments: Arguments) -> None:
+        row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)
+        call_at(b, arguments.number("function"), [load(b, row, I64, i * INT64_BYTES) for i in range(n_numbers)])
+
+    return generate(("calls", n_numbers), ("function", "rows"), emit)
 
 
 # --- Functions in LLVM instructions -----------------------------------------------------------------------------------

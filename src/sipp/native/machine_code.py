@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-import numpy as np
 from llvmlite import ir
 
-from sipp.native.compiling import INT64_BYTES, CompiledLoop
-from sipp.native.instructions import F32, I32, I64, address_of, call_at, load
+from sipp.native.instructions import F32, I32, I64
 from sipp.native.processor import FEATURES
-from sipp.native.threads import Body, run_on_threads, run_parallel, torch_openmp
+from sipp.native.threads import Body, run_on_threads
 
 _HEAD = 2  # numbers in front of the arguments: the next share to take, and the number of shares
 _LEVEL = 2  # LLVM optimisation level
@@ -133,35 +131,3 @@ def run(code: MachineCode, arguments: Any, n_shares: int, n_threads: int) -> Non
     """Runs a function on torch's threads, its work divided into shares."""
     arguments[0], arguments[1] = 0, n_shares
     run_on_threads(code.function, arguments, n_threads)
-
-
-# --- One compiled function called with several rows of numbers --------------------------------------------------------
-
-# Threads take rows in compiled code. With a Python function per thread they would wait for the GIL, and handing that
-# over takes longer than a small layer.
-
-
-def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
-    """Calls function(*row) for all rows, one thread each; plain threads if torch's OpenMP library is missing.
-
-    The caller allocates what the threads write: memory allocated in a thread is slow to free.
-    """
-    if len(rows) == 1:
-        function(*rows[0])
-    elif torch_openmp() is None:
-        run_parallel(lambda i: function(*rows[i]), len(rows))
-    else:
-        numbers = np.array(rows, np.int64)
-        code = _caller(len(function.parameters))
-        addresses = {"function": function.address, "rows": numbers.ctypes.data}
-        run(code, argument_list(code, addresses), len(rows), len(rows))
-
-
-def _caller(n_numbers: int) -> MachineCode:
-    """Code that takes rows of this many numbers and calls a function with each."""
-
-    def emit(b: Any, arguments: Arguments) -> None:
-        row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)
-        call_at(b, arguments.number("function"), [load(b, row, I64, i * INT64_BYTES) for i in range(n_numbers)])
-
-    return generate(("calls", n_numbers), ("function", "rows"), emit)

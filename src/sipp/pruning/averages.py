@@ -25,7 +25,7 @@ FIX = "give it to gradual as average=, or make it afterwards; average=() where i
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedAverage:
     """An average that was not passed as `average=`, and how often it had been updated when the masks were made."""
 
     average: AveragedModel
@@ -52,7 +52,7 @@ def checked_averages(model: nn.Module, average: Average) -> list[nn.Module]:
     return averages
 
 
-def averages_to_watch(model: nn.Module, average: Average) -> list[Watched]:
+def averages_to_watch(model: nn.Module, average: Average) -> list[WatchedAverage]:
     """Averages in this process that may be of this model; none if the caller passed `average=`."""
     if average is not None:
         return []
@@ -61,16 +61,16 @@ def averages_to_watch(model: nn.Module, average: Average) -> list[Watched]:
     types = {kind for kind in set(map(type, objects)) if issubclass(kind, AveragedModel)}
     averages = [item for item in objects if type(item) in types] if types else []
     alike = [average for average in averages if average is not model and _shapes(average) == _shapes(model)]
-    return [Watched(average, int(average.n_averaged)) for average in alike]
+    return [WatchedAverage(average, int(average.n_averaged)) for average in alike]
 
 
-def refuse_updated(watched: Sequence[Watched]) -> None:
+def refuse_updated(watched: Sequence[WatchedAverage]) -> None:
     """Raises if a watched average was updated after the masks were made."""
     if any(int(watch.average.n_averaged) != watch.n_updates for watch in watched):
         raise ModelError(DENSE_AVERAGE, fix=FIX)
 
 
-def refuse_failed(watched: Sequence[Watched], error: Exception) -> None:
+def refuse_failed(watched: Sequence[WatchedAverage], error: Exception) -> None:
     """Raises if the error came from a watched average: torch pairs its buffers with the masks, and fails."""
     places = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(place is watch.average for place in places for watch in watched):

@@ -14,19 +14,20 @@ follows in a language model, it starts from Wanda's mask, and no other candidate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sipp.inputs.data import Data
-from sipp.inputs.outputs import error_of, in_small_parts, outputs_of
+from sipp.inputs.outputs import dense_outputs, error_of, split_long_batches
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.blend import BlendChoice, BlendTrial
 from sipp.records.numerics import SCORE_DTYPE, device_of
 from sipp.records.options import Reduce
 from sipp.records.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
+from sipp.scoring.task import ScoringTask
 from sipp.scoring.wanda import wanda
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
@@ -62,16 +63,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
     return BlendInputs(by_reduce, chosen, has_held_back, task.scoring.norm_stats, wanda_scores)
 
 
-def blended(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
-    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
-    magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
-    if p == 0:
-        return magnitudes
-    pairs = zip(magnitudes, blend.sensitivities[reduce])
-    return [sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p) for magnitude_FK, sensitivity_FK in pairs]
-
-
-def choose(
+def choose_blend(
     model: nn.Module,
     weights: Sequence[Weight],
     dense: Sequence[Tensor],
@@ -81,42 +73,63 @@ def choose(
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the candidate that moves the output least on the held-back points, and the errors of all.
 
-    For a network that was never trained, the masks of one fixed blend. `advance(1)` is called for each candidate.
+    `advance(1)` is called for each candidate.
     """
+    output_error, n_points = _output_error_of_masks(model, weights, dense, blend)
+    tried: list[BlendTrial] = []
+    cuts: list[list[Tensor]] = []
+    for one in _candidates(blend):
+        masks = cut(_scores(blend, dense, one), one.by_rows)
+        cuts.append(masks)
+        tried.append(BlendTrial(one.p, one.reduce, output_error(masks), one.is_shared, one.by_rows))
+        advance(1)
+    taken = tried.index(best_of(tried))
+    return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_held_back)
+
+
+def _output_error_of_masks(
+    model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: BlendInputs
+) -> tuple[Callable[[Sequence[Tensor]], float], int]:
+    """A function that gives the output error of the network under some masks, and on how many points it is measured."""
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
-        batches = in_small_parts(batches, device_of(model))
+        batches = split_long_batches(batches, device_of(model))
     if not blend.sensitivities:  # there is one candidate: a few points are enough to measure it
         batches = batches[:1]
-    outputs, n_points = outputs_of(model, batches, blend.norm_stats), sum(batch.n_points for batch in batches)
+    outputs = dense_outputs(model, batches, blend.norm_stats)
 
-    def moved_by(masks: Sequence[Tensor]) -> float:
+    def output_error(masks: Sequence[Tensor]) -> float:
         with torch.no_grad():
             for weight, dense_FK, mask_FK in zip(weights, dense, masks):
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
-        advance(1)
         return error_of(sparse, batches, outputs, blend.norm_stats) or 0.0  # None: no real numbers in the output
 
-    if blend.norm_stats == "batch":
-        masks = cut([shares_of(score_FK) for score_FK in blended(blend, dense, UNTRAINED, "max")], False)
-        only = BlendTrial(UNTRAINED, "max", moved_by(masks), is_shared=True)
-        return masks, BlendChoice(only, (only,), n_points, blend.is_held_back)
-    tried: list[BlendTrial] = []
-    cuts: list[list[Tensor]] = []
-    for p, reduce, by_rows in _candidates(blend):
-        scores = blend.wanda_scores if by_rows and blend.wanda_scores is not None else blended(blend, dense, p, reduce)
-        cuts.append(cut(scores, by_rows))
-        tried.append(BlendTrial(p, reduce, moved_by(cuts[-1]), by_rows=by_rows))
-    taken = tried.index(best_of(tried))
-    return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_held_back)
+    return output_error, sum(batch.n_points for batch in batches)
+
+
+def _scores(blend: BlendInputs, dense: Sequence[Tensor], candidate: _Candidate) -> Sequence[Tensor]:
+    """The scores of a candidate, F x K per layer."""
+    if candidate.by_rows and blend.wanda_scores is not None:
+        return blend.wanda_scores
+    scores = blended_scores(blend, dense, candidate.p, candidate.reduce)
+    return [shares_of(score_FK) for score_FK in scores] if candidate.is_shared else scores
+
+
+def blended_scores(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
+    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
+    magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
+    if p == 0:
+        return magnitudes
+    pairs = zip(magnitudes, blend.sensitivities[reduce])
+    return [sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p) for magnitude_FK, sensitivity_FK in pairs]
 
 
 def n_candidates(blend: BlendInputs) -> int:
     """The number of candidates that a cut tries."""
-    return 1 if blend.norm_stats == "batch" else len(_candidates(blend))
+    return len(_candidates(blend))
 
 
 def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
@@ -133,12 +146,26 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
     return next(trial for trial in candidates if is_as_good(trial))
 
 
-def _candidates(blend: BlendInputs) -> list[tuple[float, Reduce, bool]]:
-    """The candidates: power p, reduction, and whether weights are compared within rows."""
+class _Candidate(NamedTuple):
+    """One way to score all weights: s^p |w|^(1-p), or Wanda's score if weights are compared within rows."""
+
+    p: float
+    reduce: Reduce
+    is_shared: bool = False  # ranked by LAMP's shares of the blend
+    by_rows: bool = False
+
+
+MAGNITUDE, WANDA = _Candidate(0.0, "max"), _Candidate(0.0, "mean", by_rows=True)
+
+
+def _candidates(blend: BlendInputs) -> list[_Candidate]:
+    """What is tried, magnitude first and Wanda's score last."""
+    if blend.norm_stats == "batch":  # the network was never trained
+        return [_Candidate(UNTRAINED, "max", is_shared=True)]
     if blend.taken is not None:
-        return [(blend.taken.p, blend.taken.reduce, blend.taken.by_rows)]
-    if not blend.sensitivities and blend.wanda_scores is not None:
-        return [(0.0, "mean", True)]
-    candidates: list[tuple[float, Reduce, bool]] = [(0.0, "max", False)]
-    candidates += [(p, reduce, False) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
-    return candidates if blend.wanda_scores is None else [*candidates, (0.0, "mean", True)]
+        return [_Candidate(blend.taken.p, blend.taken.reduce, by_rows=blend.taken.by_rows)]
+    wanda_last = [] if blend.wanda_scores is None else [WANDA]
+    if wanda_last and not blend.sensitivities:
+        return wanda_last
+    blends = [_Candidate(p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
+    return [MAGNITUDE, *blends, *wanda_last]

@@ -21,12 +21,11 @@ from sipp.allocation.largest_scores import (
 from sipp.allocation.optimal import AllocationProblem, allocation_problem
 from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.errors import OptionError
-from sipp.inputs.batches import points_at
+from sipp.inputs.data import points_at
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import Advance, nothing
-from sipp.pruning.blending import choose
+from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampled_rows import sampled_rows
 from sipp.pruning.spared_rows import with_spared
@@ -38,6 +37,7 @@ from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.pruned import OutputChange
 from sipp.records.ranking import BlendInputs, Ranking, Weight, from_rows, to_rows
 from sipp.scoring.methods import CutRule, method_of
+from sipp.scoring.task import ScoringTask
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def sparse_rows(
         rows = sampled_rows(ranking, prepared.dense, prepared.problem, budget, seed=seed)
     else:
         if ranking.blend is not None:
-            masks, choice = _blended(ranking, ranking.blend, prepared, budget, advance)
+            masks, choice = _masks_of_blend(ranking, ranking.blend, prepared, budget, advance)
         else:
             masks = _masks(ranking, prepared, info.cut, ranking.scores, budget)
         c_constant = ranking.options.constants.c_constant
@@ -220,7 +220,7 @@ def _masks(
     return largest(scores, budget, ascending=prepared.ascending)
 
 
-def _blended(
+def _masks_of_blend(
     ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
@@ -234,7 +234,7 @@ def _blended(
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
         return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
-    return choose(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
+    return choose_blend(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

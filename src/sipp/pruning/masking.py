@@ -45,7 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
-from sipp.pruning.adapters import check_adapters, mask_adapters, merge_adapters
+from sipp.pruning.lora import check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
 from sipp.records.hashing import WRAPPERS, canonical
 from sipp.records.network_hash import HOLD_STATE as STATE
@@ -115,7 +115,7 @@ def hold(
         raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
     optimizers = checked_optimizers(model, optimizer)
-    check_adapters(model)
+    check_lora(model)
     n_zeroed = 0
     for entry, mask in checked:
         n_zeroed += int(torch.count_nonzero(_gathered(entry.param.detach().masked_fill(mask, 0))))
@@ -132,7 +132,7 @@ def hold(
     for watched_optimizer in model.__dict__.get(STATE, _State()).step_hooks:
         _clear_optimizer_state(watched_optimizer, checked)
     _apply_all_masks(model)
-    mask_adapters(model)
+    mask_lora(model)
     held = masks_of(model)
     return Hold(tuple(held), sum(m.numel() for m in held.values()), sum(int(m.sum()) for m in held.values()), n_zeroed)
 
@@ -154,7 +154,7 @@ def release(model: nn.Module) -> None:
         True
     """
     _check_module(model)
-    merge_adapters(model)
+    merge_lora(model)
     fold_torch_masks(model)
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks)

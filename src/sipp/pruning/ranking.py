@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs.batches import fresh, points_at
-from sipp.inputs.data import HELD_BACK_SHARE, Data
+from sipp.inputs.data import HELD_BACK_SHARE, Data, fresh, points_at
 from sipp.inputs.layers import warn_of_frozen
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
@@ -24,10 +22,10 @@ from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
 from sipp.records.options import PruneOptions, pattern_of
 from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
-from sipp.scoring.methods import MethodInfo, method_of, score_of
+from sipp.scoring.methods import MethodInfo, checked_method, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
@@ -39,7 +37,7 @@ class _Plan:
     task: ScoringTask  # with the points to score
     method_task: ScoringTask  # with the points that the method reads, noted in `method_keys`
     held_back: Data | None  # points held back to choose a blend
-    needs_start_only: bool  # a search follows, for which Wanda's mask is enough
+    needs_first_mask_only: bool  # a search follows, for which Wanda's mask is enough
     why_no_sensitivities: str  # empty if they are computed
     method_keys: set[bytes]  # filled while the method reads
 
@@ -58,7 +56,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
     plan = _plan(task, options, info, statements=statements)
-    has_experts = any(layer.is_routed for layer in task.layers)
+    has_experts = any(layer.is_expert for layer in task.layers)
     spared = rows_of_rare_experts(plan.method_task) if has_experts and info.needs_data else ()
     method_scores = None
     if not info.uses_sensitivities:
@@ -66,12 +64,12 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             method_scores = own_scores(plan.method_task, info) if info.is_own else score_of(info)(plan.method_task)
     sensitivities, sample = None, None
     if not plan.why_no_sensitivities:
-        sensitivities, sample = _measured(plan, options, info, splits=statements, progress=progress)
+        sensitivities, sample = _measure(plan, options, info, splits=statements, progress=progress)
         repaired_on = task.data if options.repair or info.fitting else None
         sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.held_back, repaired_on)
     blend = None
-    if info.is_blend and (sensitivities is not None or plan.needs_start_only):
-        blend = blend_inputs(plan.task, None if plan.needs_start_only else sensitivities, plan.held_back)
+    if info.is_blend and (sensitivities is not None or plan.needs_first_mask_only):
+        blend = blend_inputs(plan.task, None if plan.needs_first_mask_only else sensitivities, plan.held_back)
     return Ranking(
         model=task.model,
         weights=task.weights,
@@ -84,7 +82,8 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
-        method_keys=frozenset(plan.method_keys) if info.needs_data else frozenset(),
+        chosen_by_points=info.needs_data,
+        method_keys=frozenset(plan.method_keys),
     )
 
 
@@ -94,23 +93,24 @@ def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, stateme
     Scored points have keys of their own. The keys of points that the method reads are noted as well if nothing is
     scored, or if another pass may give other points.
     """
-    start_only = needs_start_only(task, info, options)
-    why_not = _why_no_sensitivities(info, task.data, options.statements if start_only else statements, start_only)
+    first_mask_only = needs_first_mask_only(task, info, options)
+    statements = options.statements if first_mask_only else statements
+    why_not = _why_no_sensitivities(info, task.data, statements, first_mask_only)
     keys: set[bytes] = set()
     if info.is_blend:
-        scored, held_back = hold_back_points(task.noting(keys) if start_only else task, options)
-        return _Plan(scored, scored, held_back, start_only, why_not, keys)
+        scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task, options)
+        return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
     scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    needs_keys = bool(why_not) or task.data is None or not task.data.is_repeated
-    return _Plan(scored, scored.noting(keys) if needs_keys else scored, None, start_only, why_not, keys)
+    needs_keys = bool(why_not) or task.data is None or not task.data.gives_same_points
+    return _Plan(scored, scored.collecting(keys) if needs_keys else scored, None, first_mask_only, why_not, keys)
 
 
-def _measured(
+def _measure(
     plan: _Plan, options: PruneOptions, info: MethodInfo, *, splits: bool, progress: bool
 ) -> tuple[Sensitivities, Batch]:
     """The sensitivities of a model, and the first points that were scored."""
     sample = list[Batch]()
-    with progress_bar("scoring", plan.task.points.n_known, shown=progress) as advance:
+    with progress_bar("scoring", plan.task.points.n_points_known, shown=progress) as advance:
 
         def on_batch(batch: Batch) -> None:
             advance(batch.n_points)
@@ -122,7 +122,7 @@ def _measured(
             reduce=options.reduce or info.reduce,
             on_batch=on_batch,
             splits=splits,
-            with_means=info.is_blend and not plan.needs_start_only,
+            with_means=info.is_blend and not plan.needs_first_mask_only,
         )
     return found, sample[0]
 
@@ -146,37 +146,11 @@ def _scores_to_cut(
     return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
 
 
-def checked_method(options: PruneOptions) -> MethodInfo:
-    """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
-    info = method_of(options.method)
-    if options.pattern is not None and info.is_sampled:
-        raise OptionError(
-            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
-            fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
-            option="method",
-        )
-    return info
-
-
 def floor_of(options: PruneOptions) -> float | None:
     """The floor under rows and layers: the option, or the method's default."""
     if options.floor == "method":
         return method_of(options.method).floor
     return None if isinstance(options.floor, str) else float(options.floor)
-
-
-def ranking_seen_keys(ranking: Ranking) -> tuple[frozenset[bytes], bool]:
-    """Keys of the points that chose the ranking, as far as they are known, and whether these are all.
-
-    They are unknown if whole batches were scored, and if the caller brought the weights.
-    """
-    method = ranking.options.method
-    if method == "given" or not method_of(method).needs_data:  # points served statements only
-        return frozenset(), method != "given"
-    scored = frozenset[bytes]()
-    if ranking.sensitivities is not None and not ranking.sensitivities.batch_dependent:
-        scored = ranking.sensitivities.all_seen_keys
-    return scored | ranking.method_keys, bool(scored or ranking.method_keys)
 
 
 def _with_selection_points(
@@ -188,7 +162,7 @@ def _with_selection_points(
     return replace(sensitivities, selection_keys=keys)
 
 
-def needs_start_only(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
+def needs_first_mask_only(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
     """Whether a blend only gives the first mask of a search (T21) in a large network of linear layers.
 
     Then Wanda's mask is taken without trying others, because it is the best start for language models.
@@ -197,9 +171,9 @@ def needs_start_only(task: ScoringTask, info: MethodInfo, options: PruneOptions)
     return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
 
 
-def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, start_only: bool) -> str:
+def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, first_mask_only: bool) -> str:
     """Why no sensitivities are computed; empty if they are."""
-    if info.uses_sensitivities and not start_only:
+    if info.uses_sensitivities and not first_mask_only:
         return ""
     if data is None:
         return f"{info.name} was given no data; with data there would be bounds"

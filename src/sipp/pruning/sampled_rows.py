@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.largest_scores import best_of_rows, least_of_layers
+from sipp.allocation.largest_scores import best_in_each_row, minimum_of_layers
 from sipp.allocation.optimal import AllocationProblem, allocate_within
 from sipp.allocation.rows import (
     MAX_DRAWS,
@@ -50,7 +50,7 @@ def sampled_rows(
     least, layer_least = 0, [0] * len(dense)
     undrawable = [torch.zeros(rank_FK.shape, dtype=torch.bool, device="cpu") for rank_FK in ranking.scores]
     if ranking.floor is not None:
-        least, layer_least = 1, least_of_layers(ranking.scores, budget, ranking.floor)
+        least, layer_least = 1, minimum_of_layers(ranking.scores, budget, ranking.floor)
         best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
         n_rows = sum(int(mask_FK.sum()) for mask_FK in best) + int((problem.caps_R > 0).sum())
         undrawable = best if n_rows <= budget else undrawable  # rows that can be drawn from come first
@@ -74,7 +74,7 @@ def sampled_rows(
 def _best_of_undrawable_rows(rank_FK: Tensor, weight_FK: Tensor) -> Tensor:
     """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
     can_draw_F = ((rank_FK > 0) & (weight_FK != 0)).any(1)
-    return best_of_rows(rank_FK, weight_FK) & ~can_draw_F[:, None]
+    return best_in_each_row(rank_FK, weight_FK) & ~can_draw_F[:, None]
 
 
 def sparsify_layers(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from sipp.allocation.sparse_rows import WHOLE, SparseRows, with_restored
 from sipp.errors import warn_caller
 from sipp.inputs.patches import n_patches_of, rows_of
-from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.ranking import Ranking, Weight, from_rows
+from sipp.scoring.task import ScoringTask, each_use
 
 FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned
 
@@ -23,7 +23,7 @@ def rows_of_rare_experts(task: ScoringTask) -> tuple[Tensor, ...]:
 
     Warns with the names of the experts. Costs a pass over the data, for models with experts only.
     """
-    routed = {weight.name for layer in task.layers if layer.is_routed for weight in layer.weights.values()}
+    routed = {weight.name for layer in task.layers if layer.is_expert for weight in layer.weights.values()}
     if not routed or task.data is None or not task.data.can_be_read_again:
         return ()
     counts = {weight.name: torch.zeros(weight.n_rows, dtype=torch.int64, device="cpu") for weight in task.weights}

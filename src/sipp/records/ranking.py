@@ -142,7 +142,21 @@ class Ranking:
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
+    chosen_by_points: bool = True  # whether points chose the weights; False: they serve statements only
     method_keys: frozenset[bytes] = frozenset()  # keys of other points that the method read
+
+    @property
+    def seen(self) -> frozenset[bytes]:
+        """Keys of the points that chose the weights, as far as they are known: not if whole batches were scored."""
+        if self.options.method == "given" or not self.chosen_by_points:
+            return frozenset()
+        found = self.sensitivities
+        return self.method_keys | (frozenset() if found is None or found.batch_dependent else found.all_seen_keys)
+
+    @property
+    def seen_all(self) -> bool:
+        """Whether no other points chose them: unknown, so False, if the caller brought the weights."""
+        return self.options.method != "given" and (bool(self.seen) or not self.chosen_by_points)
 
     def without_scores(self) -> Ranking:
         """The ranking after its last cut, which can be repaired and stated, but not cut again.

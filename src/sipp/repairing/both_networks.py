@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh
 from sipp.inputs.blocks import Blocks, Entered, enter
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh
 from sipp.inputs.layers import PrunableLayer
 from sipp.records.batches import Batch
 from sipp.records.numerics import device_of, float32_products

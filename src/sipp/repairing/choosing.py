@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
-from sipp.inputs.batches import fresh, points_at
+from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import output_error
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import concatenated, fresh, points_at, tensors_of_inputs
-from sipp.inputs.data import AnyData, data_of, is_tokens, points_per_batch
+from sipp.inputs.data import (
+    AnyData,
+    concatenated,
+    data_of,
+    fresh,
+    is_tokens,
+    points_at,
+    points_per_batch,
+    tensors_of_inputs,
+)
 from sipp.inputs.outputs import output_error
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch

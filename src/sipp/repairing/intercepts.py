@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from sipp.inputs.batches import every_tensor, fresh, tensors_in
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh
+from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.outputs import tensors_in
 from sipp.records.batches import Batch
 from sipp.records.repair import Intercept
 from sipp.repairing.residual_connections import reads_values

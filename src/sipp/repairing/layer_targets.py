@@ -13,7 +13,8 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
-from sipp.inputs.batches import every_tensor, points_at
+from sipp.inputs.data import points_at
+from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.patches import patches_of
 from sipp.inputs.probing import first_and_last
 from sipp.records.batches import Batch

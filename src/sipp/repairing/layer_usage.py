@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import points_at
+from sipp.inputs.data import points_at
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import n_patches_of, n_rows_of
 from sipp.inputs.probing import Orders, Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.outputs import error_of, outputs_of, squares
+from sipp.inputs.data import fresh, points_at
+from sipp.inputs.outputs import dense_outputs, error_of, squared_distance
 from sipp.progress import progress_bar
 from sipp.pruning.masking import hold, release
 from sipp.records.batches import Batch
@@ -112,7 +112,7 @@ def polish(
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
-    if not outputs_of(dense, split.fit[:1])(0):
+    if not dense_outputs(dense, split.fit[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
@@ -156,7 +156,7 @@ def _round(
     close to the dense one already. If the first checks show no gain, the round starts again with a smaller rate.
     """
     (group,) = training.optimizer.param_groups
-    wanted = outputs_of(dense, validation)
+    wanted = dense_outputs(dense, validation)
     best, best_step, since = error_of(model, validation, wanted), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = training.values()
@@ -165,7 +165,7 @@ def _round(
         while taken < steps and since < PATIENCE:
             group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
             batch = next(batches)
-            _step(model, training, batch, outputs_of(dense, [batch])(0))
+            _step(model, training, batch, dense_outputs(dense, [batch])(0))
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
@@ -202,7 +202,7 @@ def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tens
         stack.enter_context(torch.enable_grad())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # no gradients of RNNs in eval mode
-        distance, size = squares(run_batch(model, fresh(batch)), wanted, batch)
+        distance, size = squared_distance(run_batch(model, fresh(batch)), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
         training.step(distance / size)

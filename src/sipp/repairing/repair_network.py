@@ -41,7 +41,7 @@ from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
-from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.sensitivities import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
 
@@ -143,7 +143,7 @@ def _choose(
         dense,
         masks,
         split.batches[0],
-        chunk_bytes=chunk_of(options.chunk_bytes, device_of(dense)),
+        chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
         start=start,
         residuals=() if options.method in PEERS else options.residuals,
         blocks=find_blocks(dense, split.batches[0], options.blocks),

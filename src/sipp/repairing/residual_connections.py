@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from sipp.inputs.batches import every_tensor, fresh
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh
+from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import with_padding_zeroed
 from sipp.records.batches import Batch, WeightUse

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.restore import left_as_they_were
+from sipp.inputs.restore import restoring
 from sipp.native import pytree
 from sipp.native.exporting import quiet_export
 from sipp.runtime.activations import NONE, activation_of
@@ -93,7 +93,7 @@ def program_of(
     With `is_plain`, composite operations are decomposed too, which takes two thirds of the time.
     """
     try:
-        with left_as_they_were(list(model.modules())), quiet_export(), torch.no_grad():
+        with restoring(list(model.modules())), quiet_export(), torch.no_grad():
             exported = torch.export.export(model, args, kwargs, strict=False)
             is_done = not is_plain and not any(_is_mutating(node.target) for node in exported.graph.nodes)
             return exported if is_done else exported.run_decompositions({})

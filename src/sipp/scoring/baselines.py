@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import SCORE_DTYPE
 from sipp.scoring.gradients import batch_loss, with_gradients
+from sipp.scoring.task import ScoringTask
 
 
 def wt(task: ScoringTask) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE, integers
+from sipp.scoring.task import ScoringTask
 
 
 def erk(task: ScoringTask) -> dict[str, Tensor]:

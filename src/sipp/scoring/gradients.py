@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh
 from sipp.inputs.labels import cross_entropy
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.options import Loss
+from sipp.scoring.task import ScoringTask
 
 
 @contextmanager

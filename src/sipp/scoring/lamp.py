@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE
+from sipp.scoring.task import ScoringTask
 
 
 def lamp(task: ScoringTask) -> dict[str, Tensor]:

@@ -15,7 +15,16 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.records.checking import check_choice, method_here
-from sipp.records.options import PeerMethod, Reduce, RepairChoice, RepairMethod, Score, method_name, repairs_asked
+from sipp.records.options import (
+    PeerMethod,
+    PruneOptions,
+    Reduce,
+    RepairChoice,
+    RepairMethod,
+    Score,
+    method_name,
+    repairs_asked,
+)
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
@@ -158,6 +167,18 @@ def method_of(method: Any) -> MethodInfo:
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
+
+
+def checked_method(options: PruneOptions) -> MethodInfo:
+    """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
+    info = method_of(options.method)
+    if options.pattern is not None and info.is_sampled:
+        raise OptionError(
+            f"method={info.name!r} draws weights at random, so it cannot keep to a pattern",
+            fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
+            option="method",
+        )
+    return info
 
 
 def refuse_fitted(method: Any, what: str) -> None:

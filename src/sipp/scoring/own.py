@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.numerics import BOUND_DTYPE
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.methods import MethodInfo
 from sipp.scoring.ordinals import ordinals
+from sipp.scoring.task import ScoringTask
 
 RETURN = "return {parameter name: tensor of its shape} for all of task.parameters()"
 

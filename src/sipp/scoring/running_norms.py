@@ -27,7 +27,7 @@ class _Part:
 
 
 class RunningNorms:
-    """The largest ratios of norms so far: `open` a batch, `add` the squares of its points, then `close_all`."""
+    """The largest ratios of norms so far: `start_batch`, `add` the squares of its points, then `finish_norms`."""
 
     def __init__(self) -> None:
         self.sign_complexity: float | None = 0.0  # (T11); None once anything was unknown, as the others
@@ -37,7 +37,7 @@ class RunningNorms:
         self.n_points: int | None = None  # of this batch, if the weight is used in it
         self.parts: list[_Part] = []  # of this batch
 
-    def open(self, n_points: int) -> None:
+    def start_batch(self, n_points: int) -> None:
         """Begins a batch in which the weight is used."""
         self.n_points = n_points
 
@@ -49,7 +49,7 @@ class RunningNorms:
         if self.is_attributed and self.n_points is not None:
             self.parts.append(_Part(squares_QB, scale_B, points))
 
-    def take(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
+    def update(self, complexity: float | None, to_output: float | None, quadrants_B: Tensor | None) -> None:
         """Updates the largest ratios with those of a batch, None if they are not known."""
         self.sign_complexity = _running_max(self.sign_complexity, complexity)
         self.output_ratio = _running_max(self.output_ratio, to_output)
@@ -59,27 +59,27 @@ class RunningNorms:
             self.quadrants.append(quadrants_B)
 
 
-def close_all(running: Sequence[RunningNorms], output_norms_B: Tensor | None) -> None:
+def finish_norms(running: Sequence[RunningNorms], output_norms_B: Tensor | None) -> None:
     """Ends a batch for all weights. The norms of the network's outputs are on the CPU, or None if unknown."""
     used = [one for one in running if one.n_points is not None]
     known = [one for one in used if one.is_attributed]
     for one in running:
         if one.n_points is None:
-            one.take(0.0, 0.0, None if output_norms_B is None else torch.zeros_like(output_norms_B))
+            one.update(0.0, 0.0, None if output_norms_B is None else torch.zeros_like(output_norms_B))
         elif not one.is_attributed:
-            one.take(None, None, None)
+            one.update(None, None, None)
     if known:
         norms_WQB = torch.from_numpy(_squares(known)).sqrt()
         above_WB, total_WB = norms_WQB[:, :TOTAL].sum(1).numpy(), norms_WQB[:, TOTAL].numpy()
         complexity = _ratio(above_WB, total_WB).max(1).tolist()
         if output_norms_B is None:
             for one, largest in zip(known, complexity):
-                one.take(largest, None, None)
+                one.update(largest, None, None)
         else:
             to_output = _ratio(total_WB, output_norms_B.numpy()).max(1).tolist()
             quadrants_WB = torch.from_numpy(_ratio(above_WB, output_norms_B.numpy()))
             for one, of_all, of_output, quadrants_B in zip(known, complexity, to_output, quadrants_WB):
-                one.take(of_all, of_output, quadrants_B)
+                one.update(of_all, of_output, quadrants_B)
     for one in used:
         one.is_attributed, one.n_points, one.parts = True, None, []
 

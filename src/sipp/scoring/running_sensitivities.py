@@ -24,10 +24,10 @@ from sipp.inputs.patches import (
     n_positions_of,
     patches_of,
     rows_of,
-    sent,
     split_windows,
+    start_value_range,
+    to_device,
     to_score_dtype,
-    values_later,
 )
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
@@ -66,7 +66,7 @@ Squares = list[tuple[Tensor, slice]]  # squared norms of some points, Q x B, and
 
 
 class RunningSensitivities:
-    """The running state of one weight: `scale` it, `add` every use, `close_batch` after every batch, read `result`.
+    """The running state of one weight: `scale` it, `add` every use, `finish_batch` after every batch, read `result`.
 
     Each row of the weight, and each point, is scaled by a power of two to a largest magnitude near 1. That does not
     change ratios, and a point's ratios do not depend on the rest of its batch.
@@ -78,13 +78,13 @@ class RunningSensitivities:
         self.weight, self.kernel, self.reduce = weight, kernel, reduce
         self.chunk_bytes = self.given_bytes = chunk_bytes  # halved where memory runs out; as it was given
         self.rows_FK = to_rows(weight, parameter.detach())
-        self.range_of_rows = values_later(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        self.range_of_rows = start_value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.maxima = _Maxima()  # of S1, if S is split
         self.order: int | None = None
         self.n_outputs = 0
         self.norms = RunningNorms()
-        self.tells_apart = True  # whether patches of S1 and S2 can be told apart, if S is split
-        self.second_half: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
+        self.can_split = True  # whether patches of S1 and S2 can be told apart, if S is split
+        self.s2_maxima: _Maxima | None = None  # the same of the points of S2, if S is split (T19)
         self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
         self.counts_BF: Tensor | None = None  # patches of each point for each row, for `sums_TBFK`
         self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
@@ -93,7 +93,7 @@ class RunningSensitivities:
         """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
-        self.factors_F = sent(1 / values.scale_B, values.device)  # undo the scale
+        self.factors_F = to_device(1 / values.scale_B, values.device)  # undo the scale
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
@@ -105,33 +105,33 @@ class RunningSensitivities:
         rows = rows_of(use, self.weight)
         self._count(use, rows, batch)
         if n_first is not None and n_first < batch.n_points and not use.attributed:
-            self.tells_apart, n_first = False, None  # the patches of S2 are not known
+            self.can_split, n_first = False, None  # the patches of S2 are not known
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, "batch", where=f"batch {batch.index}")
         if self.reduce == "mean":
             self._prepare_means(use, rows, batch, n_uses)
         with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
             for run in self._runs(use, rows, values):
-                for points, maxima in self._halves(run.points, n_first):
+                for points, maxima in self._s1_and_s2(run.points, n_first):
                     self._add_run(run._replace(points=points), maxima, n_uses)
 
-    def _halves(self, points: slice, n_first: int | None) -> Iterator[tuple[slice, _Maxima]]:
+    def _s1_and_s2(self, points: slice, n_first: int | None) -> Iterator[tuple[slice, _Maxima]]:
         """The points before `n_first` (S1) and from it on (S2), with their maxima; an empty half is left out."""
         middle = points.stop if n_first is None else min(max(n_first, points.start), points.stop)
         if points.start < middle:
             yield slice(points.start, middle), self.maxima
         if middle < points.stop:
-            if self.second_half is None:
-                self.second_half = _Maxima()
-            yield slice(middle, points.stop), self.second_half
+            if self.s2_maxima is None:
+                self.s2_maxima = _Maxima()
+            yield slice(middle, points.stop), self.s2_maxima
 
-    def close_batch(self) -> None:
+    def finish_batch(self) -> None:
         """Ends a batch: the points' means are complete now."""
         if self.outputs_B is not None:  # used in this batch
             n_outputs = int(self.outputs_B.max()) if isinstance(self.outputs_B, Tensor) else self.outputs_B
             self.n_outputs = max(self.n_outputs, n_outputs)
             if self.sums_TBFK is not None and self.counts_BF is not None:
-                self._fold(self.maxima, self.sums_TBFK, self.counts_BF, slice(None))
+                self._raise_to_means(self.maxima, self.sums_TBFK, self.counts_BF, slice(None))
         self.outputs_B = self.counts_BF = self.sums_TBFK = None
 
     def sensitivities(self) -> Tensor:
@@ -152,7 +152,7 @@ class RunningSensitivities:
         if self.order is None:
             raise unreached_error(self.weight.name)
         s1_FK = self.sensitivities()
-        s2_FK = None if self.second_half is None else self._times_weights(self.second_half)
+        s2_FK = None if self.s2_maxima is None else self._times_weights(self.s2_maxima)
         return LayerSensitivities(
             weight=self.weight,
             # a maximum of maxima: the bits of one pass over all points
@@ -170,7 +170,7 @@ class RunningSensitivities:
         """Counts the patches of each point. Patches that cannot be assigned count in full for every point."""
         if self.outputs_B is None:
             self.outputs_B = 0
-            self.norms.open(batch.n_points)
+            self.norms.start_batch(batch.n_points)
         self.norms.is_attributed &= use.attributed
         n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
@@ -198,7 +198,7 @@ class RunningSensitivities:
         while start < run.points.stop:
             work, n_points = self._pick_routine(run, n_uses)
             part = run._replace(points=slice(start, min(start + max(1, n_points), run.points.stop)))
-            squares = self._attempt(work, part, maxima)
+            squares = self._try_in_memory(work, part, maxima)
             if squares is not None:
                 start = part.points.stop
                 for squares_QB, points in squares:
@@ -281,7 +281,7 @@ class RunningSensitivities:
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, run.points, rows] += sums_TBFK
         else:
-            self._fold(maxima, sums_TBFK, _counts(run.use)[run.points, None].to(sums_TBFK.device), rows)
+            self._raise_to_means(maxima, sums_TBFK, _counts(run.use)[run.points, None].to(sums_TBFK.device), rows)
         return squares
 
     def _chunks(self, run: _Run) -> Iterator[tuple[slice, int, Tensor, Signs]]:
@@ -294,11 +294,11 @@ class RunningSensitivities:
         ):
             points = slice(run.points.start + piece.start, run.points.start + piece.stop)
             is_double = BOUND_DTYPE in (windows.dtype, dtype)
-            scale_B = sent(run.values.scale_B[points].astype(np.float64 if is_double else np.float32), windows.device)
-            patches_GKP = patches_of(windows, run.use.n_position_dims, scale_B, dtype)
+            scale_B = run.values.scale_B[points].astype(np.float64 if is_double else np.float32)
+            patches_GKP = patches_of(windows, run.use.n_position_dims, to_device(scale_B, windows.device), dtype)
             yield points, len(windows), patches_GKP, run.values.occurs(points)
 
-    def _fold(self, found: _Maxima, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
+    def _raise_to_means(self, found: _Maxima, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
         """Updates the running maximum with complete sums: mean over patches, max over quadrants and points (T3)."""
         means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
         best_FK = means_BFK.amax(0).clamp_(max=1)
@@ -392,7 +392,7 @@ class RunningSensitivities:
         n_rows_per_group = (rows.stop - rows.start) // n_groups_of(use)
         return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
 
-    def _attempt(self, work: Callable[[_Run, _Maxima], Squares], run: _Run, maxima: _Maxima) -> Squares | None:
+    def _try_in_memory(self, work: Callable[[_Run, _Maxima], Squares], run: _Run, maxima: _Maxima) -> Squares | None:
         """What `work` gives; None if memory ran out, after halving chunk_bytes; raises if that cannot help."""
         try:
             return work(run, maxima)
@@ -440,7 +440,7 @@ def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
     if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
-        return rows_FK * sent(values.scale_B.astype(np.float32)[:, None], values.device)
+        return rows_FK * to_device(values.scale_B.astype(np.float32)[:, None], values.device)
     return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
 
 

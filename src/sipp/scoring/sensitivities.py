@@ -8,7 +8,8 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
@@ -17,14 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import fresh, points_at
 from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
-from sipp.inputs.data import FEWEST_POINTS, AnyData, split_last
-from sipp.inputs.outputs import ORDER, Alone, allowed_between, is_same_alone, output_norms, why_dependent
-from sipp.inputs.patches import ValueRange, copied, values_later
+from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
+from sipp.inputs.outputs import ORDER, Alone, allowed_difference, is_same_alone, output_norms, why_dependent
+from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
 from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.probing import Probe, Probes, probe, runner
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.checking import check_choice, check_flag
@@ -32,11 +31,13 @@ from sipp.records.numerics import current_device, device_of, float32_products
 from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
 from sipp.records.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
 from sipp.scoring import kernels
-from sipp.scoring.running_norms import close_all
+from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
-MOST_LOOKED_AT = 8  # points, when an output that seems to depend on others is checked again
+MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
+MOST_S2_SHARE = 1 / 4  # of all points
+MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
 GPU_CHUNK_SHARE = 1 / 64  # of its memory
@@ -70,7 +71,7 @@ def sensitivity(
     check_flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     chosen = resolve_points(task, delta)
-    with progress_bar("scoring", chosen.points.n_known, shown=progress) as advance:
+    with progress_bar("scoring", chosen.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
     return {
@@ -98,7 +99,7 @@ def measure_sensitivities(
     model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
-    looks = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
+    checks_dependence = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
@@ -107,15 +108,15 @@ def measure_sensitivities(
     with current_device(model):
         for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
             keys = draw_keys_of(batch)
-            scoring_pass.keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
-            scoring_pass.apart.update(keys[n_first:])
-            output = run(batch, scoring_pass.consumer(known.n_uses, n_first))
-            scoring_pass.close(output, batch)
-            if scoring_pass.n_batches == 1 and looks:
+            scoring_pass.s1_keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
+            scoring_pass.s2_keys.update(keys[n_first:])
+            output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
+            scoring_pass.finish_batch(output, batch)
+            if scoring_pass.n_batches == 1 and checks_dependence:
                 dependence = _dependence(model, batch, norm_stats, output, known.alone)
             if on_batch is not None:
                 on_batch(batch)
-    tells_apart = splits and all(one.tells_apart for one in scoring_pass.running.values())
+    can_split = splits and all(one.can_split for one in scoring_pass.running.values())
     return Sensitivities(
         layers=scoring_pass.layers(),
         n_points=scoring_pass.n_points,
@@ -124,9 +125,9 @@ def measure_sensitivities(
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset().union(scoring_pass.keys, scoring_pass.apart),
+        keys=frozenset().union(scoring_pass.s1_keys, scoring_pass.s2_keys),
         dependence=dependence,
-        n_apart=len(scoring_pass.apart - scoring_pass.keys) if tells_apart else None,
+        n_apart=len(scoring_pass.s2_keys - scoring_pass.s1_keys) if can_split else None,
     )
 
 
@@ -140,11 +141,11 @@ class _ScoringPass:
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
-    keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
-    apart: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
+    s1_keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
+    s2_keys: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
     waiting: Callable[[], None] | None = None  # scores the last use
 
-    def consumer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
+    def use_scorer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
         """A function that scores the uses of one batch, whose points from `n_first` on belong to S2.
 
         Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
@@ -157,8 +158,8 @@ class _ScoringPass:
                 mine.order, self.n_met = self.n_met, self.n_met + 1
             is_async = _is_async(use.windows)
             if is_async and not use.is_own_copy:
-                use = replace(use, windows=copied(use.windows))
-            values = values_later(use.windows, mine.kernel.extremes)
+                use = replace(use, windows=copy_windows(use.windows))
+            values = start_value_range(use.windows, mine.kernel.extremes)
             self.add_waiting()
             self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1), n_first)
             if not is_async:
@@ -188,15 +189,15 @@ class _ScoringPass:
         means = {name: one.sensitivities() for name, one in self.means.items()}
         return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in scores.items())
 
-    def close(self, output: Any, batch: Batch) -> None:
+    def finish_batch(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
         self.add_waiting()
         on_device_B = output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         both = *self.running.values(), *self.means.values()
         for one in both:
-            one.close_batch()
-        close_all([one.norms for one in both], norms_B)
+            one.finish_batch()
+        finish_norms([one.norms for one in both], norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
@@ -209,7 +210,7 @@ def _is_async(windows: Tensor) -> bool:
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
     """The running state of every weight, empty."""
     device = device_of(task.model)
-    kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_of(task.scoring.chunk_bytes, device)
+    kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_bytes_on(task.scoring.chunk_bytes, device)
     parameters = task.parameters()
     found = {
         weight.name: RunningSensitivities(weight, parameters[weight.name], kernel, reduce, n_bytes)
@@ -232,13 +233,32 @@ def _probed_batches(
     batches = task.batches()
     for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
         known = probe(model, task.layers, batch, norm_stats, forms)
-        is_ours = task.points.has_cheap_points
+        is_ours = task.points.is_in_tensors
         if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, n_first, known
             continue
         for start in range(0, batch.n_points, FEWEST_POINTS):
             part = points_at(batch, slice(start, start + FEWEST_POINTS))
             yield part, min(max(n_first - start, 0), part.n_points), replace(known, alone=None)
+
+
+def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
+    """Each batch with the number of its points that are in S1: all but the last points of the data (T19).
+
+    Which points come last is known only at the end of the data, so a few batches are held back.
+    """
+    held: deque[Batch] = deque()
+    n_held = n_seen = 0
+    for batch in batches:
+        held.append(fresh(batch))
+        n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
+        while n_held - held[0].n_points >= MOST_S2_POINTS:
+            n_held -= held[0].n_points
+            yield held[0], held.popleft().n_points
+    n_first = n_held - min(MOST_S2_POINTS, math.floor(MOST_S2_SHARE * n_seen))
+    for batch in held:
+        yield batch, min(max(n_first, 0), batch.n_points)
+        n_first -= batch.n_points
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
@@ -248,20 +268,20 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         with scoring_mode(model, norm_stats):
             return run_batch(model, fresh(part))
 
-    allowed = allowed_between(model, batch)
+    allowed = allowed_difference(model, batch)
     if device_of(model).type == "cpu":
         reason = why_dependent(batch, run, allowed, output, alone)
     elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
         reason = ""
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
-            reason = why_dependent(points_at(batch, slice(MOST_LOOKED_AT)), run, allowed)
+            reason = why_dependent(points_at(batch, slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason
 
 
-def chunk_of(chunk_bytes: ChunkBytes, device: torch.device) -> int:
+def chunk_bytes_on(chunk_bytes: ChunkBytes, device: torch.device) -> int:
     """The number of bytes that "auto" means on this device, or the one that was given."""
     if chunk_bytes != "auto":
         return chunk_bytes

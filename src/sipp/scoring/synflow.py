@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import fresh, points_at, tensors_in
 from sipp.inputs.capture import run_batch
+from sipp.inputs.data import fresh, points_at
+from sipp.inputs.outputs import tensors_in
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import ScoringTask
 from sipp.records.batches import Batch
 from sipp.records.numerics import BOUND_DTYPE, integers
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
+from sipp.scoring.task import ScoringTask
 
 STEPS = 100
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, split_windows
-from sipp.inputs.scoring_task import ScoringTask, each_use
 from sipp.records.batches import Batch, WeightUse
 from sipp.records.numerics import BOUND_DTYPE, for_device
 from sipp.records.ranking import Weight, from_rows, to_rows
+from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
 

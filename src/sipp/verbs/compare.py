@@ -18,14 +18,12 @@ from sipp.certificates.ledger import COMPARING, ledger_lines
 from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs.batches import as_given, points_at
-from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.data import AnyData, Data, as_given, data_of, points_at
 from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import hold_back_points, needs_start_only, rank
+from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
 from sipp.records.checking import check_flag, check_seed, explain_unknown_options
 from sipp.records.comparison import Compared, Comparison
 from sipp.records.numerics import budget_of, device_of
@@ -43,7 +41,7 @@ from sipp.records.options import (
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
-from sipp.scoring.theory_points import resolve_points
+from sipp.scoring.task import ScoringTask, resolve_points, task_of
 from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -112,7 +110,7 @@ def compare(
             variants = [(False, ranking, repairs_of(info, False))]
             if repair:
                 options = PruneOptions(method=method, repair=repair)
-                begins_with_other_mask = needs_start_only(task, info, options)
+                begins_with_other_mask = needs_first_mask_only(task, info, options)
                 repair_ranking = rank(task, options) if begins_with_other_mask else ranking
                 variants.append((True, repair_ranking, repairs_of(info, repair)))
             for keep in sorted(budgets, reverse=True):

@@ -19,26 +19,26 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
-from sipp.inputs.scoring_task import task_of
 from sipp.progress import progress_line
-from sipp.pruning.adapters import adapters_merged
 from sipp.pruning.averages import (
     Average,
-    Watched,
+    WatchedAverage,
     averages_to_watch,
     checked_averages,
     refuse_failed,
     refuse_updated,
 )
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.lora import lora_merged
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
-from sipp.pruning.ranking import checked_method, masks_within, only_alive, rank
+from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.records.checking import check_flag, check_whole, explain_unknown_options
 from sipp.records.gradual import Gradual
 from sipp.records.numerics import budget_of
 from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.records.ranking import Ranking
-from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.methods import checked_method, refuse_fitted
+from sipp.scoring.task import task_of
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
@@ -109,7 +109,7 @@ def gradual(
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     checked_optimizers(model, optimizer)
     averages = checked_averages(model, average)
-    watched: list[Watched] = []
+    watched: list[WatchedAverage] = []
     times = cut_times(steps, cuts)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
@@ -120,7 +120,7 @@ def gradual(
             _train(train_step, step, watched)
             if step + 1 not in times:
                 continue
-            with adapters_merged(model):
+            with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
             if not path:  # an average that is made after the first masks copies them
@@ -138,7 +138,7 @@ def _n_kept(masks: dict[str, Tensor]) -> int:
     return sum(int(mask.sum()) for mask in masks.values())
 
 
-def _train(train_step: Callable[[int], object], step: int, watched: Sequence[Watched]) -> None:
+def _train(train_step: Callable[[int], object], step: int, watched: Sequence[WatchedAverage]) -> None:
     """Runs one training step; explains a wrong signature, and an average that brings pruned weights back."""
     try:
         train_step(step)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from sipp.certificates.running import Output, check_model, model_output
 from sipp.certificates.tokens import check_token_logits, real_positions, token_changes, token_losses, tokens_of
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import points_at
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.data import AnyData, data_of, points_at
 from sipp.progress import progress_bar
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag
@@ -55,7 +54,7 @@ def perplexity(
     with ExitStack() as stack:
         for net in networks:
             stack.enter_context(scoring_mode(net, "running"))
-        bar = progress_bar("measuring", windows.n_known, shown=check_flag("progress", progress))
+        bar = progress_bar("measuring", windows.n_points_known, shown=check_flag("progress", progress))
         advance = stack.enter_context(bar)
         for batch in windows.batches():
             for i in range(batch.n_points):

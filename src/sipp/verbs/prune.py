@@ -11,12 +11,11 @@ from torch import nn
 from sipp.bounds.statements import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.scoring_task import ScoringTask, task_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
-from sipp.pruning.ranking import checked_method, hold_back_points, rank, ranking_seen_keys
+from sipp.pruning.ranking import hold_back_points, rank
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
 from sipp.records.network_hash import tensors_hash
@@ -42,7 +41,8 @@ from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import RepairOptions
-from sipp.scoring.methods import MethodInfo, repairs_of
+from sipp.scoring.methods import MethodInfo, checked_method, repairs_of
+from sipp.scoring.task import ScoringTask, task_of
 
 
 @explain_unknown_options
@@ -214,7 +214,6 @@ def pruned_of(
     A repair has measured itself how far the output moved.
     """
     stated = statements_of(ranking, network_cut, task, mode, new_points)
-    seen, is_all = ranking_seen_keys(ranking)
     return Pruned(
         model=network_cut.model,
         masks=network_cut.masks,
@@ -232,8 +231,8 @@ def pruned_of(
         described_hash=tensors_hash(network_cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
-        seen=seen | (frozenset() if repaired is None else repaired.keys),
-        seen_all=is_all,
+        seen=ranking.seen | (frozenset() if repaired is None else repaired.keys),
+        seen_all=ranking.seen_all,
     )
 
 

@@ -23,11 +23,10 @@ from sipp.inputs.blocks import Blocks, Call, enter, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.inputs.scoring_task import task_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
-from sipp.pruning.ranking import checked_method, rank
+from sipp.pruning.ranking import rank
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.checking import check_flag, check_path
@@ -36,8 +35,9 @@ from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
-from sipp.scoring.methods import refuse_fitted
-from sipp.scoring.sensitivities import chunk_of
+from sipp.scoring.methods import checked_method, refuse_fitted
+from sipp.scoring.sensitivities import chunk_bytes_on
+from sipp.scoring.task import task_of
 from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
 from sipp.storage.block_by_block.network_in_files import NetworkInFiles
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
@@ -265,7 +265,7 @@ def _cut_and_repaired(
         replace(work.split, batches=work.batches(i, "dense")),
         work.batches(i, "pruned") if i > 0 else None,  # before the first block, both networks are the same
         pattern=None if options.pattern is None else pattern_of(options.pattern),
-        chunk_bytes=chunk_of(options.scoring.chunk_bytes, work.network.device),
+        chunk_bytes=chunk_bytes_on(options.scoring.chunk_bytes, work.network.device),
     )
     masks = restore_spared(fit.model, dense, fit.masks, spared)
     return fit.model, masks, {layer.name: (layer.error_before, layer.error_after) for layer in fit.layers}

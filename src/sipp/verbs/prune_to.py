@@ -39,10 +39,9 @@ from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.point_keys import sketch_of
 from sipp.inputs.restore import copy_of
-from sipp.inputs.scoring_task import task_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import checked_method, rank, ranking_seen_keys
+from sipp.pruning.ranking import rank
 from sipp.records.batches import Batch
 from sipp.records.binomial import first_failure
 from sipp.records.blend import BlendChoice
@@ -71,7 +70,8 @@ from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
-from sipp.scoring.methods import refuse_fitted
+from sipp.scoring.methods import checked_method, refuse_fitted
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -167,7 +167,7 @@ def prune_to_with(
     tests = _LevelTests(ranking.model, networks, tolerance, output)
     start = _first_level(tests, calibration, new.points.n, grid, progress)
     tests.check_independence(holdout)
-    chosen_on = ranking_seen_keys(ranking)[0] if calibration is None else calibration.points.facts["data_hash"]
+    chosen_on = ranking.seen if calibration is None else calibration.points.facts["data_hash"]
     terms = (repr(tolerance), grid, repr(options), repr(output), hash(chosen_on))
     use = _record_in_ledger(ledger, new.points, ranking, (*terms, new.points.labels_hash * tolerance.uses_labels))
     path, n_passed = _walk(tests, new, grid[start:], progress)

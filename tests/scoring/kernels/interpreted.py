@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import sipp
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.patches import values_later
+from sipp.inputs.patches import start_value_range
 from sipp.records.batches import Batch
 from sipp.records.options import Reduce
 from sipp.records.ranking import Weight
@@ -131,7 +131,7 @@ def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     running, launches = RunningSensitivities(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
     running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
-    batch, values = Batch(0, "", (), {}, None, 3), values_later(use.windows, gpu.extremes)()
+    batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.extremes)()
     with monkeypatch.context() as patch:
         for name in ("_invert", "_reaches", "_raise_best", "_raise_means"):
             patch.setattr(gpu, name, launches.counted(getattr(gpu, name)))

@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.scoring_task import task_of
 from sipp.records.options import Reduce, Scoring
 from sipp.records.ranking import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.protocol import KernelFunctions
-from sipp.scoring.sensitivities import chunk_of, measure_sensitivities
+from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
+from sipp.scoring.task import task_of
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
 
@@ -124,8 +124,8 @@ def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused(monkeypatch: pytest
     for gib, wanted in ((8, 1 << 30), (128, 2 << 30)):
         there = SimpleNamespace(total_memory=gib << 30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there=there: there)
-        assert chunk_of("auto", torch.device("cuda")) == wanted > chunk_of("auto", torch.device("cpu")) > 0
-    assert chunk_of(123, torch.device("cuda")) == 123
+        assert chunk_bytes_on("auto", torch.device("cuda")) == wanted > chunk_bytes_on("auto", torch.device("cpu")) > 0
+    assert chunk_bytes_on(123, torch.device("cuda")) == 123
     for wrong in (0, -1, 1.5, "much"):
         with pytest.raises(OptionError, match="chunk_bytes"):
             Scoring(chunk_bytes=wrong)  # type: ignore[arg-type]

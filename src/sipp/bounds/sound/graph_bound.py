@@ -35,8 +35,8 @@ from sipp.bounds.same_architecture import check_same_architecture
 from sipp.bounds.sound.error_growth import MOVEMENTS, Call, Constant, Value, effect, norm_B
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import as_batch, refuse_non_finite
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import as_batch, refuse_non_finite
 from sipp.records.batches import Batch
 from sipp.records.pruned_to import NetworkLike, network_of
 

@@ -19,9 +19,8 @@ from sipp.bounds.operations import device_in, in_precision, one_tensor
 from sipp.bounds.sound.error_growth import nan_as_inf, norm_B
 from sipp.bounds.sound.graph_bound import GraphBound, bound_of_batch
 from sipp.bounds.sound.operator_norms import ROUND_UP
-from sipp.inputs.batches import tensors_of_inputs
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.data import AnyData, data_of, tensors_of_inputs
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_hash

@@ -52,7 +52,7 @@ def compare(
     from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
     from sipp.cli.out_option import check_ledger_option
-    from sipp.scoring.theory_points import sample_size
+    from sipp.scoring.task import sample_size
 
     shared.load_code(code)
     shares, names = _parse_keeps(keeps), _parse_methods(methods)

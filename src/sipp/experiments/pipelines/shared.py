@@ -20,7 +20,6 @@ from sipp.experiments.runs.plan import Stage
 from sipp.experiments.seeds import prune_seed
 from sipp.experiments.training.feed import eval_batches
 from sipp.experiments.training.loop import evaluate
-from sipp.inputs.scoring_task import task_of
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import masks_within, only_alive, rank
@@ -33,6 +32,7 @@ from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
+from sipp.scoring.task import task_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
 from sipp.verbs.prune import pruned_of, repaired_cut

@@ -29,7 +29,7 @@ def attention_weights(module: nn.MultiheadAttention) -> tuple[str, ...]:
     return ("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
 
 
-def attention_caught(module: nn.MultiheadAttention) -> tuple[str, ...]:
+def attention_recorded(module: nn.MultiheadAttention) -> tuple[str, ...]:
     """The weight whose operand is the attention output."""
     return ("out_proj.weight",)
 

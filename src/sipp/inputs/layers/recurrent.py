@@ -37,7 +37,7 @@ def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
     return tuple(f"{k}_l{i}{d}" for i in range(module.num_layers) for d in directions for k in kinds)
 
 
-def recurrent_caught(module: nn.RNNBase) -> tuple[str, ...]:
+def recurrent_recorded(module: nn.RNNBase) -> tuple[str, ...]:
     """The weights whose operands are the states of inner layers, if torch runs a layer in one operation: an LSTM's.
 
     Other types take one operation per step. Recording all of them costs more than running the recurrence again.

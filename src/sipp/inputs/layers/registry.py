@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.layers.attention import (
-    attention_caught,
     attention_output,
+    attention_recorded,
     attention_uses,
     attention_uses_after,
     attention_weights,
@@ -29,8 +29,8 @@ from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import (
     cell_output,
     cell_uses,
-    recurrent_caught,
     recurrent_output,
+    recurrent_recorded,
     recurrent_uses,
     recurrent_uses_after,
     recurrent_weights,
@@ -46,7 +46,7 @@ from sipp.records.ranking import Weight
 #   "unknown":  it cannot be told; this is noted in the log of every scoring.
 Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
 
-# (module, args, kwargs, output, operands of the weights that are `caught`, number of points) -> uses
+# (module, args, kwargs, output, operands of the weights that are `recorded`, number of points) -> uses
 UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
 
 
@@ -65,7 +65,7 @@ class Adapter:
     output: Output = "products"
     # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
     uses_after: UsesAfter | None = None
-    caught: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
+    recorded: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
 EXPERTS = "experts"  # part of the name of a module that only some tokens reach
@@ -86,12 +86,12 @@ class PrunableLayer:
         return _where(self.module_name, self.module)
 
     @property
-    def is_routed(self) -> bool:
+    def is_expert(self) -> bool:
         """Whether it is part of an expert, which only some tokens reach."""
         return EXPERTS in self.module_name.split(".") or self.known_as == EXPERTS
 
     @property
-    def is_torchs_own(self) -> bool:
+    def is_plain_torch(self) -> bool:
         """Whether it is one of torch's layers as torch makes them: without a subclass, another forward, or a hook.
 
         Then its output follows from its uses, and need not be compared.
@@ -131,7 +131,7 @@ _RECURRENT = Adapter(
     recurrent_uses,
     output=recurrent_output,
     uses_after=recurrent_uses_after,
-    caught=recurrent_caught,
+    recorded=recurrent_recorded,
 )
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
@@ -149,7 +149,7 @@ _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
         attention_uses,
         output=attention_output,
         uses_after=attention_uses_after,
-        caught=attention_caught,
+        recorded=attention_recorded,
     ),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
@@ -209,62 +209,69 @@ def find_prunable_layers(
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
     parameters outside known layers are left alone, and so is the head of a language model unless `include` names it.
     """
-    all_layers = {name: (module, _registered(module)) for name, module in model.named_modules() if _is_layer(module)}
-    chosen = _chosen(model, {name: module for name, (module, _) in all_layers.items()}, include, exclude)
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    owned: set[str] = set()  # submodules whose weight the adapter of their parent handles
-    candidates: list[tuple[str, nn.Module, Adapter, str]] = []
-    plain: dict[str, nn.Parameter] = {}
-    known: dict[int, Weight] = {}
-    for name, (module, found) in all_layers.items():
-        if name in owned:
-            continue
-        if found is None:
-            if name in chosen:
-                raise ModelError(
-                    "this layer type cannot be scored",
-                    where=_where(name, module),
-                    fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
-                    option="exclude",
-                )
-            continue
-        adapter, known_as = found
-        candidates.append((name, module, adapter, known_as))
-        for local in adapter.weights(module):
-            if "." in local:
-                owned.add(_join(name, local.rpartition(".")[0]))
-            if name in chosen:
-                parameter = _plain_parameter(name, module, local)
-                if parameter.numel() == 0:
-                    continue  # Linear(5, 0): there is nothing to prune
-                plain[_join(name, local)] = parameter
-                if id(parameter) in embedded:
-                    warn_caller(f"{_join(name, local)} is tied to an embedding and left as it is")
-                else:
-                    _remember(known, _join(name, local), parameter, module, adapter)
-    _refuse_non_finite(plain)
-    for name, module, adapter, _ in candidates:
-        if name not in chosen:
-            for local, parameter in _parameters(module, adapter).items():
-                if id(parameter) in known:
-                    _remember(known, _join(name, local), parameter, module, adapter)
-    if not known:
+    modules = {name: module for name, module in model.named_modules() if _is_layer(module)}
+    chosen = _chosen(model, modules, include, exclude)
+    layers = _known_layers(modules, chosen)
+    weights = _chosen_weights(model, layers, chosen)
+    if not weights:
         types = sorted(key.rpartition(".")[2] if isinstance(key, str) else key.__name__ for key in _REGISTRY)
         raise ModelError(
             f"{type(model).__name__} holds no prunable weight (after include and exclude); prunable are the weights "
             f"of {', '.join(types)}, and of types taught with sipp.inputs.layers.register"
         )
-    layers = (
-        PrunableLayer(
-            module_name=name,
-            module=module,
-            adapter=adapter,
-            weights={l: known[id(p)] for l, p in _parameters(module, adapter).items() if id(p) in known},
-            known_as=known_as,
-        )
-        for name, module, adapter, known_as in candidates
+    with_weights = (
+        replace(layer, weights={local: weights[id(p)] for local, p in _parameters(layer).items() if id(p) in weights})
+        for layer in layers
     )
-    return tuple(layer for layer in layers if layer.weights)
+    return tuple(layer for layer in with_weights if layer.weights)
+
+
+def _known_layers(modules: Mapping[str, nn.Module], chosen: set[str]) -> list[PrunableLayer]:
+    """The modules of a registered type, without weights yet; raises for a chosen one of another type.
+
+    A module whose weight the adapter of its parent handles is left out.
+    """
+    layers: list[PrunableLayer] = []
+    of_parents: set[str] = set()
+    for name, module in modules.items():
+        if name in of_parents:
+            continue
+        registered = _registered(module)
+        if registered is not None:
+            adapter, known_as = registered
+            layers.append(PrunableLayer(name, module, adapter, {}, known_as))
+            of_parents |= {_join(name, local.rpartition(".")[0]) for local in adapter.weights(module) if "." in local}
+        elif name in chosen:
+            raise ModelError(
+                "this layer type cannot be scored",
+                where=_where(name, module),
+                fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
+                option="exclude",
+            )
+    return layers
+
+
+def _chosen_weights(model: nn.Module, layers: Sequence[PrunableLayer], chosen: set[str]) -> dict[int, Weight]:
+    """The weights to prune, checked, by the id of their parameter; names in other modules are aliases."""
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    found: dict[int, Weight] = {}
+    checked: dict[str, nn.Parameter] = {}
+    for layer in (layer for layer in layers if layer.module_name in chosen):
+        for local in layer.adapter.weights(layer.module):
+            name, parameter = _join(layer.module_name, local), _plain_parameter(layer, local)
+            if parameter.numel() == 0:
+                continue  # Linear(5, 0): there is nothing to prune
+            checked[name] = parameter
+            if id(parameter) in embedded:
+                warn_caller(f"{name} is tied to an embedding and left as it is")
+            else:
+                _add_name(found, name, parameter, layer)
+    _refuse_non_finite(checked)
+    for layer in (layer for layer in layers if layer.module_name not in chosen):
+        for local, parameter in _parameters(layer).items():
+            if id(parameter) in found:
+                _add_name(found, _join(layer.module_name, local), parameter, layer)
+    return found
 
 
 def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
@@ -306,27 +313,25 @@ def _heads(model: nn.Module) -> set[int]:
     return found
 
 
-def _parameters(module: nn.Module, adapter: Adapter) -> dict[str, nn.Parameter]:
-    """The module's weights that are plain parameters, by local name."""
-    everything = dict(module.named_parameters(remove_duplicate=False))
-    return {local: everything[local] for local in adapter.weights(module) if local in everything}
+def _parameters(layer: PrunableLayer) -> dict[str, nn.Parameter]:
+    """The weights of the layer that are plain parameters, by local name."""
+    everything = dict(layer.module.named_parameters(remove_duplicate=False))
+    return {local: everything[local] for local in layer.adapter.weights(layer.module) if local in everything}
 
 
-def _remember(
-    known: dict[int, Weight], name: str, parameter: nn.Parameter, module: nn.Module, adapter: Adapter
-) -> None:
-    """Enters the parameter as a new Weight, or this name as an alias of the Weight it already is."""
-    earlier = known.get(id(parameter))
+def _add_name(found: dict[int, Weight], name: str, parameter: nn.Parameter, layer: PrunableLayer) -> None:
+    """Adds the parameter as a new Weight, or this name as an alias of the Weight it already is."""
+    adapter, earlier = layer.adapter, found.get(id(parameter))
     if earlier is not None:
         if earlier.rows_last != adapter.rows_last:
             raise ModelError(f"{name} is tied to {earlier.name}, which stores it transposed", fix="exclude both")
-        known[id(parameter)] = replace(earlier, aliases=(*earlier.aliases, name))
+        found[id(parameter)] = replace(earlier, aliases=(*earlier.aliases, name))
         return
     n_rows = parameter.shape[-1] if adapter.rows_last else parameter.shape[: adapter.row_dims].numel()
-    known[id(parameter)] = Weight(
+    found[id(parameter)] = Weight(
         name=name,
         aliases=(),
-        layer_type=type(module).__name__,
+        layer_type=type(layer.module).__name__,
         n_rows=n_rows,
         fan_in=parameter.numel() // max(n_rows, 1),
         rows_last=adapter.rows_last,
@@ -348,8 +353,9 @@ def _is_layer(module: nn.Module) -> bool:
     return _registered(module) is not None or isinstance(module, _UNSUPPORTED) or is_quantised
 
 
-def _plain_parameter(name: str, module: nn.Module, local: str) -> nn.Parameter:
+def _plain_parameter(layer: PrunableLayer, local: str) -> nn.Parameter:
     """The parameter itself, after checking that it is one: plain, real, dense."""
+    name, module = layer.module_name, layer.module
     owner_name, _, attribute = local.rpartition(".")
     owner = module.get_submodule(owner_name)
     parameter = owner._parameters.get(attribute)

@@ -19,8 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.records.numerics import exact_matmul
-from sipp.scoring.kernels import checks, reference
-from sipp.scoring.kernels.cpu import skipping
+from sipp.scoring.kernels import checks, reference, skipping
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs

@@ -27,6 +27,7 @@ from sipp.native.compiling import (
     INT64_BYTES,
     CompiledLoop,
     as_numbers,
+    call_each,
     float_at,
     int_at,
     put_int,
@@ -34,7 +35,6 @@ from sipp.native.compiling import (
     short_at,
 )
 from sipp.native.instructions import FLOAT_BYTES
-from sipp.native.machine_code import call_each
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
 from sipp.records.numerics import integers
@@ -76,12 +76,12 @@ def extremes(values_BN: Tensor) -> Tensor:
     (n_lines, n_values), n_threads = values_BN.shape, threads_for(values_BN)
     found = memory.blank(3, n_lines)
     given = memory.strided_address(values_BN), values_BN.stride(0), n_values, memory.address(found), n_lines
-    call_each(_find, [(*given, *cut) for cut in cut_evenly(n_lines, n_threads)])
+    call_each(_find_extremes, [(*given, *cut) for cut in cut_evenly(n_lines, n_threads)])
     return found
 
 
 @CompiledLoop
-def _find(bits_BN: int, step: int, n: int, found_XB: int, n_lines: int, first: int, last: int) -> None:
+def _find_extremes(bits_BN: int, step: int, n: int, found_XB: int, n_lines: int, first: int, last: int) -> None:
     """Fills found[:, b] with three float32 bit patterns of each line of n such patterns (int32), lines `step` apart.
 
     They are found as the largest int32, the largest uint32, and the smallest magnitude above 0 less one (uint32), so
@@ -183,7 +183,7 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB
         n_groups, n_rows, fan_in = ratios.shape
         ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if every_product else _padded(n_rows))
     stretches = _stretches(form.n_points * form.n_positions)
-    bests, best_step = _for_each(ratios.maxima, len(stretches)), ratios.maxima.stride(0) * FLOAT_BYTES
+    bests, best_step = _one_per_thread(ratios.maxima, len(stretches)), ratios.maxima.stride(0) * FLOAT_BYTES
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
     return _run(ratios, layer, "every product" if every_product else "skipping", maxima.scan, rest, bests)
 
@@ -203,7 +203,7 @@ def mean_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_T
     n_points, n_positions, is_whole = layer.form.n_points, layer.form.n_positions, layer.form.n_positions <= BLOCK
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
     stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
-    bests = _for_each(ratios.means, len(stretches))
+    bests = _one_per_thread(ratios.means, len(stretches))
     n_totals = 0 if is_whole else 1 + layer.has_negative  # one or two signs, where points have several blocks
     totals, shares = [memory.zeros(n_totals, *shape) for _ in stretches], memory.address(shares_B)
     rest = [
@@ -221,7 +221,7 @@ KERNEL = KernelFunctions(
 )
 
 
-def _for_each(best: Tensor, n_threads: int) -> list[Tensor]:
+def _one_per_thread(best: Tensor, n_threads: int) -> list[Tensor]:
     """The ratios so far for each thread to raise: the first one's are our own."""
     return [best, *(best.clone() for _ in range(n_threads - 1))]
 

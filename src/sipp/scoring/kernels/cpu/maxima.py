@@ -3,7 +3,7 @@
 A band is a run of tiles of ROW_TILE rows. For a column k and a band, patch p can only matter where its activation times
 its reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the column's bar
 (the smallest of the band's maxima of that column, divided the same way). One number per patch and one per column
-replace the band's rows in that test (`skipping.py`).
+replace the band's rows in that test (`../skipping.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from sipp.scoring.kernels.cpu.layout import (
     read_scratch,
     read_weights,
 )
-from sipp.scoring.kernels.cpu.skipping import BAR_SLACK, LARGEST_BAR, LARGEST_SCALE, LEAST_BAR, LEAST_REACH
+from sipp.scoring.kernels.skipping import BAR_SLACK, LARGEST_BAR, LARGEST_SCALE, LEAST_BAR, LEAST_REACH
 
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import ModelError
 from sipp.inputs.layers import find_prunable_layers
-from sipp.pruning.adapters import adapters_merged
+from sipp.pruning.lora import lora_merged
 
 RANK, SCALE = 2, 0.5
 
@@ -108,7 +108,7 @@ def test_weights_are_as_they_were_after_they_were_with_what_is_added() -> None:
     weight = net[0].base_layer.weight  # type: ignore[union-attr]
     before, x = weight.clone(), torch.randn(3, 8, dtype=torch.bfloat16)
     expected = net(x)
-    with adapters_merged(net):
+    with lora_merged(net):
         assert not torch.equal(weight, before) and torch.allclose(net(x), expected, atol=0.02)
         with torch.no_grad():
             weight[0, 0] += 1

@@ -23,7 +23,7 @@ WEIGHT, BIAS = "weight", "bias"
 PATCHED = ("get_delta_weight", "forward")
 
 
-def check_adapters(model: nn.Module) -> None:
+def check_lora(model: nn.Module) -> None:
     """Raises a ModelError if an adapter is not a plain LoRA (DoRA and other variants)."""
     for name, layer in lora_layers(model):
         if getattr(layer, "lora_variant", None):
@@ -31,14 +31,14 @@ def check_adapters(model: nn.Module) -> None:
             raise ModelError(f"the adapter is not a plain LoRA ({kind})", where=name, fix="use LoRA without variants")
 
 
-def mask_adapters(model: nn.Module) -> None:
+def mask_lora(model: nn.Module) -> None:
     """Masks what adapters add to held weights; the masks are read at every call."""
     for _, layer in lora_layers(model):
         if _mask(layer) is not None and WEIGHT in layer.base_layer._parameters:
             layer.get_delta_weight, layer.forward = partial(_masked_delta, layer), partial(_masked_forward, layer)
 
 
-def merge_adapters(model: nn.Module) -> None:
+def merge_lora(model: nn.Module) -> None:
     """Merges the masked adapters into held weights, and removes the patches from the layers."""
     for _, layer in lora_layers(model):
         if isinstance(vars(layer).get(PATCHED[0]), partial):
@@ -49,7 +49,7 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 @contextmanager
-def adapters_merged(model: nn.Module) -> Iterator[None]:
+def lora_merged(model: nn.Module) -> Iterator[None]:
     """A context in which weights include their adapters, so that the sum is scored and cut.
 
     Changes written to a weight inside it stay; an unchanged weight gets its exact bits back.
@@ -60,12 +60,12 @@ def adapters_merged(model: nn.Module) -> Iterator[None]:
             if not layer.merged and not layer.disable_adapters:
                 weight = layer.base_layer.weight
                 changed.append((layer, weight.detach().clone(), vars(layer).get("forward")))
-                weight.data.copy_(_with_adapters(layer, weight.detach()))
+                weight.data.copy_(_with_lora(layer, weight.detach()))
                 layer.forward = partial(_base_alone, layer)
         yield
     finally:
         for layer, before, own in changed:
-            written = layer.base_layer.weight.detach() - _with_adapters(layer, before)
+            written = layer.base_layer.weight.detach() - _with_lora(layer, before)
             layer.base_layer.weight.data.copy_(before + written)
             del layer.forward
             if own is not None:
@@ -76,14 +76,14 @@ def _mask(layer: Any) -> Tensor | None:
     return getattr(layer.base_layer, WEIGHT + MASK_SUFFIX, None)
 
 
-def _adapters(layer: Any) -> list[str]:
+def _active_adapters(layer: Any) -> list[str]:
     return [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 @torch.no_grad()
-def _with_adapters(layer: Any, weight: Tensor) -> Tensor:
+def _with_lora(layer: Any, weight: Tensor) -> Tensor:
     total = weight.clone()
-    for adapter in _adapters(layer):
+    for adapter in _active_adapters(layer):
         total += layer.get_delta_weight(adapter).to(total.dtype)
     return total
 
@@ -110,7 +110,7 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     base = layer.base_layer
     result = base(x, *args, **kwargs)
     added = result
-    for adapter in _adapters(layer):
+    for adapter in _active_adapters(layer):
         delta, last = layer.get_delta_weight(adapter), layer.lora_B[adapter]
         parts = {WEIGHT: delta}
         if getattr(base, BIAS, None) is not None:

@@ -1,0 +1,186 @@
+"""What is scored: a model, its prunable weights and the points (`ScoringTask`), and how many points T4 asks for."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from sipp.errors import DataError
+from sipp.inputs.capture import OnUse
+from sipp.inputs.data import AnyData, Data, as_given, data_of
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
+from sipp.inputs.patches import n_positions_of, n_rows_of
+from sipp.inputs.probing import runner
+from sipp.records.batches import Batch, WeightUse
+from sipp.records.checking import check_number, check_record, check_share
+from sipp.records.numerics import device_of
+from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, Scoring, Selector
+from sipp.records.ranking import Weight
+from sipp.scoring.methods import method_of
+
+LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
+
+
+@dataclass(frozen=True)
+class ScoringTask:
+    """The input of every score: a model, its prunable weights, the data, and how to run them."""
+
+    model: nn.Module  # without wrappers
+    layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
+    data: Data | None  # all of it; `points` takes as many as `scoring` asks for
+    scoring: Scoring = Scoring()
+    seed: int = 0
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """The chosen weights, in the order of the model's parameters."""
+        return tuple({weight.name: weight for layer in self.layers for weight in layer.weights.values()}.values())
+
+    @property
+    def n_points(self) -> int | None:
+        """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
+        assert self.scoring.n_points != "theory", "call resolve_points first"
+        return self.scoring.n_points
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The chosen weights by name."""
+        return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
+
+    @property
+    def points(self) -> Data:
+        """As many points of the data as were asked for."""
+        if self.data is None:
+            raise DataError("there is no data", fix="give a tensor of inputs, a Dataset or an iterable of batches")
+        return self.data.with_points(self.n_points)
+
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
+        return self.points.batches(batch_size)
+
+    def collecting(self, keys: set[bytes]) -> ScoringTask:
+        """The same task; `keys` collects the key of every point that is read."""
+        return self if self.data is None else replace(self, data=replace(self.data, seen_keys=keys))
+
+    def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
+        """The same with other data, and this many points of it."""
+        return replace(
+            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+        )
+
+
+def each_use(task: ScoringTask, on_use: OnUse) -> None:
+    """Calls `on_use` for every use of a chosen weight, over all points."""
+    run, spares_logits = runner(task.model, task.layers, task.scoring.norm_stats), _spares_logits(task)
+    for batch in task.batches():
+        if spares_logits:  # they are not needed, and may be larger than everything else
+            batch = replace(batch, kwargs={LOGITS: 1} | batch.kwargs)
+        run(batch, on_use)
+
+
+def _spares_logits(task: ScoringTask) -> bool:
+    """Whether the model can compute logits for the last position only, and its head is not scored."""
+    head = getattr(task.model, "get_output_embeddings", lambda: None)()
+    is_scored = any(layer.module is head for layer in task.layers)
+    return LOGITS in inspect.signature(task.model.forward).parameters and not is_scored
+
+
+def task_of(
+    model: nn.Module,
+    data: AnyData | None = None,
+    *,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    scoring: Scoring = Scoring(),
+    seed: int = 0,
+) -> ScoringTask:
+    """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
+    check_record("scoring", scoring, Scoring)
+    model = unwrap(model)
+    layers = find_prunable_layers(model, include=include, exclude=exclude)
+    return ScoringTask(model, layers, _data_for(model, data, seed), scoring, seed)
+
+
+def _data_for(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
+    return None if data is None else data_of(data, device=device_of(model), seed=seed)
+
+
+# --- How many points the guarantees need (T4) -------------------------------------------------------------------------
+
+# The factor c of T4: how many events share the failure probability.
+PRUNE_FACTOR = 8
+SIMPLE_FACTOR = 16
+NETWORK_FACTOR = 6
+
+
+def factor_of(method: str) -> int:
+    """The factor c of T4 for the statement about the rows that a method prunes."""
+    return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
+
+
+def sample_size(
+    model: nn.Module,
+    example: Any,
+    delta: float = DELTA,
+    *,
+    method: Method = DEFAULT_METHOD,
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    constants: Constants = Constants(),
+) -> int:
+    """Returns how many calibration inputs the theory asks for at failure probability `delta`.
+
+    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
+    one you will prune with: `sipp-simple` needs a few more inputs.
+
+    Example:
+        >>> import sipp, torch
+        >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
+        125
+    """
+    check_record("constants", constants, Constants)
+    return _points_for(
+        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
+    )
+
+
+def _points_for(task: ScoringTask, delta: float, method: str, constants: Constants) -> int:
+    """n of T4, with eta and rho read off the task's data, one batch."""
+    outputs: dict[str, int] = {}
+    fan_ins: list[int] = []
+
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+        most = n_positions_of(use) if use.counts_B is None else int(use.counts_B.max())
+        outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
+        fan_ins.append(weight.fan_in)
+
+    run = runner(task.model, task.layers)
+    for batch in task.batches():
+        run(batch, on_use)
+    if not fan_ins:
+        raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
+    factor, n_outputs = factor_of(method), sum(outputs.values())
+    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
+
+
+def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
+    """n = ceil(K_s ln(c eta rho / delta)) of T4."""
+    check_share("delta", delta)
+    check_number("k_constant", k_constant, above=0)
+    return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))
+
+
+def resolve_points(
+    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
+) -> ScoringTask:
+    """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
+    if task.scoring.n_points != "theory" or task.data is None:
+        return task
+    first, data = task.data.first_batch(batch_size=1)
+    example = task.with_points(None, [as_given(first)])
+    return task.with_points(_points_for(example, delta, method_of(method).name, constants), data)
