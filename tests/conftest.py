@@ -5,7 +5,9 @@ import functools
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -26,6 +28,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nobody cuts the power here, and disks are slow: tests of the order of writes count the calls, and processes that tests
 # start wait for the disk as users do. As the real one it refuses what is no open file.
 os.fsync = lambda descriptor: os.fstat(descriptor) and None
+# Tests make and remove thousands of folders, and a disk may take milliseconds to remove one: they lie in memory where
+# there is room. A TMPDIR that is set is kept.
+MEMORY, ROOM = "/dev/shm", 4 << 30
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 gc.disable()  # while modules are loaded and tests collected, which keep nearly all they make
 

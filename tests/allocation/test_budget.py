@@ -111,7 +111,7 @@ def general_solver(layers: list[Tensor], budget: int) -> float:
 
     best = math.inf
     rng = np.random.default_rng(0)
-    for _ in range(4):
+    for _ in range(2):
         start = np.clip(np.log(budget / len(rows)) + rng.normal(0, 1, len(rows)), -8, upper)
         found = minimize(
             bounds_sum,

@@ -13,7 +13,7 @@ FEW = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 7)), min_size=1, max_
 
 
 @given(SHAPES, st.floats(0, 1), st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_rows_get_their_share_and_the_total_is_exact(shapes: list[tuple[int, int]], keep: float, least: int) -> None:
     n_weights, n_rows = sum(rows * fan_in for rows, fan_in in shapes), sum(rows for rows, _ in shapes)
     budget = round(keep * n_weights)
@@ -53,7 +53,7 @@ def test_rows_get_int64_counts() -> None:
 
 
 @given(SHAPES, st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_all_are_the_nearest_whole_number_at_one_share(shapes: list[tuple[int, int]], keep: float) -> None:
     """The definition: a share x with |kept - x size| <= 1/2 for every row."""
     sizes = torch.cat([torch.full((rows,), fan_in) for rows, fan_in in shapes]).double()
@@ -63,7 +63,7 @@ def test_all_are_the_nearest_whole_number_at_one_share(shapes: list[tuple[int, i
 
 
 @given(FEW, st.integers(0, 2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_with_a_larger_budget_no_row_gets_less(shapes: list[tuple[int, int]], least: int) -> None:
     n_weights, n_rows = sum(rows * fan_in for rows, fan_in in shapes), sum(rows for rows, _ in shapes)
     before = None

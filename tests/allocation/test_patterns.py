@@ -27,7 +27,7 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Pattern]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_masks_are_their_definition(case: tuple[torch.Tensor, Pattern]) -> None:
     score_FK, pattern = case
     mask_FK = largest_in_groups(score_FK, pattern)

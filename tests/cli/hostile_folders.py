@@ -280,6 +280,8 @@ HARMLESS: dict[str, Change] = {  # what is not read does no harm: the network is
     "arguments of the tokenizer": _to_outside("tokenizer_config.json", "init_inputs", ["OUTSIDE/vocab.txt"]),
     "a pickle beside": lambda f, o: (f / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(o.ran))),
 }  # fmt: skip
+# what transformers asks is whether code may run, and it does something else where nobody can answer
+WITHOUT_STDIN = [name for name in (*HARMLESS, *REFUSED) if name == "good" or "code" in name]
 MODULES = ("kernels", "peft", "timm", "flash_attn", "bitsandbytes", "sentencepiece")  # transformers looks for these
 
 
@@ -367,7 +369,7 @@ def see(root: Path, name: str, stdin: str) -> Seen:
 
 
 def main(root: Path) -> None:
-    """Every folder with a stdin full of "y", the file `yes`, then with none."""
+    """Every folder with a stdin full of "y", the file `yes`, then those of WITHOUT_STDIN with none."""
     os.chdir(root)
     os.dup2(os.open("yes", os.O_RDONLY), 0)
     sys.addaudithook(_hook)
@@ -376,7 +378,7 @@ def main(root: Path) -> None:
     found = [see(root, name, "yes") for name in names]
     os.close(0)
     sys.stdin = None  # type: ignore[assignment]  # as Python does where it is closed
-    found += [see(root, name, "closed") for name in names]
+    found += [see(root, name, "closed") for name in WITHOUT_STDIN]
     print(json.dumps([asdict(one) for one in found]))
 
 

@@ -119,11 +119,12 @@ def values(one: Asked, folder: Path) -> list[str]:
         return ["maybe"]
     if one.choices:
         return ["", "x", one.choices[0].upper() + " ", f"{one.choices[0]},{one.choices[-1]}"]
-    if one.kind in (int, float):
-        return list(NUMBERS)
+    is_first = one.command == next(other.command for other in asked() if other.label == one.label)
+    if one.kind in (int, float):  # every command reads numbers by the same code
+        return [*NUMBERS] if is_first else ["x", "-1", "0", "nan", str(10**30)]
     if one.kind is Path or one.label in TAKEN:
         return [*(NAMES[:3] if one.kind is Path else NAMES), *places(one.label, folder)]
-    return [*WORDS]
+    return [*WORDS] if is_first else [*WORDS[:6]]
 
 
 def with_its_companions(one: Asked, options: dict[str, object], folder: Path) -> dict[str, object]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fresh_process import run_script
-from hostile_folders import HARMLESS, REFUSED, build
+from hostile_folders import HARMLESS, REFUSED, WITHOUT_STDIN, build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells what is opened")
 
@@ -41,8 +41,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]
     return {(one["name"], one["stdin"]): one for one in found}
 
 
-@pytest.mark.parametrize("stdin", ["yes", "closed"])
-@pytest.mark.parametrize("name", [*HARMLESS, *REFUSED])
+@pytest.mark.parametrize(
+    ("name", "stdin"),
+    [*((name, "yes") for name in (*HARMLESS, *REFUSED)), *((name, "closed") for name in WITHOUT_STDIN)],
+)
 def test_nothing_runs_and_nothing_outside_is_read(seen: dict[tuple[str, str], Any], name: str, stdin: str) -> None:
     one = seen[name, stdin]
     assert not one["ran"] and not one["touched"] and not one["tried"] and not one["asked"], one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 import sipp
 
-few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=15, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31 - 1)
 reduces = st.sampled_from(["max", "mean"])
 KINDS = ("normal", "positive", "negative", "sparse", "integers")
@@ -157,7 +159,7 @@ def test_batches_chunks_and_kernels_do_not_matter(
 @pytest.mark.parametrize("kernel", ["auto", "reference", "cpu"])
 def test_chunks_on_a_layer_larger_than_a_chunk(kernel: str, reduce: str) -> None:
     """Many chunks in one batch, in one point and in one row's fan-in."""
-    weight, x = values((120, 280), "normal", 1), values((3, 167, 280), "sparse", 2)
+    weight, x = values((60, 280), "normal", 1), values((2, 90, 280), "sparse", 2)
     whole = scored(weight, [x], reduce, kernel, chunk_bytes=2**28)
     for chunk_bytes in (2**10, 2**14, 2**17):
         close(scored(weight, [x], reduce, kernel, chunk_bytes), whole, TIGHT)
@@ -170,12 +172,12 @@ def test_chunks_on_a_layer_larger_than_a_chunk(kernel: str, reduce: str) -> None
 
 @pytest.mark.parametrize("kernel", ["auto", "reference", "cpu"])
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-@pytest.mark.parametrize("of_weights", [1.0, *SCALES])
-@pytest.mark.parametrize("of_inputs", [1.0, *SCALES])
-def test_scale_of_a_layer_does_not_matter(of_weights: float, of_inputs: float, reduce: str, kernel: str) -> None:
+def test_scale_of_a_layer_does_not_matter(reduce: str, kernel: str) -> None:
     weight, x = values((5, 8), "normal", 1), values((3, 4, 8), "normal", 2)
-    scaled = scored(weight * of_weights, [x * of_inputs], reduce, kernel)
-    torch.testing.assert_close(scaled, scored(weight, [x], reduce, kernel), rtol=LOOSE, atol=1e-7)
+    plain = scored(weight, [x], reduce, kernel)
+    for of_weights, of_inputs in itertools.product((1.0, *SCALES), repeat=2):
+        scaled = scored(weight * of_weights, [x * of_inputs], reduce, kernel)
+        torch.testing.assert_close(scaled, plain, rtol=LOOSE, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

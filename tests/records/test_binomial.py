@@ -31,7 +31,7 @@ def test_k_allowed_check_values(n, expected):
         assert binomial.k_allowed(n, delta, 1 - confidence) == k
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(n=st.integers(1, 120), delta=shares, beta=shares)
 def test_k_allowed_equals_the_definition(n, delta, beta):
     expected = oracle.k_star(n, delta, beta)
@@ -42,7 +42,7 @@ def test_k_allowed_equals_the_definition(n, delta, beta):
         assert min(abs(value - beta) for value in near) < 1e-9
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(delta=shares, beta=shares)
 def test_holdout_needed_is_the_smallest_n_with_a_claim(delta, beta):
     n = binomial.holdout_needed(delta, beta)
@@ -113,7 +113,7 @@ ratio_lists = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(ratios=ratio_lists, delta=st.floats(0.02, 0.6))
 def test_certified_epsilon_equals_the_definition(ratios, delta):
     clean = [math.inf if math.isnan(r) else r for r in ratios]

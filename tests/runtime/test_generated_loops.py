@@ -26,7 +26,7 @@ from sipp.runtime.recurrent import LSTM, recurrent_step
 from sipp.runtime.steps import ATTENTION, PreparedKernel
 from sipp.runtime.vector_kernel import vector_step
 
-EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EACH = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = st.sampled_from(["both signs", "zeros", "negative", "huge", "tiny", "mostly zero"])
 KEEPS = st.sampled_from([0.0, 0.05, 0.3, 1.0])
 X, WEIGHT, BIAS, ADDEND, OUT = range(5)  # numbers of values

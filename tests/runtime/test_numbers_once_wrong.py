@@ -144,21 +144,22 @@ def test_weights_that_forward_views_are_sparse_too(never_dense):
 # --- near zero, and near the end of float32
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4, 1e-6, 1e-30])
 @pytest.mark.parametrize("n", [1, 24])
-def test_tanh_near_zero(scale, n, never_dense):
+def test_tanh_near_zero(n, never_dense):
     net = thin(Net(lambda a, x: F.normalize(torch.tanh(a(x))), nn.Linear(16, 30, bias=False)), 0.5)
-    x = scale * torch.randn(n, 16)
-    assert off_by(sipp.sparse(net, x)(x), net, x) < (1e-6 if scale > 1e-12 else 1e-4)
+    fast = sipp.sparse(net, torch.randn(n, 16))
+    for scale in (1.0, 1e-2, 1e-4, 1e-6, 1e-30):
+        x = scale * torch.randn(n, 16)
+        assert off_by(fast(x), net, x) < (1e-6 if scale > 1e-12 else 1e-4), scale
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
-def test_an_lstm_near_zero(scale, never_dense):
+def test_an_lstm_near_zero(never_dense):
     net = thin(Net(lambda a, x: a(x)[0], nn.LSTM(6, 16, batch_first=True, bias=False)), 0.5)
-    x = scale * torch.randn(2, 5, 6)
-    fast = sipp.sparse(net, x)
+    fast = sipp.sparse(net, torch.randn(2, 5, 6))
     assert any(kernel.startswith("sparse LSTM") for kernel in kernels(fast))
-    assert off_by(fast(x), net, x) < 1e-6
+    for scale in (1.0, 1e-3, 1e-5):
+        x = scale * torch.randn(2, 5, 6)
+        assert off_by(fast(x), net, x) < 1e-6, scale
 
 
 @pytest.mark.parametrize("n", [1, 24])
@@ -202,13 +203,13 @@ def test_what_is_masked_counts_nothing_however_large(never_dense):
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e15, 1e18, 3e18, 1e19, 1e20, 1e30, 1e37])
-def test_a_layer_norm_of_large_values(scale, shift, never_dense):
+def test_a_layer_norm_of_large_values(shift, never_dense):
     norm = thin(nn.LayerNorm(24), 1.0)
     fast = sipp.sparse(norm, torch.randn(16, 24))
     assert kernels(fast) == ["norm of tokens"]
-    x = scale * (torch.randn(16, 24) + 8 * shift)
-    assert same_where_finite(fast(x), norm(x).detach())
+    for scale in (1e-6, 1.0, 1e15, 1e18, 3e18, 1e19, 1e20, 1e30, 1e37):
+        x = scale * (torch.randn(16, 24) + 8 * shift)
+        assert same_where_finite(fast(x), norm(x).detach()), scale
 
 
 @pytest.mark.parametrize("n", [1, 16])
@@ -281,7 +282,7 @@ def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
         model = Net(lambda layer, x, mask: layer(x, x, x, key_padding_mask=mask, need_weights=False)[0], held)
     else:
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
-        held = nn.TransformerEncoder(layer, 2) if kind == "encoder" else layer
+        held = nn.TransformerEncoder(layer, 1) if kind == "encoder" else layer
         model = Net(lambda net, x, mask: net(x, src_key_padding_mask=mask), held)
     thin(model, 0.5)
     x, mask = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
@@ -291,7 +292,7 @@ def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
         mask[1] = True
         wanted = model(x, mask).detach()
         assert wanted.isfinite().all() and is_close(fast(x, mask), wanted)
-        assert is_close(fast(x[:, :3], mask[:, :3]), model(x[:, :3], mask[:, :3]))
+    assert is_close(fast(x[:, :3], mask[:, :3]), model(x[:, :3], mask[:, :3]))  # compiled anew
     assert torch.backends.mha.get_fastpath_enabled() and not any(module.training for module in model.modules())
 
 
@@ -299,7 +300,7 @@ def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
 def test_padded_tokens_are_those_of_the_path_without_nested_tensors(way, request):
     request.getfixturevalue(way)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    encoder = thin(nn.TransformerEncoder(layer, 2), 0.5)
+    encoder = thin(nn.TransformerEncoder(layer, 1), 0.5)
     net = Net(lambda e, x, pad: e(x, src_key_padding_mask=pad), encoder).eval()
     x, pad = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
     pad[1, 3:] = True

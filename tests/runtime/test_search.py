@@ -3,7 +3,7 @@
 import pytest
 from runtime.search import check
 
-N_NETWORKS, AT_ONCE = 24, 8
+N_NETWORKS, AT_ONCE = 16, 8
 
 
 @pytest.mark.parametrize("first", range(0, N_NETWORKS, AT_ONCE))

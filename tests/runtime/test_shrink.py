@@ -22,7 +22,7 @@ from sipp.records.shrunk import Shrunk
 from sipp.runtime.exporting import export
 from sipp.verbs.verify import verify
 
-N_NETWORKS, AT_ONCE = 40, 8
+N_NETWORKS, AT_ONCE = 24, 8
 TOLERANCE = 1e-4  # of the largest output, in float32
 
 

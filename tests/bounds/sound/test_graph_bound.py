@@ -15,7 +15,7 @@ import sipp
 from sipp.bounds.sound import error_growth
 from sipp.bounds.sound.graph_bound import sound_bound
 
-N_SEEDS = 40  # times seven architectures: 280 networks, each on four inputs
+N_SEEDS = 20  # times seven architectures: 140 networks, each on four inputs
 
 
 # Random networks.

@@ -181,7 +181,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_value_is_a_recipe_or_an_option_error(value: Any) -> None:
     for broken in (value, {**BASE, "train": value}, {**BASE, "seed": value}):
         with contextlib.suppress(OptionError):
@@ -190,7 +190,7 @@ def test_any_value_is_a_recipe_or_an_option_error(value: Any) -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_is_plain_or_an_option_error(text: str) -> None:
     try:
         value = read_yaml(text, where="fuzz")

@@ -80,7 +80,7 @@ def images() -> tuple[nn.Module, list[Tensor]]:
     """Layers of one and of both signs, of several groups, of one patch a point, and rows that lie last in memory."""
     torch.manual_seed(3)
     made = [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3, 2, groups=2), nn.Flatten(), nn.Linear(8, 3)]
-    return nn.Sequential(*made), list(torch.randn(5, 1, 6, 6).split(4))
+    return nn.Sequential(*made), list(torch.randn(5, 1, 5, 5).split(4))
 
 
 def test_means_are_the_bits_of_sums_that_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
