@@ -152,13 +152,13 @@ def _refuse_contradictions(
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
     if has_holdout and data is None:
         raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
-    if data is None or data.can_be_read_again:
+    reads_again = bool(repairs) or options.bound == "sound"
+    if not reads_again or data is None or data.can_be_read_again:
         return
     if repairs:
         what = "repair" if options.repair else f"method={options.method!r}"
         raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
-    if options.bound == "sound":
-        raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
+    raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
 
 
 def _with_new_points(
