@@ -11,7 +11,7 @@ from commandline import run, three_lines
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
-from sipp.cli.options import as_command, option
+from sipp.cli.options import OutputPart, as_command, option
 from sipp.cli.output import Answer
 from sipp.records.options import CliOption, PruneOptions
 
@@ -89,3 +89,15 @@ def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
     with pytest.raises(RuntimeError) as stop:
         command(first=5, late=6, word="y", as_json=False)
     assert stop.value.args == (Inner(first=5, late=6), "y")
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("logits", "logits"), ("-1", "-1"), (None, None)])
+def test_the_output_to_compare_is_an_index_or_a_name(text: str | None, value: object) -> None:
+    @as_command
+    def command(output: OutputPart = None) -> Answer:
+        raise RuntimeError(output)
+
+    assert given(output=text).output == value
+    with pytest.raises(RuntimeError) as stop:  # of a command without a record
+        command(output=text, as_json=False)
+    assert stop.value.args == (value,)

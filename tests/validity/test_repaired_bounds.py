@@ -40,7 +40,7 @@ def test_sound_statements_about_repaired_networks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_simulation_sees_points_that_judge_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points held back take part in the repair."""
     taken: list[Tensor] = []
     hold_back, repaired = entry.hold_back_points, entry.apply_repairs

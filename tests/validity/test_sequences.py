@@ -14,6 +14,8 @@ from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
+from sipp.certificates.claims import AccuracyTolerance
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.certificates.tokens import mean_at
 from sipp.errors import DataError
@@ -52,6 +54,16 @@ def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
         false += cert.drop_upper < 1 / 8
         false_by_tokens += by_tokens.drop_upper < 1 / 8
     assert false / N_TRIALS <= BETA < at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
+
+
+def test_a_tolerance_tests_sequences_as_the_certificate_states_them() -> None:
+    """The limit of a tested level is the certificate's: both take the sums of shares for what they are (T22)."""
+    dense, tolerance = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), AccuracyTolerance(0.9, 1 - BETA)
+    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, 3, 0))
+    measured = measure_outputs(dense, pruned, texts(0), tolerance.measure, None, None, drops_padding=False)
+    stated = tolerance.certificate(measured)
+    _, limit, _ = tolerance.test(measured.measured, measured.draws, measured.evidence.n)
+    assert limit == stated.drop_upper == share_limit(stated.n_differ, N, BETA / math.e)
 
 
 def test_shares_of_positions_are_added_without_rounding() -> None:

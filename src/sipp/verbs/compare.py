@@ -38,6 +38,7 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
+from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
@@ -106,23 +107,27 @@ def compare(
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():
-            info, ranking = method_of(method), rank(task, PruneOptions(method=method))
-            variants = [(False, ranking, repairs_of(info, False))]
-            if repair:
-                options = PruneOptions(method=method, repair=repair)
-                begins_with_other_mask = needs_first_mask_only(task, info, options)
-                repair_ranking = rank(task, options) if begins_with_other_mask else ranking
-                variants.append((True, repair_ranking, repairs_of(info, repair)))
+            rankings = _rankings(task, method, repair)
             for keep in sorted(budgets, reverse=True):
-                for is_repaired, ranking, repairs in variants:
-                    network_cut = cut(ranking, budgets[keep], seed=seed)
-                    if repairs:
+                for ranking in rankings:
+                    network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
+                    if repairs := repairs_of(method_of(method), asked):
                         assert split is not None
                         network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs, how)
-                    rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=is_repaired))
+                    rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
     return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
+
+
+def _rankings(task: ScoringTask, method: Method, repair: RepairChoice) -> list[Ranking]:
+    """The ranking of a method, and another with the repair if it is asked for; mostly their scores are the same."""
+    plain, repaired = PruneOptions(method=method), PruneOptions(method=method, repair=repair)
+    ranking = rank(task, plain)
+    if not repair:
+        return [ranking]
+    begins_with_other_mask = needs_first_mask_only(task, method_of(method), repaired)
+    return [ranking, rank(task, repaired) if begins_with_other_mask else replace(ranking, options=repaired)]
 
 
 @dataclass(frozen=True)
