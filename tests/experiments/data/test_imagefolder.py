@@ -59,9 +59,9 @@ def test_index(tmp_path: Path) -> None:
     assert index.labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
     splits = split_images(index, n_calibration=1, n_holdout=2, seed=0)
     assert all(index.paths[i].startswith("val/") for i in splits.test)
-    before = index.content
+    before = index.content_hash
     (tmp_path / "train" / "cat" / "0.png").write_bytes(b"other size")
-    assert index_folders(tmp_path).content != before
+    assert index_folders(tmp_path).content_hash != before
 
 
 def test_folders_that_are_not_whole(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.splits import PARTS, Splits, epoch_order, split_images
 
 
-def made(seed: int = 0, content: str = "a") -> Splits:
-    return split_images(numbered(100, 20, content), n_calibration=10, n_holdout=30, seed=seed)
+def made(seed: int = 0, content_hash: str = "a") -> Splits:
+    return split_images(numbered(100, 20, content_hash), n_calibration=10, n_holdout=30, seed=seed)
 
 
-def numbered(n_train: int, n_test: int, content: str = "") -> FolderIndex:
+def numbered(n_train: int, n_test: int, content_hash: str = "") -> FolderIndex:
     """Data of so many items, of which nothing else is known."""
     n_items = n_train + n_test
-    return FolderIndex(Path(), (), ("",) * n_items, torch.zeros(n_items, dtype=torch.int64), n_train, content)
+    return FolderIndex(Path(), (), ("",) * n_items, torch.zeros(n_items, dtype=torch.int64), n_train, content_hash)
 
 
 @settings(max_examples=40, deadline=None)
@@ -43,7 +43,7 @@ def test_parts_cover_everything_once(n_train: int, n_test: int, shares: tuple[fl
 
 def test_the_seed_and_the_content_name_the_splits() -> None:
     assert made().digest == made().digest
-    assert len({made().digest, made(seed=1).digest, made(content="b").digest}) == 3
+    assert len({made().digest, made(seed=1).digest, made(content_hash="b").digest}) == 3
     assert not torch.equal(made().holdout, made(seed=1).holdout)
     moved = dataclasses.replace(made(), train=made().train[1:])
     assert moved.digest != made().digest
@@ -84,21 +84,21 @@ def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_the_content_sees_every_pixel_and_label() -> None:
     images, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
-    base = ImageSet("x", images, labels, 3, 10).content
-    assert base == ImageSet("x", images.clone(), labels.clone(), 3, 10).content
+    base = ImageSet("x", images, labels, 3, 10).content_hash
+    assert base == ImageSet("x", images.clone(), labels.clone(), 3, 10).content_hash
     other_image, other_label = images.clone(), labels.clone()
     other_image[3, 0, 1, 1] = 1
     other_label[3] = 1
     hashes = {
         base,
-        ImageSet("x", other_image, labels, 3, 10).content,
-        ImageSet("x", images, other_label, 3, 10).content,
-        ImageSet("x", images, labels, 2, 10).content,
-        ImageSet("x", images.view(4, 1, 1, 4), labels, 3, 10).content,
+        ImageSet("x", other_image, labels, 3, 10).content_hash,
+        ImageSet("x", images, other_label, 3, 10).content_hash,
+        ImageSet("x", images, labels, 2, 10).content_hash,
+        ImageSet("x", images.view(4, 1, 1, 4), labels, 3, 10).content_hash,
     }
     assert len(hashes) == 5
     strided = images.expand(4, 3, 2, 2)[:, :1]  # not contiguous, same values
-    assert ImageSet("x", strided, labels, 3, 10).content == base
+    assert ImageSet("x", strided, labels, 3, 10).content_hash == base
 
 
 def test_image_set_refuses_what_does_not_fit() -> None:
@@ -122,9 +122,9 @@ def test_digits() -> None:
     assert sorted(data.labels.unique().tolist()) == list(range(10))
     # No image comes twice, so parts that share no number share no image either.
     assert len(data.images.flatten(1).unique(dim=0)) == 1797
-    assert load_digits().content == data.content
+    assert load_digits().content_hash == data.content_hash
     load_digits().images.zero_()  # what one caller does to its own is not met by the next
-    assert load_digits().content == data.content
+    assert load_digits().content_hash == data.content_hash
 
 
 def test_digits_match_their_labels() -> None:
@@ -148,4 +148,4 @@ def test_digits_test_set_does_not_move_with_the_seed() -> None:
     assert torch.equal(first.test, second.test)
     assert [len(getattr(first, part)) for part in PARTS] == [837, 200, 400, 360]
     assert not torch.equal(first.calibration, second.calibration)
-    assert first.content == data.content
+    assert first.content_hash == data.content_hash

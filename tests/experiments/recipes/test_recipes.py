@@ -164,7 +164,7 @@ GOOD = "base: digits-iterative\n"
         ("{", ("not valid YAML",)),
         ("base: ../secrets", ("unknown recipe",)),
         ("base: [a]", ("'base'",)),
-        ("base: digits-iterativ", ("nearest: digits-iterative",)),
+        ("base: digits-iterativ", ("did you mean 'digits-iterative'",)),
         (GOOD + "name: ../x", ("'name'",)),
         ("net: digits-cnn", ("'train' is missing",)),
     ],

@@ -39,7 +39,7 @@ Mode = Literal["train", "val"]
 class FolderIndex:
     """Paths and labels of all images: `train/` first (items 0 .. n_train - 1), then `val/` as the test set.
 
-    `content` is a SHA-256 of names and sizes, not of the pixels (reading ImageNet takes hours).
+    `content_hash` is a SHA-256 of names and sizes, not of the pixels (reading ImageNet takes hours).
     """
 
     root: Path
@@ -47,7 +47,7 @@ class FolderIndex:
     paths: tuple[str, ...]
     labels: Tensor
     n_train: int
-    content: str
+    content_hash: str
 
     @property
     def n_test(self) -> int:

@@ -35,7 +35,7 @@ class ImageSet:
         return len(self.images) - self.n_train
 
     @property
-    def content(self) -> str:
+    def content_hash(self) -> str:
         """SHA-256 of shapes, dtypes and all bytes of images and labels; the same on every device."""
         parts: list[bytes | memoryview] = [f"{self.name} {self.n_train} {self.n_classes}".encode()]
         for tensor in (self.images, self.labels):

@@ -20,7 +20,7 @@ PARTS = ("train", "calibration", "holdout", "test")
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted item numbers of the four parts; `content` is the hash of the data."""
+    """Sorted item numbers of the four parts, and a hash of the data."""
 
     train: Tensor
     calibration: Tensor
@@ -28,12 +28,12 @@ class Splits:
     test: Tensor
     n_train_part: int
     seed: int
-    content: str
+    content_hash: str
 
     @property
     def digest(self) -> str:
         """SHA-256 of the data's hash, the seed and all four parts: equal digests mean equal experiments."""
-        parts: list[bytes | memoryview] = [f"{self.content} {self.seed} {self.n_train_part}".encode()]
+        parts: list[bytes | memoryview] = [f"{self.content_hash} {self.seed} {self.n_train_part}".encode()]
         for name in PARTS:
             items = getattr(self, name)
             parts.append(f"{name} {items.numel()}".encode())
@@ -61,7 +61,7 @@ def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout:
         test=torch.arange(data.n_train, data.n_train + data.n_test),
         n_train_part=data.n_train,
         seed=seed,
-        content=data.content,
+        content_hash=data.content_hash,
     )
 
 

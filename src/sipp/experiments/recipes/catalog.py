@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any
 from sipp.errors import OptionError
 from sipp.experiments.own_code import score_digest
 from sipp.experiments.recipes.schema import OWN, Code, Recipe, check_recipe
+from sipp.records.checking import nearest
 from sipp.scoring.methods import own_methods
 
 BASE_PREFIX = "base"  # files with this prefix only serve as bases
@@ -103,9 +103,8 @@ def _built_in(name: str) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> OptionError:
-    near = difflib.get_close_matches(name, recipe_names(), n=3)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
-    return OptionError(f"unknown recipe {name!r}{hint} (or give the path of a {SUFFIX} file)")
+    hint = nearest(name, recipe_names())
+    return OptionError(f"unknown recipe {name!r}{hint}", fix=f"`sipp recipes` lists all; or give a {SUFFIX} file")
 
 
 @cache  # listing all recipes reads each base many times

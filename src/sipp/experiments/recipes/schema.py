@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.pipelines import pipeline_names, pipeline_of
-from sipp.records.checking import check_choice, problem_words
+from sipp.records.checking import check_choice, nearest, problem_words
 from sipp.records.options import Draws, Reduce, RepairChoice
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
@@ -343,9 +342,8 @@ def _describe_problem(error: dict[str, Any]) -> str:
     key = ".".join(path) or "the recipe"
     if error["type"] == "extra_forbidden":
         known = known_keys(path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)
-        hint = f"did you mean {'.'.join((*path[:-1], near[0]))!r}? " if near else ""
-        return f"unknown key {key!r}; {hint}known: {', '.join(known)}"
+        hint = nearest(key, [".".join((*path[:-1], name)) for name in known])
+        return f"unknown key {key!r}{hint}; known: {', '.join(known)}"
     hint = ""
     if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"

@@ -19,7 +19,7 @@ class Teacher:
     temperature: float  # divides the logits of both networks
 
 
-def distilled_losses(logits: Tensor, labels: Tensor, taught: Tensor, teacher: Teacher) -> Tensor:
+def distilled_losses(logits: Tensor, labels: Tensor, teacher_logits: Tensor, teacher: Teacher) -> Tensor:
     """The loss of each item: (1 - w) CE(labels) + w T^2 KL(teacher || network), with temperature T.
 
     The factor T^2 compensates for the softening, which divides gradients by T^2 (Hinton et al. 2015). Items labelled
@@ -28,7 +28,7 @@ def distilled_losses(logits: Tensor, labels: Tensor, taught: Tensor, teacher: Te
     hard_N = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
     t = teacher.temperature
     soft_N = F.kl_div(
-        F.log_softmax(logits / t, dim=1), F.log_softmax(taught / t, dim=1), reduction="none", log_target=True
+        F.log_softmax(logits / t, dim=1), F.log_softmax(teacher_logits / t, dim=1), reduction="none", log_target=True
     ).sum(1)
     soft_N = soft_N.masked_fill(labels == NO_LABEL, 0.0)
     return (1 - teacher.weight) * hard_N + teacher.weight * t**2 * soft_N

@@ -182,8 +182,8 @@ def make_train_step(
         logits = logits_of(forward, images, hyper.precision)
         if teacher is not None:
             with torch.no_grad():
-                taught = logits_of(teacher.model, images, hyper.precision)
-            loss = distilled_losses(logits, labels, taught, teacher).sum() / n_items
+                teacher_logits = logits_of(teacher.model, images, hyper.precision)
+            loss = distilled_losses(logits, labels, teacher_logits, teacher).sum() / n_items
         elif processes.world_size == 1:
             loss = F.cross_entropy(logits, labels)
         else:
