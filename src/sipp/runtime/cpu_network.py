@@ -37,6 +37,7 @@ from sipp.runtime.model_weights import (
     unpack_parameters,
 )
 from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
+from sipp.runtime.shrinking.constant_channels import has_same_numbers, without_constant_channels
 from sipp.runtime.steps import Step, torch_step, without_weights
 
 TRIALS = 2
@@ -49,10 +50,11 @@ class Attempt:
     """A plan that may run the network in place of torch, and how it did on the example."""
 
     steps: list[Step]
-    plan: CpuPlan | None  # None: its steps are torch's, only to be shown
-    chunk: int | None  # points at a time; None: all
-    run: Callable[[], Any] | None  # on the example, if it can replace torch
-    why_not: str  # empty if it can
+    why_not: str  # why it cannot replace torch; empty if it can
+    plan: CpuPlan | None = None  # None: its steps are torch's, only to be shown
+    chunk: int | None = None  # points at a time; None: all
+    is_smaller: bool = False  # whether constant channels were removed
+    run: Callable[[], Any] | None = None  # on the example, if it can replace torch
 
 
 def _run(plan: CpuPlan, chunk: int | None, inputs: list[Any]) -> Any:
@@ -143,14 +145,33 @@ class CpuNetwork:
         return self._compiled(attempt, why, strides, times)
 
     def _attempt(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
-        """Makes the plan, and compares it with the dense network on the example."""
+        """A plan without constant channels if that gives the same outputs, else of all channels."""
         if depends_on_layout(graph):
             why_not = ": an operation depends on the memory layout"
-            return Attempt([torch_step(op) for op in graph.ops], None, None, None, why_not)
-        plan, chunk = self._make_plan(graph, args, kwargs)
+            return Attempt([torch_step(op) for op in graph.ops], why_not)
+        small = self._smaller(graph, args, kwargs)
+        attempt = None if small is None else self._attempt_with(*small, args, kwargs)
+        if attempt is not None and not attempt.why_not:
+            return attempt
+        return self._attempt_with(self._model, graph, args, kwargs)
+
+    def _smaller(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, Graph] | None:
+        """The network without constant channels, and its graph; None if there are none that could be removed."""
+        with suppress(DataError, ModelError, RuntimeError):  # code that knows the number of channels may not run
+            small = without_constant_channels(self._model, args, kwargs)
+            if small is not None:
+                try_example(small, args, kwargs)
+                small_graph = trace(small, args, kwargs)
+                return (small, small_graph) if has_same_numbers(small_graph, graph) else None
+        return None
+
+    def _attempt_with(self, model: nn.Module, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
+        """The plan of this network, which is the model or smaller, compared with the model on the example."""
+        is_smaller = model is not self._model
+        plan, chunk = _make_plan(model, graph, args, kwargs, checks_all=is_smaller)
         run = partial(_run, plan, chunk, flat_inputs(args, kwargs))
         why_not = _why_not(run(), partial(self.run_dense, args, kwargs))
-        return Attempt(plan.plan.steps, plan, chunk, None if why_not else run, why_not)
+        return Attempt(plan.plan.steps, why_not, plan, chunk, is_smaller, None if why_not else run)
 
     def _compiled(self, attempt: Attempt, why_dense: str, strides: Strides, times: Times) -> Compiled:
         """The record of what runs: the plan, or torch if there is a reason why."""
@@ -160,25 +181,13 @@ class CpuNetwork:
         if why_dense or plan is None:
             how, run = f"torch runs all of it{why_dense}", partial(self._run_in, strides)
             return Compiled(without_weights(attempt.steps), run, True, how, *medians, speed, chunk)
-        how = "as above" if chunk is None else f"as above, {chunk} inputs at a time"
+        how = f"as above{', without constant channels' if attempt.is_smaller else ''}"
+        how = how if chunk is None else f"{how}, {chunk} inputs at a time"
         run = partial(self._run_plan, plan, chunk)
         return Compiled(
             attempt.steps, run, False, how, *medians, speed, chunk, plan.tensors, plan.n_packed_bytes,
             plan.arena.n_bytes,
         )  # fmt: skip
-
-    def _make_plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CpuPlan, int | None]:
-        """The plan for these inputs, and its chunk size."""
-        inputs = flat_inputs(args, kwargs)
-        chunk = chunk_size(graph, inputs)
-        if chunk is not None:
-            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            with suppress(DataError, ModelError):  # it does not run on fewer points
-                try_example(self._model, args, kwargs)  # fills caches, which must not keep the values of a trace
-                part = trace(self._model, args, kwargs)
-                if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
-                    return make_plan(part, flat_inputs(args, kwargs)), chunk
-        return make_plan(graph, inputs), None
 
     def _fastest_strides(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides:
         """The memory format of convolution weights in which torch is fastest: the model's own, or another."""
@@ -190,6 +199,22 @@ class CpuNetwork:
                 self._run_in(strides, args, kwargs)
                 times.append((steps.dense_time(partial(self._run_in, strides, args, kwargs), TRIALS), strides))
         return min(times, key=lambda timed: timed[0])[1]
+
+
+def _make_plan(
+    model: nn.Module, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], *, checks_all: bool
+) -> tuple[CpuPlan, int | None]:
+    """The plan for these inputs, and its chunk size."""
+    inputs = flat_inputs(args, kwargs)
+    chunk = chunk_size(graph, inputs)
+    if chunk is not None:
+        args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
+        with suppress(DataError, ModelError):  # it does not run on fewer points
+            try_example(model, args, kwargs)  # fills caches, which must not keep the values of a trace
+            part = trace(model, args, kwargs)
+            if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
+                return make_plan(part, flat_inputs(args, kwargs), checks_all=checks_all), chunk
+    return make_plan(graph, inputs, checks_all=checks_all), None
 
 
 def _why_not(output: Any, dense: Callable[[], Any]) -> str:

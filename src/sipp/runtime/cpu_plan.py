@@ -78,8 +78,11 @@ class CpuPlan:
         return sum(step.n_bytes for step in self.plan.steps if step.kernel not in ("dense", "torch"))
 
 
-def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
-    """The plan for inputs like these: runs every operation in order, trying its possible implementations."""
+def make_plan(graph: Graph, inputs: list[Any], *, checks_all: bool = False) -> CpuPlan:
+    """The plan for inputs like these: runs every operation in order, trying its possible implementations.
+
+    With `checks_all`, every value must be finite that any operation reads, not only those that our kernels read.
+    """
     with torch.no_grad(), _without_autocast():
         graph = fold_constants(graph)
         arena = Arena()
@@ -93,7 +96,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
             for n in set(op.reads()):
                 if last[n] == i and n not in kept and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        plan = plan_of(graph, _with_finite_checks(graph, steps, arena))
+        plan = plan_of(graph, _with_finite_checks(graph, steps, arena, checks_all))
         return CpuPlan(plan, arena, _storages(plan.constants.values()))
 
 
@@ -176,7 +179,7 @@ def _borders(graph: Graph) -> dict[int, tuple[int, int]]:
     return borders
 
 
-def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena, checks_all: bool) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
     Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a
@@ -184,7 +187,7 @@ def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[S
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
-        if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
+        if checks_all or step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
             ours |= set(op.reads())
     unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
     limits = [
